@@ -3,9 +3,10 @@
     python -m benchmarks.aiperf
 
 AIPerf (PyPI) measures from an environment of its own, which is made if it is not there. Both
-clients send the same requests at the same times to an empty cache: those of the conversation trace,
-with all lengths divided by `--divisor`. No request may fail, and the two must agree about the
-median time to the first text.
+clients send the same requests: those of the conversation trace, with all lengths divided by
+`--divisor`. They do so beside each other, so that whatever else the machine does slows both, and
+share no cached page. No request may fail, and the two must agree about the median time to the first
+text.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import sys
 import time
 import venv
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -49,6 +50,9 @@ MAX_DIFFERENCE = 0.05
 _TRACE = REPOSITORY / "benchmarks" / "traces" / "conversation.jsonl.gz"
 _ENVIRONMENT = REPOSITORY / ".venv" / "aiperf"
 _BLOCK_TOKENS = 512
+_BURST_S = 3.0
+"""The trace tells arrivals in steps of so many seconds."""
+_POLL_S = 0.005
 _TOKENIZER = "raydix/bytes"
 _REVISION = "0" * 40
 _NUM_TOKENS = 259
@@ -191,7 +195,7 @@ async def served(options: Options, divisor: int) -> AsyncIterator[tuple[AsyncLLM
     sections = engine_sections(
         max_model_len=max_tokens,
         page_size=min(64, page_tokens),
-        l1_pages=4 * max_tokens // min(64, page_tokens),
+        l1_pages=8 * max_tokens // min(64, page_tokens),
         l2_bytes=None,
         chunk_tokens=8192 if options.device == "cuda" else 512,
     )
@@ -208,19 +212,34 @@ async def served(options: Options, divisor: int) -> AsyncIterator[tuple[AsyncLLM
 
 
 async def measure(
-    options: Options, python: Path, requests: Sequence[Request], divisor: int
+    options: Options, python: Path, requests: Sequence[Request], divisor: int, speed: float
 ) -> list[Figure]:
-    """Both clients, one after the other."""
+    """Both clients at the same time, half a burst of the trace apart."""
     async with served(options, divisor) as (llm, model, port):
         await replay(port, [Request(0.0, requests[0].body)] * 4)
         await settle(llm.stats)
-        await llm.flush()
-        ours = await replay(port, requests)
-        await settle(llm.stats)
-        await llm.flush()
         with TemporaryDirectory(prefix="raydix-aiperf-") as folder:
-            theirs = await replay_by_aiperf(python, port, requests, model, Path(folder))
+            asking = asyncio.create_task(
+                replay_by_aiperf(python, port, salted(requests, "aiperf"), model, Path(folder))
+            )
+            await _until_asked(llm, asking)
+            await asyncio.sleep(_BURST_S / speed / 2)
+            ours = await replay(port, salted(requests, "ours"))
+            theirs = await asking
     return compare(options, ours, theirs)
+
+
+def salted(requests: Sequence[Request], salt: str) -> list[Request]:
+    """The requests with pages of their own."""
+    return [replace(each, body={**each.body, "cache_salt": salt}) for each in requests]
+
+
+async def _until_asked(llm: AsyncLLM, asking: "asyncio.Task[Replayed]") -> None:
+    """Return when the first request runs, or when there will be none."""
+    while not asking.done():
+        if (await llm.stats())["scheduler"]["num_requests_running"]:
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 def compare(options: Options, ours: Replayed, theirs: Replayed) -> list[Figure]:
@@ -253,7 +272,7 @@ def main(arguments: argparse.Namespace) -> int:
     divisor, speed = arguments.divisor, arguments.speed
     requests = read_requests(num_requests, divisor, speed)
     python = make_environment(arguments.environment)
-    figures = asyncio.run(measure(options, python, requests, divisor))
+    figures = asyncio.run(measure(options, python, requests, divisor, speed))
     config = {"model": "dense_l16", "requests": num_requests, "divisor": divisor, "speed": speed}
     return options.report("aiperf", config, figures)
 

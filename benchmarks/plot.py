@@ -2,7 +2,7 @@
 
 python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png beside it, and so on
 
-Needs matplotlib.
+Records of `raydix bench --json` have the same shape. Needs matplotlib.
 """
 
 import json
@@ -37,7 +37,8 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
 
     for panel, (unit, figures) in zip(panels, by_unit.items(), strict=True):
         _draw_panel(panel, unit, figures)
-    picture.suptitle(f"{record['benchmark']}, {record['commit']}")
+    # What is installed has a version and no commit.
+    picture.suptitle(f"{record['benchmark']}, {record.get('commit') or record['version']}")
     picture.savefig(path, dpi=100)
 
 

@@ -9,7 +9,7 @@ which is why a search may go on in either.
 import triton
 import triton.language as tl
 
-from raydix.kernels.cut_logits import LARGEST, logits_of, weights_of
+from raydix.kernels.cut_logits import logits_of, weights_of
 
 PIVOTS = tl.constexpr(16)
 """Keys that a pass compares each token with."""
@@ -52,12 +52,10 @@ def narrow(
         for first in range(0, depth, 2):
             for level in tl.static_range(2):
                 place = (first + level) * LANES + lane
-                raw = tl.load(
+                logits = tl.load(
                     source_ptr + place, mask=place < counts * LANES, other=float("-inf")
                 ).to(tl.float32)
-                logits = tl.minimum(raw, LARGEST)
-                # NaN is below everything here, and the smaller of it and a number is the number.
-                is_kept = (raw >= least) & (logits < ceiling)
+                is_kept = (logits >= least) & (logits < ceiling)
                 values = weights_of(logits, largest, temperature) if IS_MASS else 1.0
                 values = tl.where(is_kept, values, 0.0)
                 sums += tl.where(logits[None, :] >= pivots[:, None], values[None, :], 0.0)
@@ -143,7 +141,7 @@ def collect(
             row_ptr, groups_ptr, first + 2 * TILE, num_listed, vocab_size, GROUP, LANES, WIDTH
         )
         raw = tile.to(tl.float32)
-        is_found = (raw >= least) & (tl.minimum(raw, LARGEST) < ceiling)
+        is_found = (raw >= least) & (raw < ceiling)
         level = counts[:, None] + tl.cumsum(is_found.to(tl.int32), 1) - 1
         tl.store(
             found_ptr + level * LANES + lane[:, None], tile, mask=is_found & (level < max_depth)

@@ -5,24 +5,21 @@ import triton
 import triton.language as tl
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
-"""The largest float32: infinite logits are taken for it."""
+"""The largest float32."""
 
 
 @triton.jit
 def load_logits(row_ptr, token_ids, vocab_size):
-    """Logits of tokens; -inf past the vocabulary and for NaN."""
+    """Logits of tokens; -inf past the vocabulary, +inf for NaN."""
     logits = tl.load(row_ptr + token_ids, mask=token_ids < vocab_size, other=float("-inf"))
     logits = logits.to(tl.float32)
-    logits = tl.where(logits == logits, logits, float("-inf"))
-    return tl.minimum(logits, LARGEST)
+    return tl.where(logits == logits, logits, float("inf"))
 
 
 @triton.jit
 def load_largest(row_ptr, likeliest):
     """The row's largest logit."""
-    logit = tl.load(row_ptr + likeliest).to(tl.float32)
-    logit = tl.where(logit == logit, logit, float("-inf"))
-    return tl.minimum(logit, LARGEST)
+    return tl.load(row_ptr + likeliest).to(tl.float32)
 
 
 @triton.jit

@@ -49,7 +49,7 @@ _DEPTH = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cuts:
-    """Where rows are cut; undefined for rows that do not cut."""
+    """Where rows are cut; undefined for rows that do not cut, or whose logits are not finite."""
 
     edges_R: Tensor
     """int32, the lowest kept key."""
@@ -65,7 +65,10 @@ def key_bits(logits_RV: Tensor) -> int:
 
 
 def find_cuts(logits_RV: Tensor, columns: SamplingColumns, likeliest_R: Tensor) -> Cuts:
-    """Enqueue the search. `likeliest_R`: int32, the most likely token of rows that cut."""
+    """Enqueue the search.
+
+    `likeliest_R`: int32, the most likely token of rows that cut; `NO_TOKEN` for those that cannot.
+    """
     num_rows, vocab_size = logits_RV.shape
     num_parts = triton.cdiv(vocab_size, _PART)
     num_groups = triton.cdiv(vocab_size, _GROUP)
@@ -175,7 +178,9 @@ def _summarise(
     top_k = tl.load(top_ks_ptr + row)
     top_k = tl.where(top_k < vocab_size, top_k, 0)
     top_p_64 = tl.load(top_ps_ptr + row)
-    if (temperature > 0.0) & ((top_k > 0) | (top_p_64 < 1.0)):
+    likeliest = tl.load(likeliest_ptr + row)
+    is_cut = (temperature > 0.0) & ((top_k > 0) | (top_p_64 < 1.0))
+    if is_cut & (likeliest >= 0):
         row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
         group = part * (PART // GROUP) + tl.arange(0, PART // GROUP)
         logits = load_logits(
@@ -185,7 +190,7 @@ def _summarise(
         tl.store(maxima_ptr + group, tl.max(logits, 1), mask=group < num_groups)
 
         if _is_grouped(top_k, num_groups) == 0:
-            largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
+            largest = load_largest(row_ptr, likeliest)
             least = least_kept(largest, temperature, tl.load(min_ps_ptr + row).to(tl.float32))
             floor = tl.maximum(least, -LARGEST)
             keys = _rough_pivots(
@@ -260,9 +265,10 @@ def _find(
     top_k = tl.where(top_k < vocab_size, top_k, 0)
     top_p_64 = tl.load(top_ps_ptr + row)
     top_p = top_p_64.to(tl.float32)
-    if temperature > 0.0:
+    likeliest = tl.load(likeliest_ptr + row)
+    if (temperature > 0.0) & (likeliest >= 0):
         row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
-        largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
+        largest = load_largest(row_ptr, likeliest)
         least = least_kept(largest, temperature, tl.load(min_ps_ptr + row).to(tl.float32))
         low = keys_of(tl.full((), -LARGEST, tl.float32), KEY_BITS).to(tl.int64)
         end = keys_of(largest, KEY_BITS).to(tl.int64) + 1

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.ids import NO_TOKEN
 from raydix.kernels.cut_logits import (
     LARGEST,
     least_kept,
@@ -30,7 +31,9 @@ _MIX2 = tl.constexpr(0x94D049BB133111EB)
 _BITS_53 = tl.constexpr(2**53 - 1)
 _STEP_53 = tl.constexpr(2.0**-53)
 _BELOW_1 = tl.constexpr(1 - 2.0**-53)
-_NO_TOKEN = tl.constexpr(2**31 - 1)
+_PAST_ALL = tl.constexpr(2**31 - 1)
+"""Beyond every token id."""
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
 _MARGIN = tl.constexpr(1e-3)
 """More than twice the error of a rough score."""
 _PART = 2048
@@ -133,6 +136,7 @@ def _divide(logits, temperature):
 
 @triton.jit
 def _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
+    """Does the row keep a part of its vocabulary alone?"""
     is_part = (tl.load(top_ks_ptr + row) > 0) | (tl.load(top_ps_ptr + row) < 1.0)
     is_part = is_part | (tl.load(min_ps_ptr + row) > 0.0)
     return is_part & (tl.load(temperatures_ptr + row).to(tl.float32) > 0.0)
@@ -166,8 +170,8 @@ def _best_with_noise(scaled, token_ids, noise_key):
 
     best = tl.full((), float("-inf"), tl.float64)
     best_id = tl.min(token_ids, 0)
-    token_id = tl.min(tl.where(is_close, token_ids, _NO_TOKEN), 0)
-    while token_id < _NO_TOKEN:
+    token_id = tl.min(tl.where(is_close, token_ids, _PAST_ALL), 0)
+    while token_id < _PAST_ALL:
         value = tl.max(tl.where(token_ids == token_id, scaled, float("-inf")), 0).to(tl.float64)
         exact = (_noise_bits(noise_key, token_id).to(tl.float64) + 0.5) * _STEP_53
         # Of 2^53 - 1 and a half a float64 makes 2^53.
@@ -175,7 +179,7 @@ def _best_with_noise(scaled, token_ids, noise_key):
         score = value - tl.log(-tl.log(exact))
         best_id = tl.where(score > best, token_id, best_id)
         best = tl.maximum(best, score)
-        token_id = tl.min(tl.where(is_close & (token_ids > token_id), token_ids, _NO_TOKEN), 0)
+        token_id = tl.min(tl.where(is_close & (token_ids > token_id), token_ids, _PAST_ALL), 0)
     return best, best_id
 
 
@@ -201,13 +205,14 @@ def _score_whole(
     is_cut = _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row)
     token_ids = part * PART + tl.arange(0, PART)
     logits = load_logits(row_ptr, token_ids, vocab_size)
+    largest = tl.max(logits, 0)
 
-    if (temperature > 0.0) & (is_cut == 0):
+    if (temperature > 0.0) & (is_cut == 0) & (largest < float("inf")):
         noise_key = tl.load(noise_keys_ptr + row)
         best, best_id = _best_with_noise(_divide(logits, temperature), token_ids, noise_key)
     else:
-        largest = tl.max(logits, 0)
-        best_id = tl.min(tl.where(logits == largest, token_ids, _NO_TOKEN), 0)
+        # The score of a part that is not finite is +inf, which no other part has.
+        best_id = tl.min(tl.where(logits == largest, token_ids, _PAST_ALL), 0)
         best = largest.to(tl.float64)
 
     entry = row.to(tl.int64) * tl.num_programs(1) + part
@@ -234,16 +239,18 @@ def _score_cut(
     KEY_BITS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """`_score_whole` of what a row keeps; nothing for rows that do not cut."""
+    """`_score_whole` of what a row keeps; nothing for rows that do not cut, or cannot."""
     row = tl.program_id(0)
     part = tl.program_id(1)
-    if _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
+    likeliest = tl.load(likeliest_ptr + row)
+    is_cut = _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row)
+    if is_cut & (likeliest >= 0):
         row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
         temperature = tl.load(temperatures_ptr + row).to(tl.float32)
         min_p = tl.load(min_ps_ptr + row).to(tl.float32)
         token_ids = part * PART + tl.arange(0, PART)
         logits = load_logits(row_ptr, token_ids, vocab_size)
-        largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
+        largest = load_largest(row_ptr, likeliest)
         edge = tl.load(edges_ptr + row)
         is_kept = (logits >= least_kept(largest, temperature, min_p)) & (logits > float("-inf"))
         is_kept = is_kept & (logits >= logits_of(edge, KEY_BITS))
@@ -270,14 +277,16 @@ def _score_cut(
 
 @triton.jit
 def _choose(scores_ptr, ids_ptr, token_ids_ptr, row, num_parts, PARTS: tl.constexpr):
-    """The best part of a row; of equals the lowest id."""
+    """The best part of a row; of equals the lowest id. No token if the best is not finite."""
     part = tl.arange(0, PARTS)
     is_part = part < num_parts
     entry = row.to(tl.int64) * num_parts + part
     scores = tl.load(scores_ptr + entry, mask=is_part, other=float("-inf"))
-    token_ids = tl.load(ids_ptr + entry, mask=is_part, other=_NO_TOKEN)
+    token_ids = tl.load(ids_ptr + entry, mask=is_part, other=_PAST_ALL)
     best = tl.max(scores, 0)
-    tl.store(token_ids_ptr + row, tl.min(tl.where(scores == best, token_ids, _NO_TOKEN), 0))
+    token_id = tl.min(tl.where(scores == best, token_ids, _PAST_ALL), 0)
+    is_finite = tl.abs(best) < float("inf")
+    tl.store(token_ids_ptr + row, tl.where(is_finite, token_id, _NO_TOKEN))
 
 
 @triton.jit
@@ -298,5 +307,6 @@ def _choose_cut(
     PARTS: tl.constexpr,
 ):
     row = tl.program_id(0)
-    if _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
+    is_cut = _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row)
+    if is_cut & (tl.load(token_ids_ptr + row) >= 0):
         _choose(scores_ptr, ids_ptr, token_ids_ptr, row, num_parts, PARTS)

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
         ConfigError,
         DeadlineExceeded,
         EngineDead,
+        ModelFailed,
         Overloaded,
         PromptTooLong,
         RaydixError,
+        UnknownRequest,
     )
     from raydix.runtime.api.client import AsyncLLM
     from raydix.runtime.api.llm import LLM
@@ -39,11 +41,13 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "EngineDead",
+    "ModelFailed",
     "Overloaded",
     "PromptTooLong",
     "RaydixError",
     "RequestOutput",
     "SamplingParams",
+    "UnknownRequest",
 ]
 
 _MODULES = {

@@ -1,6 +1,15 @@
 """`python -m raydix`: the command line."""
 
-from raydix.runtime.cli.main import main
+import sys
+
+from raydix.missing import advice
 
 if __name__ == "__main__":
+    try:
+        from raydix.runtime.cli.main import main
+    except ModuleNotFoundError as error:
+        text = advice(error)
+        if text is None:
+            raise
+        sys.exit(text)
     main()

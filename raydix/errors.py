@@ -22,6 +22,10 @@ class BadRequest(RaydixError):
     """A request cannot be served as it was asked."""
 
 
+class UnknownRequest(BadRequest):
+    """The engine does not remember a request of this id."""
+
+
 class PromptTooLong(BadRequest):
     """The prompt leaves no room for one generated token."""
 
@@ -78,6 +82,10 @@ class Cancelled(RaydixError):
 
 class EngineDead(RaydixError):
     """The engine, or the part of it that held the request, is gone."""
+
+
+class ModelFailed(RaydixError):
+    """The model computed no answer for a request: its logits are not finite."""
 
 
 class AccountingError(RaydixError):

@@ -21,6 +21,8 @@ TransferId = NewType("TransferId", int)
 """One load or backup: a set of page copies that is acknowledged as a whole."""
 BatchId = NewType("BatchId", int)
 """One batch of storage operations ordered by HostMemory."""
+NO_TOKEN = -1
+"""In arrays of sampled tokens: none could be sampled, as the logits are not finite."""
 Slot = NewType("Slot", int)
 """A running request's row in the per-request state of a GPU actor."""
 Rank = NewType("Rank", int)

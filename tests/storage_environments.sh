@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Tests of the storage backends that `make test` cannot run, because their libraries are no dependencies of Raydix.
 #
-#   storage_environments.sh packages     install what the services need from the system's packages
 #   storage_environments.sh run [NAME]   per backend: make an environment, then run its tests there
 #
 # What cannot be installed is reported as skipped, with the reason; only a failing test fails.
@@ -11,7 +10,6 @@ cd "$(dirname "$0")/.."
 readonly PYTHON=.venv/bin/python
 readonly FOLDER=.venv/storage
 readonly INSTALL_S=${INSTALL_S:-300} TEST_S=${TEST_S:-600}
-readonly SYSTEM_PACKAGES="redis-server libibverbs1 libnuma1 libcurl4 liburing2 librdmacm1"
 
 requirements() {
     case $1 in
@@ -24,19 +22,6 @@ requirements() {
                 "rocksdict==0.3.29 sortedcontainers tqdm validators zstandard"
             ;;
     esac
-}
-
-install_system_packages() {
-    command -v redis-server > /dev/null && ldconfig -p | grep -q libibverbs.so.1 && return
-    if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
-        echo "storage: no right to install $SYSTEM_PACKAGES; tests that need them are skipped"
-        return
-    fi
-    export DEBIAN_FRONTEND=noninteractive
-    # shellcheck disable=SC2086
-    if ! timeout "$INSTALL_S" sh -c "apt-get update -qq && apt-get install -y -qq $SYSTEM_PACKAGES" > /dev/null 2>&1; then
-        echo "storage: apt-get cannot install $SYSTEM_PACKAGES; tests that need them are skipped"
-    fi
 }
 
 # Make the environment of backend $1. Prints the reason if that does not work.
@@ -82,7 +67,6 @@ run_environment() {
 }
 
 case ${1:-} in
-    packages) install_system_packages ;;
     run)
         summary=() failed=0
         mkdir -p "$FOLDER"
@@ -93,7 +77,7 @@ case ${1:-} in
         exit $failed
         ;;
     *)
-        echo "usage: $0 packages | run [NAME]" >&2
+        echo "usage: $0 run [NAME]" >&2
         exit 2
         ;;
 esac

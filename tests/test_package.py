@@ -3,10 +3,12 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import raydix
 from raydix import errors
@@ -167,3 +169,9 @@ def test_the_wheel_generates_outside_the_checkout(clean_python: Path, tmp_path: 
     )
     assert result.returncode == 0, result.stderr
     assert '"finish_reason": "length"' in result.stdout
+
+
+def test_a_job_can_bring_every_dependency_but_ray() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brought = yaml.safe_load((ROOT / "examples/runtime_env.yaml").read_text())["pip"]
+    assert brought == [each for each in project["dependencies"] if not each.startswith("ray[")]

@@ -1,7 +1,7 @@
 """Plain PyTorch twins of the samplers.
 
-The logits of a row are taken as float32, NaN as -inf and +inf as the largest number. A row of -inf
-alone gives id 0.
+The logits of a row are taken as float32. A row that holds NaN or +inf, or nothing but -inf, gives
+`NO_TOKEN`: its numbers say nothing, and whatever was sampled from them would be wrong.
 
 Legend: R rows of the step, X some of them, V vocabulary.
 """
@@ -9,6 +9,7 @@ Legend: R rows of the step, X some of them, V vocabulary.
 import torch
 from torch import Tensor
 
+from raydix.ids import NO_TOKEN
 from raydix.kernels.sampling_columns import SamplingColumns
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -23,12 +24,15 @@ def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
     `sample_cut` is to give them theirs. A sampled token has the largest sum of logit / temperature
     and Gumbel noise. The host waits.
     """
-    token_ids_R = _numbers(logits_RV).argmax(-1).to(torch.int32)
+    largest_R, token_ids_R = logits_RV.max(-1)
+    # The largest of numbers with NaN among them is NaN.
+    token_ids_R = torch.where(largest_R.isfinite(), token_ids_R, NO_TOKEN).to(torch.int32)
 
-    rows_X = ((columns.temperatures_R > 0) & ~columns.cuts_R).nonzero()[:, 0]
+    is_random_R = (columns.temperatures_R > 0) & ~columns.cuts_R
+    rows_X = (is_random_R & (token_ids_R != NO_TOKEN)).nonzero()[:, 0]
     if len(rows_X):
         chosen = columns.at(rows_X)
-        scaled_XV = _scaled(_numbers(logits_RV[rows_X]), chosen)
+        scaled_XV = _scaled(logits_RV[rows_X].float(), chosen)
         token_ids_R[rows_X] = _with_most_noise(scaled_XV, chosen)
     return token_ids_R
 
@@ -37,25 +41,20 @@ def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor)
     """Replace the tokens of rows that cut, in place.
 
     They cut by min-p, then by top-k, then by top-p over what is left. A row's entry in
-    `token_ids_R` is its most likely token before that. Tokens as likely as the k-th stay. Top-p
-    keeps the fewest tokens that reach it; of equals at its edge, of which some are one too many,
-    each keeps the same share of its weight: it is as likely as if those to keep were drawn. The
-    host waits.
+    `token_ids_R` is its most likely token before that; `NO_TOKEN` stays. Tokens as likely as the
+    k-th stay. Top-p keeps the fewest tokens that reach it; of equals at its edge, of which some are
+    one too many, each keeps the same share of its weight: it is as likely as if those to keep were
+    drawn. The host waits.
     """
-    rows_X = columns.cuts_R.nonzero()[:, 0]
+    rows_X = (columns.cuts_R & (token_ids_R != NO_TOKEN)).nonzero()[:, 0]
     if not len(rows_X):
         return
 
     chosen = columns.at(rows_X)
-    logits_XV = _numbers(logits_RV[rows_X])
+    logits_XV = logits_RV[rows_X].float()
     scaled_XV = _scaled(logits_XV, chosen)
     shares_XV = _kept_shares(logits_XV, chosen)
     token_ids_R[rows_X] = _with_most_noise(scaled_XV + shares_XV.log(), chosen)
-
-
-def _numbers(logits_XV: Tensor) -> Tensor:
-    logits_XV = logits_XV.float()
-    return logits_XV.masked_fill(logits_XV.isnan(), float("-inf")).clamp_max(_LARGEST)
 
 
 def _scaled(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:

@@ -3,6 +3,7 @@
 Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine, WaitLayer
+
+logger = logging.getLogger(__name__)
 
 
 class StepOutput(Protocol):
@@ -232,6 +236,7 @@ def build_torch_model(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
     """Load the configured checkpoint."""
     # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
     # wait for it.
-    from raydix.runtime.actors.torch_model import load_gpu_model
+    with phase(logger, "torch imported"):
+        from raydix.runtime.actors.torch_model import load_gpu_model
 
     return load_gpu_model(config, place)

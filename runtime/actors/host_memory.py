@@ -11,12 +11,15 @@ from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
+from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
+from raydix.runtime.actors.storage_news import INTERVAL_S as STORAGE_INTERVAL_S
+from raydix.runtime.actors.storage_news import StorageNews
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
@@ -43,10 +46,12 @@ from raydix.runtime.cache.host.events import (
     WatchProcess,
 )
 from raydix.runtime.cache.host.settings import HostSettings
+from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
 from raydix.runtime.metrics import read_samples
+from raydix.runtime.phases import phase
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
@@ -86,6 +91,7 @@ class HostMemoryActor:
         self._exporter = exporter
         self._arena: HostArena | None = None
         self._is_adopted = False
+        self._page_tokens = 0
         self._core: HostMemoryCore | None = None
         self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
 
@@ -98,6 +104,7 @@ class HostMemoryActor:
         self._watched: set[int] = set()
         """Processes whose end is waited for."""
 
+        self._storage_log = FiguresLog(StorageNews(), STORAGE_INTERVAL_S)
         self._storage_attached = asyncio.Event()
         self._flushes: list[asyncio.Future[int]] = []
         self._storage_flush: asyncio.Future[ObjectStatus] | None = None
@@ -113,7 +120,10 @@ class HostMemoryActor:
 
         With `folder`, on a tmpfs, its file can be given a name there.
         """
-        self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
+        with phase(logger, f"arena of {format_bytes(size_bytes)} made"):
+            self._arena = await asyncio.to_thread(
+                HostArena.create, layout, size_bytes, folder=folder
+            )
         return self._arena.location
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
@@ -131,14 +141,15 @@ class HostMemoryActor:
         old_generations = self._arena.generations if self._is_adopted else None
         self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
         self._turns.start(self._core)
+        self._page_tokens = setup.settings.page_size
 
         self._listener = await listen(
             setup.storage_address, self._hello(), setup.secret, self._serve_storage
         )
         self._add_task(self._follow_scheduler(setup))
+        self._storage_log.start(self.stats)
         if self._exporter is not None:
-            page = {PAGE_TOKENS: setup.settings.page_size}
-            self._exporter.start(lambda: read_samples(HOST_METRICS, {**self.stats(), **page}))
+            self._exporter.start(lambda: read_samples(HOST_METRICS, self.stats()))
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
@@ -161,8 +172,9 @@ class HostMemoryActor:
         self._turns.post(DetachStorage())
 
     def stats(self) -> dict[str, Any]:
-        """The core's figures."""
-        return {**self._running_core().stats(), "incarnation": self._incarnation}
+        """The core's figures, and how many tokens a page has."""
+        own = {PAGE_TOKENS: self._page_tokens, "incarnation": self._incarnation}
+        return {**self._running_core().stats(), **own}
 
     async def flush(self) -> int:
         """Drop all of L2 that nobody reads or writes.
@@ -201,6 +213,7 @@ class HostMemoryActor:
         """Close the links and the arena."""
         if self._exporter is not None:
             await self._exporter.stop()
+        await self._storage_log.stop()
         self._turns.stop()
         for task in tuple(self._tasks):
             task.cancel()
@@ -231,14 +244,15 @@ class HostMemoryActor:
 
             connection = self._open(link)
             self._turns.post(SchedulerAttached(connection))
+            logger.info("linked to the Scheduler")
             try:
                 while True:
                     message = await link.receive()
                     if not isinstance(message, ToHost):
                         break
                     self._turns.post(FromScheduler(connection, message))
-            except LinkClosed:
-                pass
+            except LinkClosed as closed:
+                logger.info("the link to the Scheduler is lost (%s) and dialled again", closed)
 
             self._close(connection)
             self._turns.post(SchedulerLost(connection))

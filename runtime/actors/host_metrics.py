@@ -2,23 +2,29 @@
 
 from collections.abc import Iterable
 
+from raydix.runtime.cache.host.writes import DropReason
+from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.metrics import (
+    TRANSFER_BOUNDS_S,
     Derived,
     Family,
     Figure,
     Figures,
     LabelValues,
+    MetricGroup,
     Unit,
     counter,
     gauge,
+    histogram,
     members,
+    metrics_of,
     number,
 )
 
 PAGE_TOKENS = "page_tokens"
-"""A figure that the exporter adds: tokens of a host page."""
+"""A figure that the actor adds: tokens of a host page."""
 _BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0, "none": 3.0}
-_ARRIVED = "ok"
+_ARRIVED = ObjectStatus.OK.label
 """The status of a page that L3 brought."""
 
 
@@ -34,15 +40,14 @@ def _submitted_tokens(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
 
 
 def _completed_tokens(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
-    tokens = _read_tokens(figures)
-    if _ARRIVED in tokens:
-        yield (), tokens[_ARRIVED]
+    yield (), _read_tokens(figures).get(_ARRIVED, 0.0)
 
 
 def _unfulfilled_tokens(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
-    for status, num_tokens in _read_tokens(figures).items():
-        if status != _ARRIVED:
-            yield (status,), num_tokens
+    tokens = _read_tokens(figures)
+    for status in ObjectStatus:
+        if status is not ObjectStatus.OK:
+            yield (status.label,), tokens.get(status.label, 0.0)
 
 
 def _breaker_state(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
@@ -75,6 +80,13 @@ _L2 = (
 )
 
 _PREFETCH = (
+    histogram(
+        "lookup_seconds",
+        TRANSFER_BOUNDS_S,
+        "From a request's question about L2 and L3 until every page's place is known and all are"
+        " there.",
+        Figure("lookup_times"),
+    ),
     counter(
         "prefetch_submitted_tokens_total",
         Unit.TOKENS,
@@ -137,9 +149,14 @@ _L3 = (
         "l3_dropped_pages_total",
         Unit.PAGES,
         "Pages that were not written to L3.",
-        Family("l3_writes_dropped_"),
+        Family("l3_writes_dropped_", tuple(reason.value for reason in DropReason)),
         labels=("reason",),
     ),
 )
 
-HOST_METRICS = (*_L2, *_PREFETCH, *_L3)
+HOST_GROUPS = (
+    MetricGroup("L2", _L2),
+    MetricGroup("Reads ahead", _PREFETCH),
+    MetricGroup("L3 as HostMemory sees it", _L3),
+)
+HOST_METRICS = metrics_of(HOST_GROUPS)

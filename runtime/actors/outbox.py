@@ -13,7 +13,7 @@ from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.arrays import Int32Array, Int64Array, empty, int32_array
 from raydix.runtime.messages.client import RequestDelta, TokenFrame
 from raydix.runtime.messages.codec import MessageError
-from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs, prompt_logprob_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class _News:
         self._last = delta
         self._tokens = bytearray()
         self._logprobs: list[TokenLogprobs | None] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._sources: dict[str, int] | None = None
         self._queued_s: float | None = None
         self.num_bytes = _DELTA_BYTES + _CHARACTER_BYTES * len(delta.request_id)
@@ -53,6 +54,7 @@ class _News:
         self._last = delta
         self._tokens += delta.token_ids.astype("<i4", copy=False).tobytes()
         self._logprobs += delta.logprobs
+        self._prompt_logprobs += delta.prompt_logprobs
         self.num_bytes += _size_of_news(delta)
 
         if self._sources is None:
@@ -73,6 +75,7 @@ class _News:
             request_id=last.request_id,
             token_ids=np.frombuffer(bytes(self._tokens), dtype="<i4"),
             logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self._prompt_logprobs),
             cached_tokens_by_source=self._sources,
             queued_s=self._queued_s,
             finished=last.finished,
@@ -87,6 +90,9 @@ def _size_of_news(delta: RequestDelta) -> int:
         num_bytes += _LOGPROBS_BYTES + (
             0 if entry is None else _LOGPROB_BYTES * len(entry.token_ids)
         )
+
+    for run in delta.prompt_logprobs:
+        num_bytes += _LOGPROBS_BYTES + prompt_logprob_bytes(len(run), run.num_top)
 
     num_bytes += _SOURCE_BYTES * len(delta.cached_tokens_by_source or ())
     if delta.failure is not None:

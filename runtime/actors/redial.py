@@ -1,10 +1,13 @@
 """How a GPU actor finds its Scheduler again, which may be being restarted."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
+
+logger = logging.getLogger(__name__)
 
 RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
@@ -15,11 +18,16 @@ Dial = Callable[[threading.Event], BlockingLink]
 
 def redial(dial: Dial, stop: threading.Event) -> BlockingLink | None:
     """A link to the Scheduler; None once `stop` is set. Raises LinkClosed if there is none."""
-    give_up_s = time.monotonic() + RECONNECT_S
+    began_s = time.monotonic()
+    give_up_s = began_s + RECONNECT_S
     delay_s = 0.01
     while not stop.is_set():
         try:
-            return dial(stop)
+            link = dial(stop)
+            logger.info(
+                "linked to the Scheduler, %.1f s after dialling", time.monotonic() - began_s
+            )
+            return link
         except LinkClosed:
             # One that hangs up on us is being restarted.
             if time.monotonic() > give_up_s:

@@ -13,12 +13,15 @@ from typing import Any, assert_never
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.actors.expert_planner import ExpertPlanner
+from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
+from raydix.runtime.actors.traffic import INTERVAL_S as TRAFFIC_INTERVAL_S
+from raydix.runtime.actors.traffic import Traffic
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
@@ -97,6 +100,7 @@ class SchedulerActor:
             Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal
         )
         self._planner = ExpertPlanner(self._turns.post)
+        self._traffic_log = FiguresLog(Traffic(), TRAFFIC_INTERVAL_S)
         self._is_checked = True
         """Invariants were checked since the core last became idle."""
 
@@ -116,7 +120,6 @@ class SchedulerActor:
 
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_KILL_ORDERS)
-        self._num_plans = 0
         self._cpu_start_s = 0.0
 
     def __repr__(self) -> str:
@@ -144,6 +147,7 @@ class SchedulerActor:
         # What is here stays: collections during steps need not walk it.
         gc.collect()
         gc.freeze()
+        self._traffic_log.start(self.stats)
         if self._exporter is not None:
             self._exporter.start(lambda: read_samples(SCHEDULER_METRICS, self.stats()))
         return tuple(listener.address for listener in self._listeners)
@@ -161,7 +165,6 @@ class SchedulerActor:
         return {
             **self._running_core().stats(),
             "scheduler_cpu_s": time.thread_time() - self._cpu_start_s,
-            "num_plans": self._num_plans,
             "num_clients": len(self._clients),
             "num_slow_clients": self._num_slow_clients,
             "incarnation": self._incarnation,
@@ -209,6 +212,7 @@ class SchedulerActor:
         if self._exporter is not None:
             await self._exporter.stop()
         self._turns.stop()
+        await self._traffic_log.stop()
         await self._planner.stop()
         for listener in self._listeners:
             await listener.close()
@@ -349,7 +353,6 @@ class SchedulerActor:
                     self._unsent.add(effect.client_id)
 
             case SendPlan():
-                self._num_plans += 1
                 for connection in effect.connections:
                     send_if_open(self._links.get(connection), effect.plan)
             case SendHost():

@@ -3,44 +3,67 @@
 from collections.abc import Iterable
 
 from raydix.runtime.actors.expert_metrics import EXPERT_METRICS
+from raydix.runtime.messages.client import FailureKind, FinishReason
+from raydix.runtime.messages.host import PageSource
 from raydix.runtime.metrics import (
+    ByRank,
     Derived,
     Family,
     Figure,
     Figures,
     LabelValues,
+    Metric,
+    MetricGroup,
     Unit,
     counter,
+    figures_by_rank,
     gauge,
+    histogram,
     members,
+    metrics_of,
     number,
 )
-from raydix.runtime.scheduler.counters import Count, Duration
+from raydix.runtime.scheduler.counters import Count, Duration, Timing
 
 _RANK = ("rank",)
-_ALL = ("all",)
-"""The Scheduler's figures are sums over its ranks."""
 _TIERS = ("l1", "l2", "l3")
+_ENDS = tuple(reason.value for reason in FinishReason if reason is not FinishReason.PREFETCH)
+_FAILURES = tuple(kind.name.lower() for kind in FailureKind)
+_SOURCES = tuple(source.label for source in PageSource if source is not PageSource.PENDING)
+
+
+def _timing(name: str, timing: Timing, description: str) -> Metric:
+    return histogram(name, timing.bounds_s, description, Figure(timing.value))
+
+
+def _by_rank(name: str, unit: Unit, description: str, figure: str) -> Metric:
+    return counter(name, unit, description, ByRank(figure), labels=_RANK)
 
 
 def _l1_pages(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
-    totals = members(figures, "l1_total_pages_")
-    for state in ("used", "cached", "locked"):
-        for group, pages in members(figures, f"l1_{state}_pages_").items():
-            yield ("all", group, state), pages
-            if state == "used":
-                yield ("all", group, "free"), totals[group] - pages
+    for rank, own in enumerate(figures_by_rank(figures)):
+        for group, total in members(own, "l1_total_pages_").items():
+            used, cached, locked = [
+                number(own[f"l1_{state}_pages_{group}"]) for state in ("used", "cached", "locked")
+            ]
+            # Cached pages are used ones, and locked pages cached ones.
+            pages = {
+                "free": total - used,
+                "private": used - cached,
+                "locked": locked,
+                "evictable": cached - locked,
+            }
+            for state, num_pages in pages.items():
+                yield (str(rank), group, state), num_pages
 
 
 def _l1_usage(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
-    total = _pages(figures, "total")
-    # Cached pages are used ones, and locked pages cached ones.
-    held = _pages(figures, "used") - _pages(figures, "cached") + _pages(figures, "locked")
-    yield (), held / total if total else 0.0
-
-
-def _pages(figures: Figures, state: str) -> float:
-    return number(figures.get(f"l1_{state}_pages", 0))
+    for rank, own in enumerate(figures_by_rank(figures)):
+        total, used, cached, locked = [
+            sum(members(own, f"l1_{state}_pages_").values())
+            for state in ("total", "used", "cached", "locked")
+        ]
+        yield (str(rank),), (used - cached + locked) / total if total else 0.0
 
 
 def _prefix_cache_queries(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
@@ -57,8 +80,14 @@ _REQUESTS = (
     gauge(
         "num_requests_running",
         Unit.COUNT,
-        "Requests that generate now.",
+        "Admitted requests that compute their prompt or generate.",
         Figure("num_requests_running"),
+    ),
+    gauge(
+        "num_requests_loading",
+        Unit.COUNT,
+        "Admitted requests whose pages from L2 are on their way.",
+        Figure("num_requests_loading"),
     ),
     gauge(
         "num_requests_waiting",
@@ -70,14 +99,14 @@ _REQUESTS = (
         "request_success_total",
         Unit.COUNT,
         "Requests that ended well.",
-        Family("finished_"),
+        Family("finished_", _ENDS),
         labels=("finished_reason",),
     ),
     counter(
         "request_failure_total",
         Unit.COUNT,
         "Requests that ended with a typed error.",
-        Family("failed_"),
+        Family("failed_", _FAILURES),
         labels=("kind",),
     ),
     counter(
@@ -88,16 +117,22 @@ _REQUESTS = (
         labels=("reason",),
     ),
     counter(
+        "prefetches_total",
+        Unit.COUNT,
+        "Prompts that were prefetched and not generated from; they are no requests.",
+        Figure(Count.PREFETCHES),
+    ),
+    counter(
         "prompt_tokens_total",
         Unit.TOKENS,
-        "Prompt tokens of admitted requests.",
+        "Prompt tokens of accepted requests.",
         Figure(Count.PROMPT_TOKENS),
     ),
     counter(
         "prompt_tokens_cached_by_source_total",
         Unit.TOKENS,
         "Prompt tokens by tier, or by reason to compute.",
-        Family("prompt_tokens_"),
+        Family("prompt_tokens_", _SOURCES),
         labels=("source",),
     ),
     counter(
@@ -118,53 +153,31 @@ _REQUESTS = (
 )
 
 _LATENCIES = (
-    counter(
-        "time_to_first_token_seconds_total",
-        Unit.SECONDS,
-        "Sum over requests; divide by the count.",
-        Figure(Duration.FIRST_TOKEN),
+    _timing(
+        "time_to_first_token_seconds",
+        Timing.FIRST_TOKEN,
+        "From a request's arrival to its first token.",
     ),
-    counter(
-        "time_to_first_token_count_total",
-        Unit.COUNT,
-        "Requests that gave a first token.",
-        Figure(Count.FIRST_TOKENS),
+    _timing(
+        "time_per_output_token_seconds",
+        Timing.OUTPUT_TOKEN,
+        "Mean time between the tokens of a complete request; one value for each request.",
     ),
-    counter(
-        "inter_token_latency_seconds_total",
-        Unit.SECONDS,
-        "Sum over finished requests; divide by the count.",
-        Figure(Duration.LATER_TOKENS),
+    _timing(
+        "request_queue_time_seconds",
+        Timing.QUEUE,
+        "From a request's arrival to its first admission.",
     ),
-    counter(
-        "inter_token_latency_count_total",
-        Unit.COUNT,
-        "Output tokens after the first, of finished requests.",
-        Figure(Count.LATER_TOKENS),
-    ),
-    counter(
-        "e2e_request_latency_seconds_total",
-        Unit.SECONDS,
-        "Sum over finished requests; divide by the count.",
-        Figure(Duration.COMPLETE_REQUESTS),
-    ),
-    counter(
-        "e2e_request_latency_count_total",
-        Unit.COUNT,
-        "Finished requests.",
-        Figure(Count.COMPLETE_REQUESTS),
+    _timing(
+        "e2e_request_latency_seconds",
+        Timing.REQUEST,
+        "From a request's arrival to its last token, if it is complete.",
     ),
 )
 
 _STEPS = (
-    counter("steps_total", Unit.COUNT, "Model steps.", Figure("num_plans", _ALL), labels=_RANK),
-    counter(
-        "step_seconds_total",
-        Unit.SECONDS,
-        "Device time of model steps.",
-        Figure(Duration.COMPUTE, _ALL),
-        labels=_RANK,
-    ),
+    _by_rank("steps_total", Unit.COUNT, "Model steps.", Count.PLANS),
+    _by_rank("step_seconds_total", Unit.SECONDS, "Device time of model steps.", Duration.COMPUTE),
     counter(
         "scheduler_cpu_seconds_total",
         Unit.SECONDS,
@@ -238,70 +251,60 @@ _L1 = (
         Unit.FRACTION,
         "Part of L1 that running requests hold, from 0 to 1.",
         Derived(_l1_usage),
+        labels=_RANK,
     ),
     gauge(
         "l1_pages",
         Unit.PAGES,
-        "L1 pages of each KV group by state; locked ones are cached, cached ones are used.",
+        "L1 pages of each KV group: free, private to requests, locked or evictable in the cache.",
         Derived(_l1_pages),
         labels=("rank", "group", "state"),
     ),
-    counter(
-        "l1_evicted_pages_total",
-        Unit.PAGES,
-        "Pages that left L1.",
-        Figure(Count.EVICTED_PAGES, _ALL),
-        labels=_RANK,
+    _by_rank("l1_evicted_pages_total", Unit.PAGES, "Pages that left L1.", Count.EVICTED_PAGES),
+    _by_rank(
+        "load_back_pages_total", Unit.PAGES, "Pages copied from L2 to L1.", Count.LOADED_PAGES
     ),
-    counter(
-        "load_back_pages_total",
-        Unit.PAGES,
-        "Pages copied from L2 to L1.",
-        Figure(Count.LOADED_PAGES, _ALL),
-        labels=_RANK,
-    ),
-    counter(
+    _by_rank(
         "promoted_pages_total",
         Unit.PAGES,
         "Those of them whose request still waited for L3.",
-        Figure(Count.PROMOTED_PAGES, _ALL),
-        labels=_RANK,
+        Count.PROMOTED_PAGES,
     ),
-    counter(
-        "copy_seconds_total",
-        Unit.SECONDS,
-        "Time in which pages were copied between L1 and L2.",
-        Figure(Duration.COPY, _ALL),
-        labels=_RANK,
+    _timing(
+        "load_back_seconds", Timing.LOAD, "From a load's order to its end on all ranks of a lane."
     ),
-    counter(
-        "backup_pages_total",
-        Unit.PAGES,
-        "Pages copied from L1 to L2.",
-        Figure(Count.BACKED_UP_PAGES, _ALL),
-        labels=_RANK,
+    _by_rank(
+        "backup_pages_total", Unit.PAGES, "Pages copied from L1 to L2.", Count.BACKED_UP_PAGES
     ),
-    counter(
+    _by_rank(
         "backup_dropped_pages_total",
         Unit.PAGES,
         "Pages that were evicted without a copy in L2.",
-        Figure(Count.DROPPED_PAGES, _ALL),
-        labels=_RANK,
+        Count.DROPPED_PAGES,
     ),
-    counter(
+    _timing(
+        "backup_seconds", Timing.BACKUP, "From a backup's order to its end on all ranks of a lane."
+    ),
+    _by_rank(
+        "copy_seconds_total",
+        Unit.SECONDS,
+        "Time in which a rank copied pages from L2 to L1.",
+        Duration.COPY,
+    ),
+    _by_rank(
         "stale_loads_total",
         Unit.COUNT,
         "Loads whose host pages changed hands meanwhile.",
-        Figure(Count.STALE_LOADS, _ALL),
-        labels=_RANK,
+        Count.STALE_LOADS,
     ),
 )
 
-SCHEDULER_METRICS = (
-    *_REQUESTS,
-    *_LATENCIES,
-    *_STEPS,
-    *_PREDICTIONS,
-    *_L1,
-    *EXPERT_METRICS,
+SCHEDULER_GROUPS = (
+    MetricGroup("Requests", _REQUESTS),
+    MetricGroup("Latency", _LATENCIES),
+    MetricGroup("Steps", _STEPS),
+    MetricGroup("L1", _L1),
+    MetricGroup("Predictions", _PREDICTIONS),
+    MetricGroup("Experts", EXPERT_METRICS),
 )
+SCHEDULER_METRICS = metrics_of(SCHEDULER_GROUPS)

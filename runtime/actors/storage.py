@@ -159,6 +159,7 @@ class StorageActor:
                 except LinkClosed:
                     continue
 
+                logger.info("linked to HostMemory")
                 await self._serve(link, worker)
                 await asyncio.to_thread(worker.quiesce)
         except Exception:
@@ -178,8 +179,8 @@ class StorageActor:
                     break
 
                 worker.submit(message)
-        except LinkClosed:
-            pass
+        except LinkClosed as closed:
+            logger.info("the link to HostMemory is lost (%s) and dialled again", closed)
         finally:
             self._link = None
             link.close()

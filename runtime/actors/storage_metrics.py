@@ -4,80 +4,95 @@ The backend's name is the first label of each.
 """
 
 from collections.abc import Iterable
+from typing import assert_never
 
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.metrics import (
+    TRANSFER_BOUNDS_S,
     Derived,
     Figure,
     Figures,
     LabelValues,
+    MetricGroup,
     Unit,
     counter,
     gauge,
+    histogram,
+    metrics_of,
     number,
 )
 from raydix.runtime.storage.order_counts import Operation
 
 _BACKEND = ("backend",)
+_FOR_ALL = (
+    ObjectStatus.OK,
+    ObjectStatus.IO_ERROR,
+    ObjectStatus.TIMED_OUT,
+    ObjectStatus.CANCELLED,
+)
+"""What can become of an object in any operation."""
 _NO_ERRORS = (ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.CANCELLED)
 
 
-def _batches(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+def _batch_seconds(figures: Figures) -> Iterable[tuple[LabelValues, object]]:
     for operation in Operation:
-        yield (operation.value,), number(figures.get(f"{operation}_batches", 0))
-
-
-def _batch_seconds(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
-    for operation in Operation:
-        yield (operation.value,), number(figures[f"{operation}_seconds"])
+        yield (operation.value,), figures.get(f"{operation}_times")
 
 
 def _objects(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
     for operation, status, num_objects in _results(figures):
-        yield (operation.value, status.name.lower()), num_objects
+        yield (operation.value, status.label), num_objects
 
 
 def _errors(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
     for operation, status, num_objects in _results(figures):
         if status not in _NO_ERRORS:
-            yield (operation.value, status.name.lower()), num_objects
+            yield (operation.value, status.label), num_objects
 
 
 def _verify_failures(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
     # Only reads verify, so the operation is no label here.
-    for _, status, num_objects in _results(figures):
-        if status.is_bad_object:
-            yield (status.name.lower(),), num_objects
+    for operation, status, num_objects in _results(figures):
+        if operation is Operation.READ and status.is_bad_object:
+            yield (status.label,), num_objects
 
 
 def _results(figures: Figures) -> Iterable[tuple[Operation, ObjectStatus, float]]:
-    """How many objects had each result, where there were any."""
+    """How many objects had each result: of those that an operation can have, or that were seen."""
     for operation in Operation:
         for status in ObjectStatus:
-            num_objects = figures.get(f"{operation}_objects_{status.name.lower()}")
-            if num_objects is not None:
-                yield operation, status, number(num_objects)
+            num_objects = number(figures.get(f"{operation}_objects_{status.label}", 0))
+            if num_objects or status in _results_of(operation):
+                yield operation, status, num_objects
+
+
+def _results_of(operation: Operation) -> tuple[ObjectStatus, ...]:
+    match operation:
+        case Operation.EXISTS:
+            return _FOR_ALL + (ObjectStatus.MISSING,)
+        case Operation.READ:
+            bad = tuple(status for status in ObjectStatus if status.is_bad_object)
+            return _FOR_ALL + (ObjectStatus.MISSING, *bad)
+        case Operation.WRITE:
+            return _FOR_ALL + (ObjectStatus.FULL,)
+        case Operation.CLEAR:
+            return _FOR_ALL
+        case _:
+            assert_never(operation)
 
 
 _OPERATIONS = (
-    counter(
-        "l3_batches_total",
-        Unit.COUNT,
-        "Batches that the storage actor has answered.",
-        Derived(_batches),
-        labels=("backend", "op"),
-    ),
-    counter(
-        "l3_batch_seconds_total",
-        Unit.SECONDS,
-        "Time that they took once a thread had taken them.",
+    histogram(
+        "l3_batch_seconds",
+        TRANSFER_BOUNDS_S,
+        "Time that a batch took once a thread had taken it.",
         Derived(_batch_seconds),
         labels=("backend", "op"),
     ),
     counter(
         "l3_objects_total",
         Unit.COUNT,
-        "Objects of these batches by result.",
+        "Objects of batches by result.",
         Derived(_objects),
         labels=("backend", "op", "result"),
     ),
@@ -156,4 +171,8 @@ _CONTENTS = (
     ),
 )
 
-STORAGE_METRICS = (*_OPERATIONS, *_CONTENTS)
+STORAGE_GROUPS = (
+    MetricGroup("L3 operations", _OPERATIONS),
+    MetricGroup("L3 contents", _CONTENTS),
+)
+STORAGE_METRICS = metrics_of(STORAGE_GROUPS)

@@ -1,5 +1,6 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -39,12 +40,15 @@ from raydix.runtime.model.overlap_times import step_times
 from raydix.runtime.model.rank_experts import RankExperts
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.model.step_shapes import max_captured_tokens
+from raydix.runtime.phases import phase
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.peer_pools import make_peer_pools
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
+
+logger = logging.getLogger(__name__)
 
 
 class CudaTimer:
@@ -100,12 +104,16 @@ def load_gpu_model(
         device=device,
         dtype=dtype,
     )
+    if collectives.size > 1:
+        logger.info("rank %d has met its lane of %d", place.rank, collectives.size)
     is_dummy = config.model.load_format == "dummy"
     load, find = (
         (make_dummy_model, settings_folder) if is_dummy else (load_model, checkpoint_folder)
     )
+    with phase(logger, "model found"):
+        folder = find(config.model.path)
     loaded = load(
-        find(config.model.path),
+        folder,
         device=device,
         dtype=dtype,
         collectives=collectives,
@@ -117,7 +125,10 @@ def load_gpu_model(
     shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
     step_bytes, halving = 0, Halving(config.experts.overlap)
     if device.type == "cuda":
-        step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
+        with phase(logger, "kernels compiled, steps measured"):
+            step_bytes, halving = _warm_up(
+                config, loaded, shard, device, f"{place.meeting}-overlap"
+            )
     num_pages = _num_pages(config, shard, step_bytes, device)
 
     return LoadedGpuModel(
@@ -187,7 +198,9 @@ def _prepare(
     num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)
     runner = _make_runner(config, loaded, made.pools, max_model_len, device, halving=halving)
-    runner.capture_graphs()
+    if loaded.decoder.is_capturable:
+        with phase(logger, "graphs captured"):
+            runner.capture_graphs()
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
         if device.type == "cuda":

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import BadRequest, EngineDead
+from raydix.errors import BadRequest, EngineDead, UnknownRequest
 from raydix.runtime.actors.bootstrap.control_client import dial_engine
 from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
@@ -15,7 +15,7 @@ from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.engine_place import EnginePlace
-from raydix.runtime.api.engine_start import start_or_undo
+from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
@@ -81,9 +81,15 @@ class AsyncLLM:
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
-        handle = await start_or_undo(config, name, address, supervision, gateway)
+        # One that is broken is told before the weights are read, which may take minutes.
+        tokenizer = begin_tokenizer(config.model.path)
+        handle = await start_or_undo(
+            config, name, address, supervision, gateway=gateway, tokenizer=tokenizer
+        )
 
         engine = cls(name, cluster=address)
+        # Not by the engine's own path, which of a model on the Hub names one commit.
+        engine._tokenizers[config.model.path] = await asyncio.wrap_future(tokenizer)
         engine._handle = handle
         engine._has_started_engine = True
         # The caller has nothing yet to shut down: what fails from here on ends the engine.
@@ -267,9 +273,13 @@ class AsyncLLM:
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Where each range of a request's prompt came from, or why it was computed.
 
-        The engine remembers its last 1,024 requests.
+        The engine remembers its last 1,024 requests. Raises UnknownRequest for any other.
         """
-        explanation: dict[str, Any] = await self._call("explain", request_id)
+        explanation: dict[str, Any] | None = await self._call("explain", request_id)
+        if explanation is None:
+            raise UnknownRequest(
+                f"Request {request_id!r} is not among the last 1,024 of this engine."
+            )
         return explanation
 
     async def listens_at(self) -> str | None:

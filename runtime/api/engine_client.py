@@ -221,12 +221,15 @@ class EngineClient:
         token_ids: Int32Array,
         options: RequestOptions,
     ) -> SubmitRequest:
-        wrong_ids = [each for each in params.stop_token_ids if each >= self._limits.vocab_size]
-        if wrong_ids:
-            raise BadRequest(
-                f"stop_token_ids has {wrong_ids}; expected ids from 0 to "
-                f"{self._limits.vocab_size - 1}."
-            )
+        for name, named_ids in (
+            ("stop_token_ids", tuple(params.stop_token_ids)),
+            ("logit_bias", tuple(params.biases)),
+        ):
+            wrong_ids = [each for each in named_ids if each >= self._limits.vocab_size]
+            if wrong_ids:
+                raise BadRequest(
+                    f"{name} has {wrong_ids}; expected ids from 0 to {self._limits.vocab_size - 1}."
+                )
         if params.stop and self._tokenizer is None:
             raise BadRequest(
                 f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this "

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -62,18 +62,18 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: Params | Sequence[Params] | None = None,
         *,
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Finished outputs of one prompt or of a list of prompts, in the order of the prompts.
+        """Finished outputs of one prompt or of several, in the order of the prompts.
 
-        prompts: a str, token ids, a dict, or a list of those. sampling_params: one for all, or one
-        per prompt. use_tqdm: vLLM's name for a progress bar, which is shown on a terminal alone,
-        and for several prompts. options: keyword arguments of `AsyncLLM.generate`, the same for
-        all. A full engine is waited for.
+        prompts: a str, token ids, a dict, or a list or generator of those. sampling_params: one for
+        all, or one per prompt. use_tqdm: vLLM's name for a progress bar, which is shown on a
+        terminal alone, and for several prompts. options: keyword arguments of `AsyncLLM.generate`,
+        the same for all. A full engine is waited for.
 
         A prompt that fails does not keep the others from being answered: then BatchFailed is
         raised, which names it and has the other outputs. Of a single prompt its own error is
@@ -112,9 +112,9 @@ class LLM:
         )
 
     def prefetch(
-        self, prompts: Prompt | Sequence[Prompt], *, cache_salt: str | None = None
+        self, prompts: Prompt | Iterable[Prompt], *, cache_salt: str | None = None
     ) -> list[dict[str, int]]:
-        """Bring to L2 what L3 has of a prompt or a list of them; see `AsyncLLM.prefetch`."""
+        """Bring to L2 what L3 has of a prompt or of several; see `AsyncLLM.prefetch`."""
         return self._wait(prefetch_all(self._engine, _list_prompts(prompts), cache_salt))
 
     def stats(self) -> dict[str, Any]:
@@ -205,11 +205,20 @@ async def _end_of(task: asyncio.Task[Any]) -> None:
     await asyncio.wait({task})
 
 
-def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a str, a dict and a list of ints are one; [] is none."""
-    if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], Integral)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a str, a dict and ints are one; [] is none.
+
+    Raises BadRequest for what is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise BadRequest(
+            f"prompts is a {type(prompts).__name__}; expected a prompt, or a list or generator of "
+            "prompts."
+        )
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
 
 
 def _list_params(

@@ -1,5 +1,6 @@
 """What a client receives, in vLLM's shape."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raydix.ids import RequestId
@@ -7,12 +8,16 @@ from raydix.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural log-probability of one token at one output position, from raw logits."""
+    """Natural log-probability of one token at one position, from raw logits."""
 
     logprob: float
     rank: int
     """1 for the likeliest token."""
     decoded_token: str | None = None
+
+
+PromptEntry = dict[int, Logprob] | None
+"""Token ids at one place of a prompt; None for the first, before which nothing is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,5 +72,8 @@ class RequestOutput:
     finished: bool
     """True for exactly one output of a request, its last."""
     metrics: RequestMetrics
+    prompt_logprobs: Sequence[PromptEntry] | None = None
+    """With `prompt_logprobs`: one dict per token of the prompt, token id to Logprob, but None for
+    the first. Under `output_kind="delta"` the first output has them, and later ones None."""
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed: the sum of `l1`, `l2` and `l3`."""

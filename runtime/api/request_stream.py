@@ -7,12 +7,14 @@ from raydix.errors import (
     BadRequest,
     DeadlineExceeded,
     EngineDead,
+    ModelFailed,
     Overloaded,
     PromptTooLong,
     RaydixError,
 )
 from raydix.ids import RequestId
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from raydix.runtime.api.prompt_logprobs import PromptEntries
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.api.stop_strings import StopStringFinder
 from raydix.runtime.api.tokenizer import Tokenizer
@@ -76,6 +78,13 @@ class RequestStream:
         )
 
         self._output = _Output()
+        self._prompt_logprobs = (
+            None
+            if params.prompt_logprobs is None
+            else PromptEntries(request.prompt_token_ids, self._decode_one)
+        )
+        self._decoded: dict[int, str] = {}
+        """Text of tokens that logprobs were told of."""
         self._metrics = RequestMetrics()
         self._num_cached_tokens = 0
         self._finish_reason: FinishReason | None = None
@@ -108,6 +117,9 @@ class RequestStream:
 
         if delta.cached_tokens_by_source is not None:
             self._note_admission(delta, now_s)
+        if self._prompt_logprobs is not None:
+            for run in delta.prompt_logprobs:
+                self._prompt_logprobs.add(run)
         token_ids = delta.token_ids.tolist()
         if self._finder is None:
             self._append_all(token_ids, delta)
@@ -134,7 +146,9 @@ class RequestStream:
             return None
         self._has_news = False
         if self._params.output_kind is OutputKind.DELTA:
-            return self._wrap(self._take_delta())
+            output = self._wrap(self._take_delta())
+            self._prompt_logprobs = None
+            return output
         return self._wrap(self._cumulative())
 
     def _append_all(self, token_ids: list[int], delta: RequestDelta) -> None:
@@ -199,7 +213,11 @@ class RequestStream:
     def _decode_one(self, token_id: int) -> str | None:
         if self._tokenizer is None or not self._params.detokenize:
             return None
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self._decoded.get(token_id)
+        if text is None:
+            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            self._decoded[token_id] = text
+        return text
 
     def _finish(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:
@@ -292,6 +310,7 @@ class RequestStream:
             outputs=[completion],
             finished=self._finish_reason is not None,
             metrics=self._metrics,
+            prompt_logprobs=self._prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
         )
 
@@ -309,3 +328,5 @@ def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> R
             return DeadlineExceeded(failure.message, partial=partial)
         case FailureKind.ENGINE_DEAD:
             return EngineDead(failure.message)
+        case FailureKind.MODEL_FAILED:
+            return ModelFailed(failure.message)

@@ -3,13 +3,13 @@
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, dataclass, field, fields
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any, Self
 
 from raydix.errors import BadRequest
-from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.messages.plan import MAX_BIAS, MAX_BIASED_TOKENS, DeviceSampling
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -21,7 +21,7 @@ _MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
     (
         "allowed_token_ids", "bad_words", "beam_width", "best_of", "extra_args", "flat_logprobs",
-        "guided_decoding", "logit_bias", "logits_processors", "prompt_logprobs", "response_format",
+        "guided_decoding", "logits_processors", "response_format",
         "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
     )
 )  # fmt: skip
@@ -58,6 +58,7 @@ _RANGES = {
     "max_tokens": _Range(1, _MAX_INT64, "1 or more. Set None for the rest of the context"),
     "min_tokens": _Range(0, _MAX_INT32, "0 or more"),
     "logprobs": _Range(0, MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
+    "prompt_logprobs": _Range(0, MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
 }
 
 
@@ -94,6 +95,12 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    logit_bias: Mapping[int | str, float] | None = field(default=None, hash=False)
+    """Of up to 1,024 token ids, a number from -100 to 100 that is added to the token's logit.
+
+    Ids may be text, as in JSON; kept as a dict of int to float. As in vLLM biases come after the
+    mask of `min_tokens`, before penalties and temperature.
+    """
     stop: Sequence[str] = ()
     """One string or several that end the output, the text before the match; kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
@@ -108,6 +115,11 @@ class SamplingParams:
     and stop strings have no effect."""
     logprobs: int | None = None
     """None: none. k: of the sampled token and of the k most likely, from raw logits; at most 20."""
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt but the first.
+
+    Such a request takes nothing from a cache, which holds no logits; others may use its pages.
+    """
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: OutputKind = OutputKind.CUMULATIVE
@@ -123,6 +135,7 @@ class SamplingParams:
             self._adopt_max_new_tokens(max_new_tokens)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "output_kind", _output_kind(self.output_kind))
         self._check_numbers()
         self._check_switches()
@@ -146,10 +159,17 @@ class SamplingParams:
         """The ids that end the output: `stop_token_ids`, and EOS unless that is ignored; sorted."""
         return tuple(sorted({*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}))
 
+    @property
+    def biases(self) -> dict[int, float]:
+        """The biases that change something, in the order of the ids."""
+        given = self.logit_bias or {}
+        return {int(token_id): bias for token_id, bias in sorted(given.items()) if bias}
+
     def to_device(self, eos_token_ids: Iterable[int], seed: int) -> DeviceSampling:
         """The part that the device needs. `seed` stands in where the user gave none."""
         # What would end the output, and EOS even where it is ignored, as vLLM and transformers do.
         masked_ids = sorted({*self.stop_token_ids, *eos_token_ids}) if self.min_tokens else ()
+        biases = self.biases
 
         return DeviceSampling(
             seed=seed if self.seed is None else self.seed,
@@ -162,7 +182,10 @@ class SamplingParams:
             frequency_penalty=float(self.frequency_penalty),
             min_tokens=self.min_tokens,
             masked_until_min_tokens=tuple(masked_ids),
+            biased_token_ids=tuple(biases),
+            biases=tuple(biases.values()),
             num_logprobs=self.logprobs,
+            num_prompt_logprobs=self.prompt_logprobs,
         )
 
     def _adopt_max_new_tokens(self, max_new_tokens: int) -> None:
@@ -182,6 +205,7 @@ class SamplingParams:
             ("seed", self.seed),
             ("max_tokens", self.max_tokens),
             ("logprobs", self.logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
         ):
             if limit is not None:
                 _require(_is_int(limit), name, limit, "a whole number or None")
@@ -276,6 +300,41 @@ def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
         is_id = _is_int(each) and each >= 0
         _require(is_id, name, list(ids), "token ids, which are whole numbers from 0")
     return tuple(int(each) for each in ids)
+
+
+def _logit_bias(logit_bias: Mapping[int | str, float] | None) -> dict[int, float] | None:
+    if logit_bias is None:
+        return None
+    is_short = isinstance(logit_bias, Mapping) and len(logit_bias) <= MAX_BIASED_TOKENS
+    expected = f"a dict from token ids to numbers, of up to {MAX_BIASED_TOKENS} tokens"
+    if not is_short:
+        raise BadRequest(f"logit_bias is {logit_bias!r:.80}; expected {expected}.")
+
+    biases: dict[int, float] = {}
+    for given_id, bias in logit_bias.items():
+        token_id = _biased_id(given_id)
+        _require(
+            isinstance(bias, Real) and not isinstance(bias, bool) and abs(bias) <= MAX_BIAS,
+            f"logit_bias of token {token_id}",
+            bias,
+            f"a number from -{MAX_BIAS:g} to {MAX_BIAS:g}",
+        )
+        if token_id in biases:
+            raise BadRequest(f"logit_bias has token {token_id} twice, as a number and as text.")
+        biases[token_id] = float(bias)
+    return biases
+
+
+def _biased_id(given: object) -> int:
+    """A token id, which in JSON is text."""
+    if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) <= 10:
+        return int(given)
+    if isinstance(given, Integral) and _is_int(given) and int(given) >= 0:
+        return int(given)
+    raise BadRequest(
+        f"logit_bias has the key {given!r:.80}; expected token ids, which are whole numbers from "
+        "0, or their text."
+    )
 
 
 def _output_kind(kind: str) -> OutputKind:

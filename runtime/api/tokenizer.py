@@ -89,7 +89,7 @@ class Tokenizer:
         `template_arguments` go to transformers' `apply_chat_template`: `tools`,
         `add_generation_prompt` (True unless given), `enable_thinking` and whatever else the
         template knows. Raises BadRequest if there is no template, if it refuses, or if a message
-        holds more than text.
+        has no text, or more than text.
         """
         from jinja2 import TemplateError
 
@@ -98,8 +98,8 @@ class Tokenizer:
                 "This checkpoint has no chat template; chat needs one. "
                 "Pass a prompt to generate instead."
             )
-        for message in messages:
-            _require_text(message)
+        for number, message in enumerate(messages):
+            _require_text(message, number)
 
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
@@ -146,12 +146,23 @@ class Tokenizer:
         return known
 
 
-def _require_text(message: Mapping[str, Any]) -> None:
-    """Raise BadRequest if the message has an image, say, of which templates would leave a mark."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list | tuple):
-        return
-    for part in content:
+def _require_text(message: Mapping[str, Any], number: int) -> None:
+    """Raise BadRequest unless the message has a role and text.
+
+    Templates would leave a mark of an image, and write None where there is nothing.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise BadRequest(
+            f"Message {number} has no role; expected a dict such as "
+            "{'role': 'user', 'content': 'Hello'}."
+        )
+    content = message.get("content")
+    if content is None and not message.get("tool_calls"):
+        raise BadRequest(
+            f"Message {number}, of role {message['role']!r}, has no content; expected text."
+        )
+
+    for part in content if isinstance(content, list | tuple) else ():
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
             raise BadRequest(

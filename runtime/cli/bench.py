@@ -1,24 +1,43 @@
-"""`raydix bench`: latency under a multi-turn workload, cold and warm, and tokens by source."""
+"""`raydix bench`: times, throughput and goodput of an engine or a server under a load."""
 
 import asyncio
+import contextlib
+import itertools
+import json
+import os
 import platform
-import random
+import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
-from statistics import median, quantiles
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
-from rich.table import Table
+from rich.progress import Progress
 
 from raydix import __version__
-from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.errors import BadRequest
 from raydix.runtime.cli.engine_access import open_engine
+from raydix.runtime.cli.load import options
+from raydix.runtime.cli.load.arrivals import (
+    ClosedLoop,
+    Load,
+    OpenLoop,
+    choose_load,
+    measured_alone,
+)
+from raydix.runtime.cli.load.engine_sender import EngineSender
+from raydix.runtime.cli.load.http_sender import HttpSender, HttpServer
+from raydix.runtime.cli.load.picture import draw, require_matplotlib
+from raydix.runtime.cli.load.report import Outcome, Slo, Summary, figures_of, parse_slo, summarise
+from raydix.runtime.cli.load.requests import Conversations, LoadRequest
+from raydix.runtime.cli.load.run import Sender, run_load
+from raydix.runtime.cli.load.tables import tables
+from raydix.runtime.cli.load.traces import TRACE_BLOCK_TOKENS, read_requests
 from raydix.runtime.cli.options import (
     Address,
     AsJson,
@@ -28,214 +47,193 @@ from raydix.runtime.cli.options import (
     config_unless_connected,
 )
 from raydix.runtime.cli.output import print_json, standard_output
-from raydix.runtime.cli.source_table import source_table
+from raydix.runtime.config.engine import EngineConfig
 
-if TYPE_CHECKING:
-    from raydix.runtime.api.client import AsyncLLM
-
-_MAX_TOKEN_ID = 200
-"""Prompts use small ids only, which every vocabulary has."""
+MakeSender = Callable[[Iterator[str | None]], Sender]
+"""A sender whose requests have these cache salts."""
+_MAX_ERRORS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """Conversations that grow from turn to turn.
+class Plan:
+    """What is sent when, and how it is judged."""
 
-    The first prompt has `prompt_tokens`; each later turn adds the output and `turn_tokens`.
-    """
-
-    num_conversations: int
-    num_turns: int
-    max_concurrent: int
-    prompt_tokens: int
-    turn_tokens: int
-    output_tokens: int
-    seed: int = 0
+    requests: tuple[LoadRequest, ...]
+    load: Load
+    slo: Slo | None
+    salt: str | None
+    """Of all requests; None: they have none."""
+    with_cold: bool
+    """Send what was measured once more, each under a salt of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One request as its client saw it."""
+class WallClock:
+    """See `Clock`."""
 
-    first_token_s: float
-    per_token_s: float
-    """Mean time between output tokens after the first."""
-    tokens_by_source: dict[str, int]
-    token_ids: list[int]
+    def now_s(self) -> float:
+        """See `Clock`."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Clock`."""
+        await asyncio.sleep(max(0.0, seconds))
 
 
 def bench(
     source: Source = None,
     *,
-    conversations: Annotated[int, typer.Option(min=1)] = 8,
-    turns: Annotated[
-        int, typer.Option(min=2, help="Turns per conversation; all but the first count.")
-    ] = 4,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Of a conversation's first prompt.")
-    ] = 512,
-    turn_tokens: Annotated[
-        int, typer.Option(min=1, help="Added by each later turn, besides the output.")
-    ] = 64,
-    output_tokens: Annotated[int, typer.Option(min=2)] = 32,
-    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
+    url: options.Url = None,
+    model: options.Model = None,
+    extra_body: options.ExtraBody = '{"ignore_eos": true}',
+    trace: options.Trace = None,
+    max_requests: options.MaxRequests = None,
+    block_tokens: options.BlockTokens = TRACE_BLOCK_TOKENS,
+    conversations: options.Conversations = 8,
+    turns: options.Turns = 4,
+    prompt_tokens: options.PromptTokens = 512,
+    turn_tokens: options.TurnTokens = 64,
+    output_tokens: options.OutputTokens = 32,
+    rate: options.Rate = None,
+    concurrency: options.Concurrency = None,
+    speed: options.Speed = None,
+    seed: options.Seed = 0,
+    slo: options.SloTexts = None,
+    cold: options.Cold = False,
+    salt: options.Salt = None,
+    png: options.Png = None,
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure times to first and per output token under a multi-turn load, cold and warm."""
-    config = config_unless_connected(source, settings, connect)
-    workload = Workload(
-        num_conversations=conversations,
-        num_turns=turns,
-        max_concurrent=concurrency,
-        prompt_tokens=prompt_tokens,
-        turn_tokens=turn_tokens,
-        output_tokens=output_tokens,
-        seed=seed,
-    )
+    """Measure times, throughput, goodput and tokens by tier, under a load.
 
-    async def run(out: Console) -> dict[str, Any]:
-        async with await open_engine(config, connect, address) as engine:
-            return await run_bench(engine, workload, out)
+    Of an engine of its own, a running one (--connect) or any server (--url). Exits with 1 if a
+    request failed.
+    """
+    made_up = Conversations(
+        num_conversations=conversations, num_turns=turns, prompt_tokens=prompt_tokens,
+        turn_tokens=turn_tokens, output_tokens=output_tokens, seed=seed,
+    )  # fmt: skip
+    requests = (
+        made_up.requests()
+        if trace is None
+        else read_requests(trace, output_tokens, block_tokens, max_requests)
+    )
+    load = choose_load(
+        requests, rate_per_s=rate, max_concurrent=concurrency, speed=speed, seed=seed
+    )
+    own_salt = uuid.uuid4().hex if url is None else None
+    plan = Plan(
+        requests=requests,
+        load=load,
+        slo=parse_slo(slo or []),
+        salt=own_salt if salt is None else salt,
+        with_cold=cold,
+    )
+    if url is not None and (connect is not None or source is not None or settings):
+        raise BadRequest("--url asks a server as it is. Leave out --connect, --set and CONFIG.")
+    opening = (
+        _on_engine(config_unless_connected(source, settings, connect), connect, address)
+        if url is None
+        else _on_server(url, model, extra_body)
+    )
+    measure(plan, opening, png, as_json)
+
+
+def measure(
+    plan: Plan, opening: AbstractAsyncContextManager[MakeSender], png: Path | None, as_json: bool
+) -> None:
+    """Carry out a plan on what `opening` opens, and report. Exits with 1 if a request failed."""
+    if png is not None:
+        require_matplotlib()
 
     with standard_output(as_json) as (out, stdout):
-        record = asyncio.run(run(out))
+        outcomes = asyncio.run(run_plan(plan, opening, out))
+        summaries = {title: summarise(each, plan.slo) for title, each in outcomes.items()}
+        for table in tables(summaries):
+            out.print(table)
+        if png is not None:
+            draw(png, outcomes, summaries, plan.slo)
+            out.print(f"Drawn in {png}.")
         if as_json:
-            print_json(record, stdout)
+            print_json(record_of(plan, summaries), stdout)
+
+        errors = Counter[str]()
+        for summary in summaries.values():
+            errors.update(summary.errors)
+        for text, count in errors.most_common(_MAX_ERRORS_SHOWN):
+            out.print(f"{count} failed: {text}", markup=False, highlight=False)
+    if errors:
+        sys.exit(1)
 
 
-async def run_bench(engine: "AsyncLLM", workload: Workload, console: Console) -> dict[str, Any]:
-    """Run the workload twice and return the record.
+async def run_plan(
+    plan: Plan, opening: AbstractAsyncContextManager[MakeSender], console: Console
+) -> dict[str, list[Outcome]]:
+    """What became of the requests, by the title of their load."""
+    async with opening as make_sender:
+        with Progress(console=console) as bar:
+            sender = make_sender(itertools.repeat(plan.salt))
+            title = "warm" if plan.with_cold else "all"
+            outcomes = {title: await _run(title, plan.requests, plan.load, sender, bar)}
 
-    Warm: every turn but the first, with what earlier turns left in the cache. Cold: the same
-    prompts once more, each under a cache salt of its own, so that nothing can be reused.
-    """
-    run_id = uuid.uuid4().hex
-    admitted = asyncio.Semaphore(workload.max_concurrent)
-    rng = random.Random(workload.seed)
-    histories = [
-        _random_tokens(rng, workload.prompt_tokens) for _ in range(workload.num_conversations)
-    ]
-    warm: list[Timing] = []
-    warm_prompts: list[list[int]] = []
-    with Progress(console=console) as bar:
-        task = bar.add_task("warm", total=workload.num_conversations * workload.num_turns)
-        for turn in range(workload.num_turns):
-            jobs = [_ask(engine, prompt, workload, admitted, run_id) for prompt in histories]
-            timings = await _run_all(jobs, bar, task)
-            if turn > 0:
-                warm += timings
-                warm_prompts += [list(prompt) for prompt in histories]
-            for history, timing in zip(histories, timings, strict=True):
-                history += timing.token_ids + _random_tokens(rng, workload.turn_tokens)
+            if plan.with_cold:
+                requests, load = measured_alone(plan.requests, plan.load)
+                run_id = uuid.uuid4().hex
+                sender = make_sender(f"{run_id}-{i}" for i in itertools.count())
+                outcomes["cold"] = await _run("cold", requests, load, sender, bar)
+    return outcomes
 
-        task = bar.add_task("cold", total=len(warm_prompts))
-        jobs = [
-            _ask(engine, prompt, workload, admitted, f"{run_id}-{i}")
-            for i, prompt in enumerate(warm_prompts)
-        ]
-        cold = await _run_all(jobs, bar, task)
 
-    record: dict[str, Any] = {
-        "name": "bench",
+async def _run(
+    title: str, requests: tuple[LoadRequest, ...], load: Load, sender: Sender, bar: Progress
+) -> list[Outcome]:
+    task = bar.add_task(title, total=len(requests))
+    return await run_load(requests, load, sender, WallClock(), lambda: bar.advance(task))
+
+
+def record_of(plan: Plan, summaries: Mapping[str, Summary]) -> dict[str, Any]:
+    """For programs, in the shape of the records of `benchmarks/`."""
+    has_one = len(summaries) == 1
+    load = plan.load
+    return {
+        "benchmark": "bench",
         "version": __version__,
         "machine": f"{platform.node()} {platform.machine()}",
-        "config": asdict(workload),
-        "unit": "ms",
-        "value": {"cold": _summary(cold), "warm": _summary(warm)},
-    }
-    console.print(_table(record["value"]))
-    console.print(source_table({"cold": _sources(cold), "warm": _sources(warm)}))
-    return record
-
-
-async def _run_all(
-    jobs: Sequence[Coroutine[Any, Any, Timing]], bar: Progress, title: TaskID
-) -> list[Timing]:
-    """Run all jobs at once; the bar moves as each ends. Results keep the order of the jobs."""
-
-    async def advancing(job: Coroutine[Any, Any, Timing]) -> Timing:
-        timing = await job
-        bar.advance(title)
-        return timing
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(advancing(job)) for job in jobs]
-    return [task.result() for task in tasks]
-
-
-async def _ask(
-    engine: "AsyncLLM",
-    prompt: list[int],
-    workload: Workload,
-    admitted: asyncio.Semaphore,
-    cache_salt: str,
-) -> Timing:
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=workload.output_tokens,
-        ignore_eos=True,
-        output_kind=OutputKind.CUMULATIVE,
-        detokenize=False,
-    )
-    token_ids: list[int] = []
-    sources: dict[str, int] = {}
-
-    async with admitted:
-        # The wait for a turn is the benchmark's, not the engine's.
-        sent_s = first_s = last_s = time.monotonic()
-        async for output in engine.generate(
-            {"prompt_token_ids": list(prompt)}, params, cache_salt=cache_salt
-        ):
-            last_s = time.monotonic()
-            if not token_ids and output.outputs[0].token_ids:
-                first_s = last_s
-            token_ids = list(output.outputs[0].token_ids)
-            sources = output.metrics.cached_tokens_by_source
-
-    return Timing(
-        first_token_s=first_s - sent_s,
-        per_token_s=(last_s - first_s) / max(1, len(token_ids) - 1),
-        tokens_by_source=sources,
-        token_ids=token_ids,
-    )
-
-
-def _random_tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(_MAX_TOKEN_ID) for _ in range(count)]
-
-
-def _sources(timings: Sequence[Timing]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for timing in timings:
-        total.update(timing.tokens_by_source)
-    return total
-
-
-def _summary(timings: Sequence[Timing]) -> dict[str, Any]:
-    return {
-        "num_requests": len(timings),
-        "ttft_ms": _percentiles([timing.first_token_s for timing in timings]),
-        "tpot_ms": _percentiles([timing.per_token_s for timing in timings]),
-        "tokens_by_source": dict(_sources(timings)),
+        "config": {
+            "num_requests": len(plan.requests),
+            "output_tokens": sum(each.output_tokens for each in plan.requests),
+            "max_concurrent": load.max_concurrent if isinstance(load, ClosedLoop) else None,
+            "last_arrival_s": load.arrivals_s[-1] if isinstance(load, OpenLoop) else None,
+            "slo_s": None if plan.slo is None else asdict(plan.slo),
+        },
+        "figures": [
+            figure
+            for title, summary in summaries.items()
+            for figure in figures_of(summary, "" if has_one else f"{title}: ")
+        ],
     }
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    p90 = quantiles(seconds, n=10)[-1] if len(seconds) > 1 else seconds[0]
-    return {"p50": round(1e3 * median(seconds), 3), "p90": round(1e3 * p90, 3)}
+@contextlib.asynccontextmanager
+async def _on_engine(
+    config: EngineConfig | None, connect: str | None, address: str | None
+) -> AsyncIterator[MakeSender]:
+    async with await open_engine(config, connect, address) as engine:
+        yield lambda salts: EngineSender(engine, salts)
 
 
-def _table(value: dict[str, dict[str, Any]]) -> Table:
-    table = Table(title="Latency in ms")
-    for title in ("", "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90"):
-        table.add_column(title, justify="right")
-    for phase, summary in value.items():
-        figures = [
-            summary[kind][part] for kind in ("ttft_ms", "tpot_ms") for part in ("p50", "p90")
-        ]
-        table.add_row(phase, *(f"{figure:.2f}" for figure in figures))
-    return table
+@contextlib.asynccontextmanager
+async def _on_server(url: str, model: str | None, extra_body: str) -> AsyncIterator[MakeSender]:
+    try:
+        fields = json.loads(extra_body)
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"--extra-body is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise BadRequest(f"--extra-body is {extra_body}; expected an object.")
+
+    server = HttpServer(url, api_key=os.environ.get("OPENAI_API_KEY"))
+    async with server:
+        fields = {"model": model or await server.first_model(), **fields}
+        yield lambda salts: HttpSender(server, fields, salts)

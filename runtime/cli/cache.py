@@ -89,7 +89,11 @@ def attach(
     section = _l3_section(lazy_storage(lazy, sections_of(settings)))
     where = Where(connect, address, secret_file)
     names = ask_engine(where, lambda engine: engine.attach_storage(section))
-    print_values(names, as_json)
+    if as_json:
+        print_json(names)
+        return
+    former = "it had no L3 before" if names["detached"] is None else f"it left {names['detached']}"
+    print(f"Engine {connect} uses {names['attached']} from now on; {former}.")
 
 
 @app.command()
@@ -102,7 +106,11 @@ def detach(
     """Go on without L3. Requests go on, and what L3 holds stays there."""
     where = Where(connect, address, secret_file)
     names = ask_engine(where, lambda engine: engine.detach_storage())
-    print_values(names, as_json)
+    if as_json:
+        print_json(names)
+        return
+    former = "it had none" if names["detached"] is None else f"it left {names['detached']}"
+    print(f"Engine {connect} goes on without L3; {former}.")
 
 
 @app.command()
@@ -135,8 +143,6 @@ def explain(
     """Say for each range of a request's prompt which tier it came from, or why it was computed."""
     where = Where(connect, address, secret_file)
     explanation = ask_engine(where, lambda engine: engine.explain(request_id))
-    if explanation is None:
-        raise BadRequest(f"Request {request_id} is not among the last 1,024 of engine {connect}.")
     if as_json:
         print_json(explanation)
         return

@@ -34,6 +34,7 @@ MEANINGS: Mapping[PageSource, str] = {
     PageSource.BAD_OBJECT: "what storage had did not pass verification, and was removed",
     PageSource.IO_ERROR: "storage or the host arena failed, or is left alone since it did",
     PageSource.CACHING_OFF: "cache.prefix_caching is false",
+    PageSource.PROMPT_LOGPROBS: "prompt_logprobs were asked for, and caches hold no logits",
 }
 _MEANINGS_BY_LABEL = {source.label: meaning for source, meaning in MEANINGS.items()}
 _TOKENS_PREFIX = "prompt_tokens_"

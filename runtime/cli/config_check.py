@@ -81,7 +81,7 @@ def print_report(
     engine's.
     """
     with standard_output(as_json) as (console, stdout):
-        report = check_config(config, _machine(config, device_bytes, node_bytes))
+        report = check_config(config, machine_at_hand(config, device_bytes, node_bytes))
         if as_json:
             print_json(report.figures(), stdout)
         else:
@@ -90,7 +90,9 @@ def print_report(
         raise ConfigError(" ".join(report.problems))
 
 
-def _machine(config: EngineConfig, device_bytes: int | None, node_bytes: int | None) -> Machine:
+def machine_at_hand(
+    config: EngineConfig, device_bytes: int | None = None, node_bytes: int | None = None
+) -> Machine:
     """What was given, and else what this machine has."""
     is_cpu, num_cpus = config.model.device == "cpu", None
     if not is_cpu and device_bytes is None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from raydix.runtime.cli.options import AsJson
+from raydix.runtime.cli.findings import Finding
+from raydix.runtime.cli.options import AsJson, Settings, Source, sections_of
 from raydix.runtime.cli.output import print_json
 from raydix.runtime.config.capacity import format_bytes
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.memory_limit import available_memory_bytes
 
 MIN_PYTHON = (3, 11)
@@ -34,24 +36,14 @@ _PACKAGES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    subject: str
-    is_ok: bool
-    """False: Raydix will not run, or not well, until this is changed."""
-    detail: str
-    is_optional: bool = False
-    """If it is not ok, only the thing itself cannot be used."""
-
-
-def doctor(as_json: AsJson = False) -> None:
+def doctor(source: Source = None, settings: Settings = None, as_json: AsJson = False) -> None:
     """Check Python, packages, memory, shared memory, storage, devices and dispatch of experts.
 
-    Exits with 1 if something is in the way.
+    With a configuration: whether this machine has what it asks for, too. Exits with 1 if something
+    is in the way.
     """
-    findings = examine()
+    has_config = source is not None or bool(settings)
+    findings = examine(load_config(source, sections_of(settings)) if has_config else None)
     if as_json:
         print_json([_record_of(each) for each in findings])
     else:
@@ -62,12 +54,14 @@ def doctor(as_json: AsJson = False) -> None:
     sys.exit(0 if all(each.is_ok or each.is_optional for each in findings) else 1)
 
 
-def examine() -> list[Finding]:
+def examine(config: EngineConfig | None = None) -> list[Finding]:
     """Look at all that `doctor` reports. Changes nothing."""
     from raydix.runtime.cli.doctor_dispatch import examine_dispatch
     from raydix.runtime.cli.doctor_storage import examine_backends
 
-    return [
+    backends = tuple(examine_backends())
+    device, num_gpus = _device()
+    findings = [
         _python(),
         *(_package(name) for name in _PACKAGES),
         _cores(),
@@ -77,9 +71,9 @@ def examine() -> list[Finding]:
         _file_backend(),
         *(
             Finding(f"storage: {report.name}", report.is_usable, report.detail, is_optional=True)
-            for report in examine_backends()
+            for report in backends
         ),
-        _device(),
+        device,
         *(
             Finding(
                 f"dispatch: {verdict.backend}",
@@ -90,6 +84,11 @@ def examine() -> list[Finding]:
             for verdict in examine_dispatch()
         ),
     ]
+    if config is not None:
+        from raydix.runtime.cli.doctor_config import examine_config
+
+        findings += examine_config(config, num_gpus, backends)
+    return findings
 
 
 def _record_of(finding: Finding) -> dict[str, Any]:
@@ -176,20 +175,18 @@ def _file_backend() -> Finding:
     )
 
 
-def _device() -> Finding:
+def _device() -> tuple[Finding, int]:
+    """What engines can run on, and how many GPUs there are."""
     # Asks the driver: torch would take seconds to import, and a CUDA context's worth of memory.
     if importlib.util.find_spec("torch") is None:
-        return Finding("device", False, "torch is not installed")
+        return Finding("device", False, "torch is not installed"), 0
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Finding("device", True, "cpu (no NVIDIA driver)")
+        return Finding("device", True, "cpu (no NVIDIA driver)"), 0
 
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return Finding(
-            "device",
-            False,
-            "an NVIDIA driver is installed but does not answer; device: cuda will fail",
-        )
-    return Finding("device", True, f"cuda with {count.value} GPU(s), and cpu")
+        text = "an NVIDIA driver is installed but does not answer; device: cuda will fail"
+        return Finding("device", False, text), 0
+    return Finding("device", True, f"cuda with {count.value} GPU(s), and cpu"), count.value

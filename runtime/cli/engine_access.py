@@ -4,25 +4,53 @@ The handles are for `async with`: its end shuts down an engine that was started,
 that was reached running.
 """
 
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydix.errors import ConfigError
 from raydix.runtime.cli.listen_options import split_connect
+from raydix.runtime.cli.stop_signal import (
+    STOPPED_STATUS,
+    StoppedWhileStarting,
+    StopsTooSlowly,
+    unless_stopped,
+)
 from raydix.runtime.config.engine import EngineConfig
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
 
 
+logger = logging.getLogger(__name__)
+
+_UNDO_S = 1.0
+"""For an engine that was stopped while it started to give everything back."""
+
+
 async def start_engine(
     config: EngineConfig, name: str | None, address: str | None, **options: Any
 ) -> "AsyncLLM":
-    """Start an engine; `address` is the Ray cluster's. options: those of `AsyncLLM.start`."""
+    """Start an engine; `address` is the Ray cluster's. options: those of `AsyncLLM.start`.
+
+    SIGINT and SIGTERM end the start: raises StoppedWhileStarting, or ends the process if Ray itself
+    is just being started, which cannot be interrupted.
+    """
     from raydix.runtime.api.client import AsyncLLM
 
-    return await AsyncLLM.start(config, name=name, address=address, **options)
+    starting = AsyncLLM.start(config, name=name, address=address, **options)
+    try:
+        engine = await unless_stopped(
+            starting, _UNDO_S, on_stop=lambda: logger.info("stopping before the engine serves")
+        )
+    except StopsTooSlowly:
+        # The reaper ends whatever Ray has started.
+        os._exit(STOPPED_STATUS)
+    if engine is None:
+        raise StoppedWhileStarting
+    return engine
 
 
 @dataclass(frozen=True, slots=True)

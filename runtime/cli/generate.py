@@ -42,13 +42,15 @@ class Asking:
     engine: "AsyncLLM"
     params: SamplingParams
     as_chat: bool
+    routing_key: str | None = None
 
     def stream(self, prompt: Prompt, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one prompt."""
         params = replace(self.params, output_kind=kind)
         if self.as_chat:
-            return self.engine.chat([{"role": "user", "content": prompt}], params)
-        return self.engine.generate(prompt, params)
+            messages = [{"role": "user", "content": prompt}]
+            return self.engine.chat(messages, params, routing_key=self.routing_key)
+        return self.engine.generate(prompt, params, routing_key=self.routing_key)
 
 
 def generate(
@@ -70,6 +72,10 @@ def generate(
     stream: Annotated[
         bool, typer.Option("--stream", help="Print as it comes, one prompt after the other.")
     ] = False,
+    routing_key: Annotated[
+        str | None,
+        typer.Option(help="Requests of one key run together, if scheduler.policy is routing_key."),
+    ] = None,
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
@@ -86,7 +92,7 @@ def generate(
     async def run(out: Console, stdout: TextIO) -> None:
         show = JsonPrinter(stdout) if as_json else TextPrinter(out, stdout)
         async with await open_engine(config, connect, address, secret_file) as engine:
-            asking = Asking(engine, params, as_chat=chat)
+            asking = Asking(engine, params, as_chat=chat, routing_key=routing_key)
             if stream:
                 await stream_all(asking, prompts, show)
             else:

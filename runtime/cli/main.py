@@ -5,18 +5,23 @@ does. Help needs all of them, and must come at once: what is slow to import (ray
 brings, torch, the storage backends) is imported in the function that needs it.
 """
 
+import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from raydix import __version__
 from raydix.errors import RaydixError
+from raydix.missing import advice
 from raydix.runtime.cli import cache, config
 from raydix.runtime.cli.bench import bench
+from raydix.runtime.cli.dashboards import dashboards
 from raydix.runtime.cli.demo import demo
 from raydix.runtime.cli.doctor import doctor
 from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.serve import serve
+from raydix.runtime.cli.stop_signal import STOPPED_STATUS, StoppedWhileStarting
 
 app = typer.Typer(
     help="Serve large language models on Ray actors, "
@@ -26,7 +31,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (serve, generate, demo, bench, doctor):
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(__version__)
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and end."),
+]
+
+
+@app.callback()
+def before_every_verb(version: Version = False) -> None:
+    """Options of `raydix` itself."""
+
+
+for verb in (serve, generate, demo, bench, doctor, dashboards):
     app.command()(verb)
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
@@ -37,6 +61,8 @@ def main() -> NoReturn:
 
     An error that Raydix raises on purpose is one line on stderr and exit status 1.
     """
+    # Ray prints a paragraph for each worker that dies. The Supervisor says the same in a line.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         app()
     except RaydixError as error:
@@ -47,8 +73,14 @@ def main() -> NoReturn:
         if expected is None or others is not None:
             raise
         _fail(_first_in(expected))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except ModuleNotFoundError as error:
+        # Most packages are imported by the verb that needs them.
+        text = advice(error)
+        if text is None:
+            raise
+        sys.exit(text)
+    except (KeyboardInterrupt, StoppedWhileStarting):
+        sys.exit(STOPPED_STATUS)
     sys.exit(0)
 
 

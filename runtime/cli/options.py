@@ -8,6 +8,9 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import apply_set, load_config
 
+METRICS_PORT = 9477
+"""Of `raydix serve`, unless the configuration names another one."""
+
 Source = Annotated[
     str | None,
     typer.Argument(

@@ -2,15 +2,17 @@
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from raydix.runtime.actors.log_format import format_json, format_text
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.cli.config_check import print_report
+from raydix.runtime.cli.console_log import logging_to_console
 from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
     Http,
@@ -26,6 +28,7 @@ from raydix.runtime.cli.http_front import (
 )
 from raydix.runtime.cli.listen_options import Listen, SecretFile
 from raydix.runtime.cli.options import (
+    METRICS_PORT,
     Address,
     Lazy,
     Name,
@@ -38,6 +41,10 @@ from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 
+logger = logging.getLogger(__name__)
+
+_ACTOR = "serve"
+
 DrainS = Annotated[
     float,
     typer.Option(
@@ -48,6 +55,9 @@ DrainS = Annotated[
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what the engine would take, and end.")
+]
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="One JSON object per line instead of text.")
 ]
 
 
@@ -60,6 +70,7 @@ def serve(
     drain_s: DrainS = DRAIN_S,
     lazy: Lazy = False,
     dry_run: DryRun = False,
+    log_json: LogJson = False,
     listen: Listen = None,
     secret_file: SecretFile = None,
     http: Http = None,
@@ -78,20 +89,32 @@ def serve(
     if dry_run:
         print_report(config)
         return
-
-    with ray_serve_environment(front), asyncio.Runner(loop_factory=loop_factory(front)) as runner:
+    with (
+        logging_to_console(format_json if log_json else format_text, _ACTOR),
+        ray_serve_environment(front),
+        asyncio.Runner(loop_factory=loop_factory(front)) as runner,
+    ):
+        config = with_metrics_port(config, address)
         runner.run(
             serve_until_stopped(
-                config,
-                name,
-                address,
-                drain_s,
-                front,
-                Console(),
-                listen=listen,
-                secret_file=secret_file,
+                config, name, address, drain_s, front, listen=listen, secret_file=secret_file
             )
         )
+
+
+def with_metrics_port(config: EngineConfig, address: str | None) -> EngineConfig:
+    """The configuration with the port that Prometheus is told once, where it names none.
+
+    Whoever joins a cluster uses its ports.
+    """
+    from raydix.runtime.actors.bootstrap.cluster import is_free_port, named_cluster
+
+    if config.ray.metrics_port is not None or named_cluster(address) is not None:
+        return config
+    if not is_free_port(METRICS_PORT):
+        logger.warning("port %d is taken; metrics have another one", METRICS_PORT)
+        return config
+    return load_config(config, {"ray": {"metrics_port": METRICS_PORT}})
 
 
 async def serve_until_stopped(
@@ -100,14 +123,13 @@ async def serve_until_stopped(
     address: str | None,
     drain_s: float,
     front: HttpFront | None,
-    console: Console,
     *,
     listen: str | None = None,
     secret_file: Path | None = None,
 ) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
 
-    Raises EngineDead, saying why, if it ends before.
+    Raises EngineDead, saying why, if it ends before, and StoppedWhileStarting.
     """
     async with (
         await start_engine(
@@ -115,21 +137,22 @@ async def serve_until_stopped(
         ) as engine,
         serving_http(front, engine, drain_s) as url,
     ):
-        console.print(
-            f"Engine {name} is ready: raydix generate --connect {name} --prompt ...   "
-            "Ctrl-C stops it."
+        logger.info(
+            "engine %s is ready: raydix generate --connect %s --prompt ...   Ctrl-C stops it",
+            name,
+            name,
         )
         listens_at = await engine.listens_at()
         if listens_at is not None:
-            console.print(
-                f"Clients elsewhere: raydix generate --connect {name}@{_dialled(listens_at)} "
-                "--secret-file FILE --prompt ...",
-                soft_wrap=True,
+            logger.info(
+                "for clients elsewhere: raydix generate --connect %s@%s --secret-file FILE ...",
+                name,
+                _dialled(listens_at),
             )
         if front is not None:
-            console.print(f"HTTP is ready at {url}/v1, model {front.model_name}.")
+            logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
         await until_stopped(engine.wait_ended())
-        console.print(f"Stopping; requests may go on for {drain_s:g} s. Ctrl-C again ends them.")
+        logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)
 
 
 def _dialled(listens_at: str) -> str:

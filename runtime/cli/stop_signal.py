@@ -1,9 +1,50 @@
 """Waiting for SIGINT or SIGTERM."""
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+STOPPED_STATUS = 130
+"""As of a shell's command that Ctrl-C ends."""
+
+
+class StoppedWhileStarting(Exception):
+    """A signal has ended what was to start; nothing of it is left."""
+
+
+class StopsTooSlowly(Exception):
+    """What was to be stopped goes on."""
+
+
+async def unless_stopped(
+    work: Coroutine[Any, Any, T], patience_s: float, on_stop: Callable[[], None]
+) -> T | None:
+    """The result of `work`; None after SIGINT or SIGTERM, which cancel it.
+
+    `on_stop` is called before that. Raises StopsTooSlowly if `work` has not ended `patience_s`
+    later. On the main thread's loop.
+    """
+    with _signals() as stopped:
+        signalled = asyncio.create_task(stopped.wait())
+        doing = asyncio.create_task(work)
+        try:
+            await asyncio.wait({signalled, doing}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+
+            on_stop()
+            doing.cancel()
+            await asyncio.wait({doing}, timeout=patience_s)
+            if not doing.done():
+                raise StopsTooSlowly
+            return None
+        finally:
+            signalled.cancel()
 
 
 async def until_stopped(ended: Coroutine[Any, Any, None] | None = None) -> None:
@@ -11,20 +52,31 @@ async def until_stopped(ended: Coroutine[Any, Any, None] | None = None) -> None:
 
     `ended`: what may end before, such as an engine; then this returns or raises as that does.
     """
+    with _signals() as stopped:
+        signalled = asyncio.create_task(stopped.wait())
+        ending = signalled if ended is None else asyncio.create_task(ended)
+        try:
+            await asyncio.wait({signalled, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not signalled.done():
+                ending.result()
+        finally:
+            for task in (signalled, ending):
+                task.cancel()
+            await asyncio.gather(signalled, ending, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Event]:
+    """An event that SIGINT and SIGTERM set meanwhile."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in former:
         loop.add_signal_handler(number, stopped.set)
-
-    signalled = asyncio.create_task(stopped.wait())
-    ending = signalled if ended is None else asyncio.create_task(ended)
     try:
-        await asyncio.wait({signalled, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not signalled.done():
-            ending.result()
+        yield stopped
     finally:
-        for task in (signalled, ending):
-            task.cancel()
-        await asyncio.gather(signalled, ending, return_exceptions=True)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in former.items():
             loop.remove_signal_handler(number)
+            # What asyncio had set, say, to cancel the main task.
+            signal.signal(number, handler)

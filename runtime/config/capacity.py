@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from raydix.errors import ConfigError
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.experts import ExpertsSection
@@ -29,6 +30,17 @@ def host_bytes_per_node(
 
     lane_bytes = sum(pages * layout.host_page_bytes(group) for group, pages in enumerate(num_pages))
     return int(l2.ratio * lanes_on_node * lane_bytes)
+
+
+def require_room_in_l3(config: EngineConfig, layout: KvLayout) -> None:
+    """Raise ConfigError if storage is bounded below one page: it would keep nothing."""
+    section = config.cache.l3
+    page_bytes = max(layout.host_page_bytes(group) for group in range(len(layout.groups)))
+    if isinstance(section, BoundedL3Section) and section.max_bytes < page_bytes:
+        raise ConfigError(
+            f"cache.l3.max_bytes is {section.max_bytes}, less than the {page_bytes} bytes of one "
+            "page: nothing could be kept. Raise it, or set cache.l3 to null."
+        )
 
 
 def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequence[int]) -> str:

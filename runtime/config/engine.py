@@ -12,6 +12,7 @@ from raydix.runtime.config.sections import (
     CacheSection,
     ModelSection,
     ParallelSection,
+    RaySection,
     SchedulerSection,
 )
 from raydix.runtime.config.values import Section
@@ -25,6 +26,7 @@ class EngineConfig(Section):
     experts: ExpertsSection = Field(default_factory=ExpertsSection)
     cache: CacheSection = Field(default_factory=CacheSection)
     scheduler: SchedulerSection = Field(default_factory=SchedulerSection)
+    ray: RaySection = Field(default_factory=RaySection)
 
     @property
     def has_l2(self) -> bool:

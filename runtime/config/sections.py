@@ -13,7 +13,7 @@ from raydix.runtime.config.policies import (
     SchedulingPolicy,
     WritePolicy,
 )
-from raydix.runtime.config.values import Choice, Count, Seconds, Section, Size
+from raydix.runtime.config.values import Choice, Count, Port, Seconds, Section, Size
 
 
 class ModelSection(Section):
@@ -166,7 +166,9 @@ class CacheSection(Section):
     """The three tiers and the rules between them."""
 
     page_size: int = Field(
-        16, description="Tokens per page, a power of two up to 256. Default on cuda: 64."
+        16,
+        description="Tokens per page. Default on cuda: 64.",
+        json_schema_extra={"enum": [2**power for power in range(9)]},
     )
     l1: L1Section = Field(
         default_factory=lambda: L1Section(num_pages=1024), description="Pages on the device."
@@ -267,3 +269,16 @@ class SchedulerSection(Section):
         # Without chunks, a prompt beyond the budget has a step of its own.
         unchunked = max(self.max_prefill_tokens, max_model_len)
         return (self.chunked_prefill_tokens or unchunked) + self.max_running_requests
+
+
+class RaySection(Section):
+    """The Ray cluster that an engine starts for itself, where there is none to join."""
+
+    metrics_port: Port | None = Field(
+        None,
+        description="Where Ray serves the engine's metrics. null: a free one; `raydix serve` then "
+        "takes 9477 if that is free.",
+    )
+    dashboard_port: Port | None = Field(
+        None, description="Where Ray serves its dashboard, to this host alone. null: no dashboard."
+    )

@@ -54,6 +54,7 @@ _SizeText = Annotated[str, Field(pattern=_SIZE_TEXT)]
 Size = Annotated[Count, BeforeValidator(parse_size, json_schema_input_type=Count | _SizeText)]
 """Bytes; the JSON schema, too, accepts both ways to write them."""
 Seconds = Annotated[float, Field(ge=0.0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

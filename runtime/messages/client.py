@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import Int32Array, empty
-from raydix.runtime.messages.plan import DeviceSampling, TokenLogprobs
+from raydix.runtime.messages.plan import DeviceSampling, PromptLogprobs, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -32,6 +32,7 @@ class FailureKind(StrEnum):
     OVERLOADED = "Overloaded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     ENGINE_DEAD = "EngineDead"
+    MODEL_FAILED = "ModelFailed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,8 @@ class RequestDelta:
     request_id: RequestId
     token_ids: Int32Array = field(default_factory=empty)
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """Runs of prompt tokens, each behind the one before; all come before the first token."""
     cached_tokens_by_source: dict[str, int] | None = None
     """Prompt tokens by source, which sum to the prompt.
 

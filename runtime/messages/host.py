@@ -38,6 +38,7 @@ class PageSource(IntEnum):
     BAD_OBJECT = 18
     IO_ERROR = 19
     CACHING_OFF = 20
+    PROMPT_LOGPROBS = 21
     PENDING = 30
     """Not yet known: a read is in flight or waits for its turn. Never final."""
 
@@ -250,6 +251,11 @@ class ObjectStatus(IntEnum):
     WRONG_LENGTH = 15
     WRONG_CODEC = 16
     BAD_CHECKSUM = 17
+
+    @property
+    def label(self) -> str:
+        """Its name in figures and metrics."""
+        return self.name.lower()
 
     @property
     def is_bad_object(self) -> bool:

@@ -14,6 +14,11 @@ from dataclasses import dataclass, field
 from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import Int32Array, empty
 
+MAX_BIAS = 100.0
+"""As in OpenAI's interface; about twice what tells a certain token from a hopeless one."""
+MAX_BIASED_TOKENS = 1024
+"""Of one request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSampling:
@@ -30,8 +35,14 @@ class DeviceSampling:
     min_tokens: int = 0
     masked_until_min_tokens: tuple[int, ...] = ()
     """EOS and stop ids, which may not be sampled before `min_tokens` output tokens."""
+    biased_token_ids: tuple[int, ...] = ()
+    """No id twice."""
+    biases: tuple[float, ...] = ()
+    """What is added to the logits of these tokens, in their order."""
     num_logprobs: int | None = None
     """None: no logprobs. 0: of the sampled token alone. k: also of the k most likely."""
+    num_prompt_logprobs: int | None = None
+    """The same of the tokens of the prompt, but for the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,8 @@ class AddedRequest:
     token_ids: Int32Array
     num_prompt_tokens: int
     sampling: DeviceSampling
+    num_scored_tokens: int = 0
+    """So many prompt tokens need not be scored: the logprobs of what follows them are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +172,42 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of a run of prompt tokens from raw logits, in columns.
+
+    float32 travels by its bits.
+    """
+
+    start: int
+    """Position in the prompt of the first token that is told of, so 1 at least."""
+    logprob_bits: Int32Array
+    ranks: Int32Array
+    """From 1."""
+    num_top: int
+    """Of each place that many of the likeliest tokens follow, the likeliest first."""
+    top_ids: Int32Array = field(default_factory=empty)
+    top_logprob_bits: Int32Array = field(default_factory=empty)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
+MAX_PROMPT_LOGPROB_BYTES = 4 << 20
+"""Of one request and step: half of what may wait for a client before it counts as gone."""
+
+
+def prompt_logprob_bytes(num_tokens: int, num_top: int) -> int:
+    """What so many prompt tokens take in messages, about."""
+    return num_tokens * (8 + 8 * num_top)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """A step is done on one rank.
 
-    `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only). Never stale as
-    a whole; a row is, if its request has ended or started another run since the plan was sent.
+    `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only): `NO_TOKEN` for
+    logits that are not finite. Never stale as a whole; a row is, if its request has ended or
+    started another run since the plan was sent.
     """
 
     rank: int
@@ -171,6 +215,10 @@ class StepResult:
     token_ids: Int32Array = field(default_factory=empty)
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """Empty if no row asked for logprobs, else one entry per sampling row."""
+    scored_slots: Int32Array = field(default_factory=empty)
+    """The slots of rows whose prompt tokens were scored, as their requests ask."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """One entry for each of `scored_slots`."""
     compute_s: float = 0.0
     """Device time of the rows, or of padding, without their waits for loads; 0.0 without either."""
     expert_loads: Int32Array = field(default_factory=empty)

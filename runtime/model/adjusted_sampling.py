@@ -1,4 +1,4 @@
-"""Sampling of rows whose logits change first: by penalties, or by masks before `min_tokens`.
+"""Sampling of rows whose logits change first: by masks before `min_tokens`, biases or penalties.
 
 Such rows are few: they are sampled apart, in blocks of rows, whose copies of the logits are
 float32. Penalties are counted from the tokens each time, so that nothing is kept between steps.
@@ -6,6 +6,7 @@ float32. Penalties are counted from the tokens each time, so that nothing is kep
 Legend: A adjusted rows, B rows of a block, V vocabulary, L tokens of the longest row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from raydix.kernels.ops import ModelOps
 from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
 from raydix.runtime.model.columns import Column
 from raydix.runtime.model.request_slots import RequestSlots
-from raydix.runtime.model.slot_sampling import SamplingRows
+from raydix.runtime.model.slot_sampling import Biases, SamplingRows
 
 BLOCK_ROWS = 32
 """Rows at a time. Sampling them takes about 30 bytes for each token of the vocabulary."""
@@ -40,6 +41,11 @@ class _Block:
     masked_rows: Tensor
     """Rows of the block whose token in `masked_ids` may not be sampled yet."""
     masked_ids: Tensor
+    biased_rows: Tensor
+    """Rows of the block to whose logit of the token in `biased_ids` the bias is added."""
+    biased_ids: Tensor
+    biases: Tensor
+    """float64."""
     max_tokens: int
 
 
@@ -48,13 +54,16 @@ def sample_adjusted(
 ) -> None:
     """Sample the adjusted rows again, into `token_ids_R` and the slots, without a host wait.
 
-    In vLLM's order: min_tokens, penalties, temperature, min-p, top-k, top-p, noise.
+    In vLLM's order: min_tokens, biases, penalties, temperature, min-p, top-k, top-p, noise.
     """
     for block in _blocks(rows, slots, logits_RV.shape[1]):
         logits_BV = logits_RV[block.rows_B].float()
         # A number as the value would make the host wait for the device.
         masked = logits_BV.new_full((), float("-inf"))
         logits_BV.index_put_((block.masked_rows, block.masked_ids), masked)
+        # No place has two biases, so none is lost.
+        places = block.biased_rows, block.biased_ids
+        logits_BV.index_put_(places, logits_BV[places] + block.biases.float())
         logits_BV = _penalise(logits_BV, block, slots.tokens_XL)
 
         columns = as_sampling_columns(block.sampling)
@@ -75,7 +84,7 @@ def _blocks(rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[_B
     for i, part in enumerate(parts):
         width = len(columns[i])
         index, next_index, chosen, prompts, lengths, *rest = on_device[i * width : (i + 1) * width]
-        *sampling, masked_rows, masked_ids = rest[3:]
+        *sampling, masked_rows, masked_ids, biased_rows, biased_ids, biases = rest[3:]
         blocks.append(
             _Block(
                 rows_B=index,
@@ -87,6 +96,9 @@ def _blocks(rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[_B
                 sampling=tuple(sampling[:NUM_COLUMNS]),
                 masked_rows=masked_rows,
                 masked_ids=masked_ids,
+                biased_rows=biased_rows,
+                biased_ids=biased_ids,
+                biases=biases.view(torch.float64),
                 max_tokens=int(rows.ends[part].max()),
             )
         )
@@ -120,7 +132,17 @@ def _block_columns(
         *np.ascontiguousarray(penalties.T).view(np.int64),
         *slots.sampling.columns(chosen, positions),
         *np.array(masked, dtype=np.int64).reshape(-1, 2).T,
+        *_bias_columns([slots.sampling.biases_of[slot] for slot in chosen], vocab_size),
     ]
+
+
+def _bias_columns(biases: Sequence[Biases], vocab_size: int) -> tuple[Column, ...]:
+    """Row, token and bias of each biased token of some rows."""
+    rows = np.repeat(np.arange(len(biases)), [len(token_ids) for token_ids, _ in biases])
+    token_ids, bits = (np.concatenate(columns) for columns in zip(*biases, strict=True))
+    # Like a mask, the bias of a token that the model does not have says nothing.
+    is_known = (token_ids >= 0) & (token_ids < vocab_size)
+    return rows[is_known], token_ids[is_known], bits[is_known]
 
 
 def _penalise(logits_BV: Tensor, block: _Block, tokens_XL: Tensor) -> Tensor:

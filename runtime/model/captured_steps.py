@@ -1,7 +1,7 @@
 """CUDA graphs of steps: such a step is one small copy to the device and one launch, or one by layer
 where each waits for its own part of what is on its way to the cache.
 
-Legend: R sampling rows of a shape, V vocabulary.
+Legend: R sampling rows of a shape, T its tokens, V vocabulary, C hidden size.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +26,8 @@ T = TypeVar("T")
 class CapturedOutput:
     """What a captured step leaves on the device, until the next one."""
 
+    hidden_TC: Tensor
+    """Of all its tokens."""
     logits_RV: Tensor
     token_ids_R: Tensor
     """int32, the sampled tokens; for rows that cut, until those are sampled, the most likely."""

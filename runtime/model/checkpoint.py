@@ -1,7 +1,9 @@
 """From a checkpoint folder to a decoder, tensor by tensor, fingerprinted on the way."""
 
 import hashlib
+import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ from raydix.runtime.model.families.weight_names import checkpoint_name
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec import ModelSpec
 from raydix.runtime.model.stored_experts import StoredExperts, open_stored_experts
+from raydix.runtime.phases import ReadProgress
+
+logger = logging.getLogger(__name__)
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -143,7 +148,7 @@ def load_weights(
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
     described: dict[str, _Description] = {}
-    stored = _describe(_tensors(folder, is_wanted), described)
+    stored = _describe(_telling_progress(folder, _tensors(folder, is_wanted)), described)
     for name, tensor in family.value.restore(stored):
         if name in targets:
             _fill(targets[name], name, tensor)
@@ -163,6 +168,21 @@ def load_weights(
             )
     entries = sorted((name, *entry) for name, entry in described.items())
     return hashlib.sha256(repr(entries).encode()).digest()
+
+
+def _telling_progress(
+    folder: Path, tensors: Iterator[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass the tensors on, and log how far they have come: a large checkpoint takes minutes."""
+    total_bytes = sum(path.stat().st_size for path, _ in _shards(folder) if path.exists())
+    progress = ReadProgress("weights read", total_bytes, time.monotonic())
+    for name, tensor in tensors:
+        yield name, tensor
+        # Only now, as whoever took it has copied it to where it belongs.
+        news = progress.advance(tensor.nbytes, time.monotonic())
+        if news is not None:
+            logger.info("%s", news)
+    logger.info("%s", progress.summary(time.monotonic()))
 
 
 def _is_ignored(name: str, family: Family, num_layers: int) -> bool:

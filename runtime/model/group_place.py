@@ -14,6 +14,7 @@ from raydix.errors import AccountingError
 from raydix.moe.dispatch.protocol import DispatchForm, DispatchSizes
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.step_shapes import StepShape
 
 
@@ -76,6 +77,16 @@ class GroupPlace:
             is_padding_T=is_padding_T,
             stream=stream,
         )
+
+
+def group_place_of(decoder: Decoder) -> GroupPlace | None:
+    """The lanes with which this decoder shares experts; None: it has them to itself."""
+    if decoder.experts is None:
+        return None
+    ranks = decoder.experts.ranks
+    return GroupPlace(
+        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
+    )
 
 
 def read_lane_sizes(plan: StepPlan, group: GroupPlace | None) -> LaneSizes:

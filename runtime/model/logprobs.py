@@ -99,9 +99,20 @@ def _block_logprobs(
     logits_RV: Tensor, token_ids_R: Tensor, index_J: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The tensors of `LogprobTensors` of some rows, in order."""
-    logprobs_JV = logits_RV[index_J].float().log_softmax(-1)
-    sampled_J1 = token_ids_R[index_J].long()[:, None]
-    sampled_logprobs_J1 = logprobs_JV.gather(1, sampled_J1)
-    top_logprobs_JK, top_ids_JK = logprobs_JV.topk(num_top, dim=-1)
-    ranks_J = (logprobs_JV > sampled_logprobs_J1).sum(-1) + 1
-    return sampled_J1[:, 0], sampled_logprobs_J1[:, 0], ranks_J, top_ids_JK, top_logprobs_JK
+    # A row without a token has no logprobs that count, either.
+    token_ids_J = token_ids_R[index_J].long().clamp_min(0)
+    return token_ids_J, *logprobs_of(logits_RV[index_J], token_ids_J, num_top)
+
+
+def logprobs_of(
+    logits_RV: Tensor, token_ids_R: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each row the logprob and rank of its token, and ids and logprobs of the likeliest ones.
+
+    `token_ids_R`: int64. The logprobs are float32.
+    """
+    logprobs_RV = logits_RV.float().log_softmax(-1)
+    logprobs_R1 = logprobs_RV.gather(1, token_ids_R[:, None])
+    top_logprobs_RK, top_ids_RK = logprobs_RV.topk(num_top, dim=-1)
+    ranks_R = (logprobs_RV > logprobs_R1).sum(-1) + 1
+    return logprobs_R1[:, 0], ranks_R, top_ids_RK, top_logprobs_RK

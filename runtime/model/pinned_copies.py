@@ -43,6 +43,14 @@ class PinnedCopies:
         self._keep(pinned)
         return pinned
 
+    def note_end(self) -> torch.cuda.Event | None:
+        """An event behind all that was enqueued so far; None on the cpu."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
     def _keep(self, pinned: Tensor) -> None:
         """Until the kernel just enqueued has ended."""
         while self._in_use and self._in_use[0][0].query():

@@ -52,6 +52,10 @@ class RequestSlots:
         self._pool_pages = tuple(pool_pages)
         self.sampling = SlotSampling(max_slots + 1)
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
+        # Padding counts as a prompt, which warm-up may score.
+        self.num_prompt_tokens[self.scratch_slot] = self.tokens_per_slot
+        self.num_scored_tokens = np.zeros(max_slots + 1, dtype=np.int64)
+        """Prompt tokens that need not be scored."""
         self.is_taken = np.zeros(max_slots, dtype=np.bool_)
 
     def vary_padding(self, vocab_size: int) -> None:
@@ -88,6 +92,7 @@ class RequestSlots:
         self.is_taken[slot] = True
         self.sampling.put(slot, request.sampling)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.num_scored_tokens[slot] = request.num_scored_tokens
         (token_ids,) = self.copies.to_device([request.token_ids.astype(np.int64)])
         self.tokens_XL[slot, :num_tokens] = token_ids
         for table_XN in self.tables_XN:
@@ -98,7 +103,8 @@ class RequestSlots:
 
         `next_index_R`: int64, where in `tokens_XL`, seen as one dimension.
         """
-        self.tokens_XL.view(-1).scatter_(0, next_index_R, token_ids_R)
+        # Before the host knows that there is no token, a step may run on top of it.
+        self.tokens_XL.view(-1).scatter_(0, next_index_R, token_ids_R.clamp_min(0))
 
     def check_tables(self, changes: TableChanges) -> None:
         """Raise AccountingError if a run does not fit its table, or names a page outside the pool.

@@ -5,6 +5,7 @@ Scheduler has not seen yet. Lengths are known on the host; nothing here waits fo
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,23 +15,19 @@ from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.group_place import (
-    GroupPlace,
-    LaneSizes,
-    choose_shape,
-    read_lane_sizes,
-)
+from raydix.runtime.model.group_place import GroupPlace, group_place_of, read_lane_sizes
 from raydix.runtime.model.in_turns import MicroBatch
-from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
+from raydix.runtime.model.layer_waits import layer_waiter
 from raydix.runtime.model.micro_batches import halves, split_rows
+from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors, compute_prompt_logprobs
 from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.shape_choice import choose_step_shape, shapes_of
 from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
 from raydix.runtime.model.step_inputs import BatchInputs, InputMaker, decode_tiles
-from raydix.runtime.model.step_output import StepOutput
+from raydix.runtime.model.step_output import StepOutput, finish_step, make_output
 from raydix.runtime.model.step_rows import (
     StepRows,
     idle_row,
@@ -40,18 +37,23 @@ from raydix.runtime.model.step_rows import (
     read_rows,
     step_columns,
 )
-from raydix.runtime.model.step_shapes import (
-    StepShape,
-    choose_prompt_shape,
-    decode_shapes,
-    extension_shapes,
-    prompt_shapes,
-)
+from raydix.runtime.model.step_shapes import StepShape
 from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
 Part = tuple[StepRows, Sequence[int]]
 """Rows that go through the layers together, and how many tokens each lane has beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """What the layers have made of a step that is not captured."""
+
+    hidden_RC: Tensor
+    """Of the rows that sample."""
+    inputs: BatchInputs
+    """What sampling needs besides."""
+    prompts: PromptLogprobTensors | None
 
 
 def never(num_tokens: int) -> bool:
@@ -83,7 +85,7 @@ class ModelRunner:
         self._device = device
         self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
-        self._group = _group_place(decoder)
+        self._group = group_place_of(decoder)
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
@@ -150,13 +152,7 @@ class ModelRunner:
 
     def captured_shapes(self) -> tuple[StepShape, ...]:
         """Shapes of the steps that are captured; a step takes the first that holds it."""
-        extensions = extension_shapes(self.slots.max_model_len, self._decoder.ops.extension_tokens)
-        prompts: tuple[StepShape, ...] = ()
-        # Those that share experts, or layers, would have to send as many tokens in one graph.
-        if self._group is None and self._decoder.collectives.size == 1:
-            tile_tokens = min(self._decoder.ops.tile_tokens, self.slots.max_model_len)
-            prompts = prompt_shapes(self.slots.max_slots, tile_tokens)
-        return (*decode_shapes(self.slots.max_slots), *extensions, *prompts)
+        return shapes_of(self._decoder, self._group, self.slots.max_slots, self.slots.max_model_len)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes.
@@ -182,14 +178,18 @@ class ModelRunner:
         sizes = read_lane_sizes(plan, self._group)
         if not any(sizes.tokens):
             return self._nothing()
-        on_layer = _layer_waiter(plan, wait_layer)
+        on_layer = layer_waiter(plan, wait_layer)
         sampling = rows.sampling_rows(self.slots.sampling)
 
-        if (shape := self._captured_shape(rows, sizes)) is not None:
-            return self._replay(rows, shape, sampling, on_layer)
+        captured = self._captured
+        if captured is not None and (
+            shape := choose_step_shape(self._decoder, captured.shapes, rows, sizes)
+        ):
+            return self._replay(captured, shape, rows, sampling, on_layer)
 
-        hidden_RC, inputs = self._run(self._parts(rows, sizes.tokens), sampling, on_layer)
-        return self._sample(hidden_RC, inputs, sampling) if len(hidden_RC) else self._nothing()
+        return self._sample(
+            self._run(self._parts(rows, sizes.tokens), sampling, on_layer), sampling
+        )
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page outside its pool. The host waits."""
@@ -217,8 +217,8 @@ class ModelRunner:
         parts: Sequence[Part],
         sampling: SamplingRows,
         on_layer: Callable[[int], None] | None = None,
-    ) -> tuple[Tensor, BatchInputs]:
-        """The hidden states [R, C] of the rows that sample, and what sampling needs besides."""
+    ) -> _Ran:
+        """Everything up to the hidden states of what samples; prompts are scored."""
         # Nothing is sampled before both halves have been run.
         of_part = [*(SAMPLES_NOTHING for _ in parts[1:]), sampling]
         inputs = [
@@ -235,36 +235,29 @@ class ModelRunner:
             for each, (_, tokens) in zip(inputs, parts, strict=True)
         ]
 
-        hidden = [
-            hidden_TC[each.sampled_R]
-            for hidden_TC, each in zip(self._decoder(batches, on_layer), inputs, strict=True)
+        hidden = self._decoder(batches, on_layer)
+        sampled = [
+            hidden_TC[each.sampled_R] for hidden_TC, each in zip(hidden, inputs, strict=True)
         ]
-        return hidden[0] if len(hidden) == 1 else torch.cat(hidden), inputs[-1]
-
-    def _captured_shape(self, rows: StepRows, sizes: LaneSizes) -> StepShape | None:
-        """That by which the step is replayed; None: it is not."""
-        if self._captured is None:
-            return None
-        shape = choose_shape(sizes, self._captured.shapes)
-        if shape is not None:
-            return shape
-        shape = choose_prompt_shape(rows.num_tokens, self._captured.shapes)
-        if shape is None:
-            return None
-        # How far a row's latents are expanded depends on its context, which no graph knows.
-        prompts = rows.attention_rows(rows.num_tokens > 1)
-        return None if self._decoder.divide_rows(prompts)[1] else shape
+        return _Ran(
+            hidden_RC=sampled[0] if len(sampled) == 1 else torch.cat(sampled),
+            inputs=inputs[-1],
+            prompts=compute_prompt_logprobs(
+                self._decoder,
+                list(zip(hidden, [rows for rows, _ in parts], strict=True)),
+                self.slots,
+            ),
+        )
 
     def _replay(
         self,
-        rows: StepRows,
+        captured: CapturedSteps,
         shape: StepShape,
+        rows: StepRows,
         sampling: SamplingRows,
         on_layer: Callable[[int], None] | None,
     ) -> StepOutput:
-        """A captured step."""
-        captured = self._captured
-        assert captured is not None, "it has chosen the shape"
+        """A captured step; what it scores is not captured."""
         if on_layer is not None and not shape.waits_by_layer:
             # A load's events are the plan's own, so no graph can hold them: all of it has to arrive
             # first.
@@ -274,11 +267,24 @@ class ModelRunner:
         num_rows = len(sampling.slots)
         columns = step_columns(rows, sampling, self.slots, shape)
         output = captured.replay(columns, shape, on_layer)
-        if not num_rows:
-            return self._nothing()
         if sampling.has_cuts:
             captured.replay_cut(shape)
-        return self._finish(output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling)
+
+        prompts = None
+        if self.slots.sampling.has_prompt_logprobs[rows.slots].any():
+            # In the order in which the columns have them.
+            own = (output.hidden_TC, rows.sampling_first())
+            prompts = compute_prompt_logprobs(self._decoder, [own], self.slots)
+        if not num_rows:
+            return self._nothing(prompts)
+        return finish_step(
+            self._decoder.ops,
+            self.slots,
+            output.logits_RV[:num_rows],
+            output.token_ids_R[:num_rows],
+            sampling,
+            prompts,
+        )
 
     def _run_columns(
         self,
@@ -307,7 +313,7 @@ class ModelRunner:
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, sampling)
         self.slots.keep_sampled(next_index_R, token_ids_R)
-        return CapturedOutput(logits_RV=logits_RV, token_ids_R=token_ids_R)
+        return CapturedOutput(hidden_TC=hidden_TC, logits_RV=logits_RV, token_ids_R=token_ids_R)
 
     def _padded(self, token_index_T: Tensor) -> SentRows | None:
         """What this rank sends in a captured step with these tokens."""
@@ -327,44 +333,30 @@ class ModelRunner:
     def _padding(self, shape: StepShape) -> Column:
         return padding_columns(self.slots, shape)
 
-    def _sample(self, hidden_RC: Tensor, inputs: BatchInputs, sampling: SamplingRows) -> StepOutput:
+    def _sample(self, ran: _Ran, sampling: SamplingRows) -> StepOutput:
         """As in captured steps, one operation after another."""
-        logits_RV = self._decoder.logits(hidden_RC)
+        if not len(ran.hidden_RC):
+            return self._nothing(ran.prompts)
+        inputs = ran.inputs
+        logits_RV = self._decoder.logits(ran.hidden_RC)
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, inputs.columns)
         if sampling.has_cuts:
             self._decoder.ops.sample_cut(logits_RV, inputs.columns, token_ids_R)
         self.slots.keep_sampled(inputs.next_index_R, token_ids_R)
-        return self._finish(logits_RV, token_ids_R, sampling)
-
-    def _finish(self, logits_RV: Tensor, token_ids_R: Tensor, sampling: SamplingRows) -> StepOutput:
-        """What few rows need besides: other logits, logprobs."""
-        if len(sampling.adjusted):
-            sample_adjusted(self._decoder.ops, logits_RV, sampling, self.slots, token_ids_R)
-        if not sampling.has_logprobs:
-            return self._output(token_ids_R, None)
-        asked = [self.slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
-        return self._output(
-            token_ids_R, compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies)
+        return finish_step(
+            self._decoder.ops, self.slots, logits_RV, token_ids_R, sampling, ran.prompts
         )
 
-    def _output(self, token_ids_R: Tensor, logprobs: LogprobTensors | None) -> StepOutput:
-        token_ids = self.slots.copies.to_host(token_ids_R)
-        on_host = None if logprobs is None else logprobs.to_host(self.slots.copies)
-        ready = torch.cuda.Event() if self._device.type == "cuda" else None
-        if ready is not None:
-            ready.record()
-        return StepOutput(token_ids=token_ids, logprobs=on_host, ready=ready)
-
-    def _nothing(self) -> StepOutput:
+    def _nothing(self, prompts: PromptLogprobTensors | None = None) -> StepOutput:
         """The output of a step that samples nothing here."""
-        return self._output(torch.empty(0, dtype=torch.int32), None)
+        return make_output(self.slots.copies, torch.empty(0, dtype=torch.int32), None, prompts)
 
     def _run_padding(self, num_tokens: int, start: int, num_samples: int = 1) -> None:
         """Run a row of padding, and sample `num_samples` tokens of it as the scratch slot asks."""
         rows = padding_row(num_tokens, start, self.slots)
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
-        hidden_RC, inputs = self._run([(rows, self._same_on_all_lanes(num_tokens))], sampling)
-        self._sample(hidden_RC.repeat(num_samples, 1), inputs, sampling)
+        ran = self._run([(rows, self._same_on_all_lanes(num_tokens))], sampling)
+        self._sample(replace(ran, hidden_RC=ran.hidden_RC.repeat(num_samples, 1)), sampling)
 
     def _same_on_all_lanes(self, num_tokens: int) -> tuple[int, ...]:
         """Every rank of a group warms up with the same sizes."""
@@ -374,25 +366,3 @@ class ModelRunner:
 def _halves(rows: StepRows, tokens: Sequence[int], group: GroupPlace) -> list[Part]:
     first, second = halves(tokens)
     return list(zip(split_rows(rows, first[group.lane]), (first, second), strict=True))
-
-
-def _group_place(decoder: Decoder) -> GroupPlace | None:
-    """The lanes with which this decoder shares experts; None: it has them to itself."""
-    if decoder.experts is None:
-        return None
-    ranks = decoder.experts.ranks
-    return GroupPlace(
-        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
-    )
-
-
-def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:
-    transfer_ids = sorted({int(transfer_id) for transfer_id in plan.row_loads if transfer_id >= 0})
-    if not transfer_ids:
-        return None
-
-    def wait(layer: int) -> None:
-        for transfer_id in transfer_ids:
-            wait_layer(transfer_id, layer)
-
-    return wait

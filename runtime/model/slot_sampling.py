@@ -21,6 +21,9 @@ _SMALLEST_TOP_P = 1e-30
 """The least top-p: above zero in float32, so that the most likely token is always kept."""
 _GREEDY = DeviceSampling(seed=0)
 _NONE: Column = np.zeros(0, dtype=np.int64)
+Biases = tuple[Column, Column]
+"""Tokens, and what is added to the logit of each, float64 by its bits."""
+_NO_BIASES: Biases = (_NONE, _NONE)
 _FEW_ROWS = 4
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -38,7 +41,7 @@ class SamplingRows:
     columns: tuple[Column, ...]
     """The columns of `SamplingColumns`, in which adjusted rows are greedy."""
     adjusted: Column
-    """Indices of rows whose logits change first: by penalties, or before `min_tokens`."""
+    """Indices of rows whose logits change first: by biases or penalties, or before `min_tokens`."""
     has_cuts: bool
     """Does one of the rows that are not adjusted cut tokens?"""
     has_logprobs: bool
@@ -61,10 +64,13 @@ class SlotSampling:
 
     def __init__(self, num_slots: int) -> None:
         self.of_slot: list[DeviceSampling] = [_GREEDY] * num_slots
+        self.biases_of: list[Biases] = [_NO_BIASES] * num_slots
         self._columns_CX = np.zeros((NUM_COLUMNS, num_slots), dtype=np.int64)
         self._is_cut = np.zeros(num_slots, dtype=np.bool_)
-        self._is_penalised = np.zeros(num_slots, dtype=np.bool_)
+        self._has_other_logits = np.zeros(num_slots, dtype=np.bool_)
         self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
+        self.has_prompt_logprobs = np.zeros(num_slots, dtype=np.bool_)
+        """Which slots' prompts are to be scored."""
         self._min_tokens = np.zeros(num_slots, dtype=np.int64)
         self._is_plain = True
         """No slot asks for more than a temperature."""
@@ -72,15 +78,17 @@ class SlotSampling:
     def put(self, slot: int, sampling: DeviceSampling) -> None:
         """Record what the request that has just taken `slot` asks for."""
         self.of_slot[slot] = sampling
+        self.biases_of[slot] = _biases(sampling)
         self._columns_CX[:, slot] = _slot_columns(sampling)
         is_random = sampling.temperature >= GREEDY_BELOW
         self._is_cut[slot] = is_random and (
             sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         )
-        self._is_penalised[slot] = has_penalties(sampling)
+        self._has_other_logits[slot] = has_penalties(sampling) or bool(sampling.biases)
         self._has_logprobs[slot] = sampling.num_logprobs is not None
+        self.has_prompt_logprobs[slot] = sampling.num_prompt_logprobs is not None
         self._min_tokens[slot] = sampling.min_tokens
-        asks = self._is_cut, self._is_penalised, self._has_logprobs, self._min_tokens
+        asks = self._is_cut, self._has_other_logits, self._has_logprobs, self._min_tokens
         self._is_plain = not any(column.any() for column in asks)
 
     def rows(self, slots: Column, ends: Column, output_positions: Column) -> SamplingRows:
@@ -97,7 +105,7 @@ class SlotSampling:
                 has_logprobs=False,
             )
 
-        is_adjusted = self._is_penalised[slots] | (output_positions < self._min_tokens[slots])
+        is_adjusted = self._has_other_logits[slots] | (output_positions < self._min_tokens[slots])
         columns[:, is_adjusted] = 0
         return SamplingRows(
             slots=slots,
@@ -116,6 +124,13 @@ class SlotSampling:
         if columns[1].any():
             columns[0] = noise_keys(columns[0].view(np.uint64), output_positions)
         return columns
+
+
+def _biases(sampling: DeviceSampling) -> Biases:
+    if not sampling.biases:
+        return _NO_BIASES
+    biases = np.array(sampling.biases, dtype=np.float64)
+    return np.array(sampling.biased_token_ids, dtype=np.int64), biases.view(np.int64)
 
 
 def has_penalties(sampling: DeviceSampling) -> bool:

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raydix.kernels.ops import ModelOps
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import StepResult
-from raydix.runtime.model.logprobs import LogprobTensors
+from raydix.runtime.model.adjusted_sampling import sample_adjusted
+from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
+from raydix.runtime.model.pinned_copies import PinnedCopies
+from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors
+from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.slot_sampling import SamplingRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +23,7 @@ class StepOutput:
     token_ids: Tensor
     """int32, one entry per sampling row, in row order."""
     logprobs: LogprobTensors | None
+    prompt_logprobs: PromptLogprobTensors | None
     ready: torch.cuda.Event | None
     """Recorded after the step's last work; None on cpu."""
 
@@ -24,10 +31,53 @@ class StepOutput:
         """Wait for the step and make its message."""
         if self.ready is not None:
             self.ready.synchronize()
+
+        scored_slots, prompt_logprobs = (
+            (empty(), ()) if self.prompt_logprobs is None else self.prompt_logprobs.to_messages()
+        )
         return StepResult(
             rank=rank,
             step=step,
             token_ids=int32_array(self.token_ids.numpy()) if len(self.token_ids) else empty(),
             logprobs=self.logprobs.to_messages() if self.logprobs is not None else (),
+            scored_slots=scored_slots,
+            prompt_logprobs=prompt_logprobs,
             compute_s=compute_s,
         )
+
+
+def finish_step(
+    ops: ModelOps,
+    slots: RequestSlots,
+    logits_RV: Tensor,
+    token_ids_R: Tensor,
+    sampling: SamplingRows,
+    prompt_logprobs: PromptLogprobTensors | None,
+) -> StepOutput:
+    """What few rows need after all were sampled: other logits, logprobs."""
+    if len(sampling.adjusted):
+        sample_adjusted(ops, logits_RV, sampling, slots, token_ids_R)
+
+    logprobs = None
+    if sampling.has_logprobs:
+        asked = [slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
+        logprobs = compute_logprobs(logits_RV, token_ids_R, asked, slots.copies)
+    return make_output(slots.copies, token_ids_R, logprobs, prompt_logprobs)
+
+
+def make_output(
+    copies: PinnedCopies,
+    token_ids_R: Tensor,
+    logprobs: LogprobTensors | None,
+    prompt_logprobs: PromptLogprobTensors | None,
+) -> StepOutput:
+    """Enqueue the copies of what a step has found to the host."""
+    token_ids = copies.to_host(token_ids_R)
+    logprobs = None if logprobs is None else logprobs.to_host(copies)
+    prompt_logprobs = None if prompt_logprobs is None else prompt_logprobs.to_host(copies)
+    return StepOutput(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        ready=copies.note_end(),
+    )

@@ -14,7 +14,10 @@ ASKING_FOR_ALL = replace(
     frequency_penalty=0.1,
     min_tokens=1,
     masked_until_min_tokens=(0,),
+    biased_token_ids=(0,),
+    biases=(1.0,),
     num_logprobs=20,
+    num_prompt_logprobs=20,
 )
 """All that a row may ask of sampling at once: warm-up tries this and the two before."""
 

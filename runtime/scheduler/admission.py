@@ -108,7 +108,8 @@ def _place(replica: Replica, lane: Lane, request: RequestState, num_cached_pages
 
 def _prompt_key(replica: Replica, request: RequestState, page: int) -> PageKey | None:
     """The key of a full prompt page by which others may bring it; None if there is none."""
-    if not replica.settings.prefix_caching or page >= request.chain.num_prompt_pages:
+    is_full = page < request.chain.num_prompt_pages
+    if not replica.settings.prefix_caching or not is_full or request.must_score:
         return None
     return request.chain.key(page)
 

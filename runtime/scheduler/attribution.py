@@ -86,11 +86,9 @@ def _missed_runs(
         yield stop, PageSource.CACHING_OFF
         return
 
-    page = start
-    for source, run in groupby(prefetch.missed(start, stop)):
-        page += len(list(run))
+    for end, source in prefetch.missed_runs(start, stop):
         is_pending = source is PageSource.PENDING
-        yield page, _not_awaited(prefetch, settings) if is_pending else source
+        yield end, _not_awaited(prefetch, settings) if is_pending else source
 
 
 def _not_awaited(prefetch: PrefetchState, settings: SchedulerSettings) -> PageSource:

@@ -1,7 +1,7 @@
 """The Scheduler's brain: a state machine without I/O, events in and effects out."""
 
 from collections import Counter
-from typing import assert_never
+from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, RequestId
@@ -14,7 +14,9 @@ from raydix.runtime.messages.client import (
     StopRequest,
     SubmitRequest,
 )
+from raydix.runtime.metrics import BY_RANK
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.counters import Count, Duration
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
 from raydix.runtime.scheduler.expert_events import on_experts_planned
 from raydix.runtime.scheduler.hints import abort_hint, drop_hints, take_hint
@@ -64,6 +66,7 @@ class SchedulerCore:
         for group in replica.step_groups:
             while plans := next_plans(replica, group, now_s):
                 for lane, plan in plans:
+                    lane.counters.count(Count.PLANS)
                     replica.emit(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
         return replica.take_effects()
 
@@ -95,11 +98,17 @@ class SchedulerCore:
         """Where a recent request's prompt came from, by token range; None if unknown."""
         return self._replica.explained.get(request_id)
 
-    def stats(self) -> dict[str, float]:
-        """Counters (they only grow) and gauges, by name."""
+    def stats(self) -> dict[str, Any]:
+        """Counters (they only grow), distributions and gauges, by name."""
         replica = self._replica
-        stats = replica.counters.figures()
-        stats["num_requests_running"] = sum(len(lane.running) for lane in replica.lanes)
+        by_rank = [lane.figures_by_rank() for lane in replica.lanes]
+        stats: dict[str, Any] = {**self._counted(), **replica.timings.figures()}
+        stats[BY_RANK] = [figures for ranks in by_rank for figures in ranks]
+
+        num_loading = sum(lane.num_loading for lane in replica.lanes)
+        num_running = sum(len(lane.running) for lane in replica.lanes) - num_loading
+        stats["num_requests_running"] = num_running
+        stats["num_requests_loading"] = num_loading
         stats["num_requests_waiting"] = replica.num_waiting
 
         stats |= self._l1_figures()
@@ -120,20 +129,24 @@ class SchedulerCore:
                 stats |= group.experts.figures(self._now_s)
         return stats
 
-    def _l1_figures(self) -> dict[str, float]:
+    def _counted(self) -> dict[str, float]:
+        """What was counted of the engine and of its lanes, added up."""
+        replica = self._replica
+        total: Counter[str] = Counter()
+        for counters in (replica.counters, *(lane.counters for lane in replica.lanes)):
+            total.update(counters.figures())
+        copy_s = sum(lane.copy_s for lane in replica.lanes)
+        return {**total, Duration.COPY.value: copy_s}
+
+    def _l1_figures(self) -> dict[str, int]:
         """Pages of L1 by state, per KV group and in all."""
-        lanes = self._replica.lanes
         figures: Counter[str] = Counter()
+        for lane in self._replica.lanes:
+            for name, pages in lane.l1.figures().items():
+                # Of this KV group, then of all groups together.
+                figures[name] += pages
+                figures[name.rpartition("_")[0]] += pages
         for group in range(self.settings.num_groups):
-            pools = [lane.l1.pools.group(group) for lane in lanes]
-            pages = {
-                "total": sum(pool.num_pages for pool in pools),
-                "used": sum(pool.num_used for pool in pools),
-                "cached": sum(lane.l1.tree.num_cached_pages(group) for lane in lanes),
-                "locked": sum(lane.l1.tree.num_locked_pages(group) for lane in lanes),
-            }
-            figures.update({f"l1_{state}_pages": count for state, count in pages.items()})
-            figures.update({f"l1_{state}_pages_{group}": count for state, count in pages.items()})
             # 0: its layers look back over everything.
             figures[f"kv_group_window_tokens_{group}"] = (
                 self.settings.layout.groups[group].window or 0

@@ -1,20 +1,27 @@
-"""What the Scheduler counts, each figure declared once."""
+"""What the Scheduler counts and times, each figure declared once."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from raydix.runtime.messages.client import FailureKind, FinishReason
+from raydix.runtime.metrics import (
+    REQUEST_BOUNDS_S,
+    TOKEN_BOUNDS_S,
+    TRANSFER_BOUNDS_S,
+    Histogram,
+)
 
 
 class Count(StrEnum):
     """A number of things that happened; the value is the name of its figure."""
 
+    PLANS = "num_plans"
     PROMPT_TOKENS = "prompt_tokens"
     GENERATION_TOKENS = "generation_tokens"
-    FIRST_TOKENS = "first_tokens"
-    LATER_TOKENS = "later_tokens"
-    COMPLETE_REQUESTS = "complete_requests"
+    PREFETCHES = "prefetches"
+    """Hints that were answered."""
     RETRACTED_REQUESTS = "retracted_requests"
     LOAD_DECISIONS = "load_decisions"
     RECOMPUTE_DECISIONS = "recompute_decisions"
@@ -38,9 +45,29 @@ class Duration(StrEnum):
 
     COMPUTE = "compute_s"
     COPY = "copy_s"
-    FIRST_TOKEN = "first_token_s"
-    LATER_TOKENS = "later_tokens_s"
-    COMPLETE_REQUESTS = "complete_requests_s"
+
+
+class Timing(StrEnum):
+    """Seconds whose distribution is kept; the value is the name of the figure."""
+
+    FIRST_TOKEN = "first_token_times"
+    OUTPUT_TOKEN = "output_token_times"
+    """One value per request: its mean over the tokens after the first."""
+    QUEUE = "queue_times"
+    REQUEST = "request_times"
+    LOAD = "load_times"
+    BACKUP = "backup_times"
+
+    @property
+    def bounds_s(self) -> tuple[float, ...]:
+        """Between which the values are counted."""
+        match self:
+            case Timing.FIRST_TOKEN | Timing.QUEUE | Timing.REQUEST:
+                return REQUEST_BOUNDS_S
+            case Timing.OUTPUT_TOKEN:
+                return TOKEN_BOUNDS_S
+            case Timing.LOAD | Timing.BACKUP:
+                return TRANSFER_BOUNDS_S
 
 
 class Prediction(StrEnum):
@@ -54,7 +81,7 @@ class Counters:
     """Owns: how often things have happened since the Scheduler started. Figures only grow."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter(dict.fromkeys(Count, 0))
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def count(self, what: Count, number: int = 1) -> None:
@@ -66,7 +93,7 @@ class Counters:
         self._seconds[what] += seconds
 
     def count_end(self, reason: FinishReason) -> None:
-        """A request or hint ended well."""
+        """A request ended well."""
         self._counts[f"finished_{reason.value}"] += 1
 
     def count_failure(self, kind: FailureKind) -> None:
@@ -77,18 +104,6 @@ class Counters:
         """A client was told where the tokens of its prompt came from."""
         for source, num_tokens in tokens_by_source.items():
             self._counts[f"prompt_tokens_{source}"] += num_tokens
-
-    def count_first_token(self, wait_s: float) -> None:
-        """A request has its first token, so long after it arrived."""
-        self.count(Count.FIRST_TOKENS)
-        self.add_s(Duration.FIRST_TOKEN, wait_s)
-
-    def count_completion(self, *, num_later: int, later_s: float, total_s: float) -> None:
-        """A request is complete: `num_later` tokens followed the first one, in `later_s`."""
-        self.count(Count.LATER_TOKENS, num_later)
-        self.add_s(Duration.LATER_TOKENS, later_s)
-        self.count(Count.COMPLETE_REQUESTS)
-        self.add_s(Duration.COMPLETE_REQUESTS, total_s)
 
     def count_prediction(self, what: Prediction, predicted_s: float, measured_s: float) -> None:
         """A predicted duration was measured."""
@@ -104,6 +119,27 @@ class Counters:
             self.count(Count.DROPPED_PAGES, num_dropped)
 
     def figures(self) -> dict[str, float]:
-        """Everything that was counted at least once, by name."""
+        """All counts and seconds, by name."""
         named = {str(name): number for name, number in self._counts.items()}
         return {**named, **{str(name): seconds for name, seconds in self._seconds.items()}}
+
+
+class Timings:
+    """Owns: the distributions of how long things took since the Scheduler started."""
+
+    def __init__(self) -> None:
+        self._times = {timing: Histogram(timing.bounds_s) for timing in Timing}
+
+    def observe(self, what: Timing, seconds: float) -> None:
+        """Once more it took so long."""
+        self._times[what].observe(seconds)
+
+    def observe_completion(self, *, num_later: int, later_s: float, total_s: float) -> None:
+        """A request is complete: `num_later` tokens followed the first one, in `later_s`."""
+        self.observe(Timing.REQUEST, total_s)
+        if num_later:
+            self.observe(Timing.OUTPUT_TOKEN, later_s / num_later)
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Every distribution, by name."""
+        return {timing.value: histogram.figure() for timing, histogram in self._times.items()}

@@ -17,6 +17,7 @@ from raydix.runtime.messages.client import (
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.chain import Chain
+from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.refusals import refuse_as_closing, refuse_prefetch
@@ -111,7 +112,7 @@ def end_hint(replica: Replica, hint: PrefetchHint, missed: PageSource) -> None:
         num_left_pages=0,
     )
 
-    replica.counters.count_end(FinishReason.PREFETCH)
+    replica.counters.count(Count.PREFETCHES)
     _answer(replica, hint, FinishReason.PREFETCH, total_by_source(ranges))
 
 

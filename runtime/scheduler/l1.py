@@ -51,6 +51,17 @@ class L1:
         """So many pages can be taken now."""
         return all(num <= self.pools.group(group).num_free for group, num in enumerate(num_pages))
 
+    def figures(self) -> dict[str, int]:
+        """Pages of each KV group by state; locked ones are cached, cached ones are used."""
+        figures: dict[str, int] = {}
+        for group in range(self.pools.num_groups):
+            pool = self.pools.group(group)
+            figures[f"l1_total_pages_{group}"] = pool.num_pages
+            figures[f"l1_used_pages_{group}"] = pool.num_used
+            figures[f"l1_cached_pages_{group}"] = self.tree.num_cached_pages(group)
+            figures[f"l1_locked_pages_{group}"] = self.tree.num_locked_pages(group)
+        return figures
+
     def match(self, chain: Chain) -> Match:
         """The longest prefix of a chain that is cached; nothing is with caching switched off."""
         return self.tree.match(chain.identity, chain.packed if self._has_caching else b"")

@@ -11,7 +11,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.scheduler.backups import BackupQueue
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
-from raydix.runtime.scheduler.counters import Counters
+from raydix.runtime.scheduler.counters import Counters, Duration
 from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.in_flight import InFlight, PlannedRow, StepInFlight
@@ -37,7 +37,6 @@ class Lane:
         settings: SchedulerSettings,
         group: StepGroup,
         host: HostView,
-        counters: Counters,
     ) -> None:
         self.index = index
         self.settings = settings
@@ -47,12 +46,14 @@ class Lane:
         self.waiting = WaitingQueue(settings)
 
         self._host = host
-        self._counters = counters
+        self.counters = Counters()
+        """They go on when its ranks are replaced."""
+        self._copy_s = dict.fromkeys(self.ranks, 0.0)
         self._reset()
 
     def _reset(self) -> None:
         """Start with an empty L1 and nothing in flight: the ranks are gone or new."""
-        self.backups = BackupQueue(self.settings, self._host, self._counters)
+        self.backups = BackupQueue(self.settings, self._host, self.counters)
         self.l1 = L1(self.settings, self.backups)
         self.promotions = Promotions(self.settings, self.l1, self.waiting)
         self.in_flight = InFlight(self.ranks)
@@ -281,6 +282,28 @@ class Lane:
         if transfer is not None:
             self.l1.pools.unhold(transfer.page_ids)
         return transfer
+
+    def note_copy(self, rank: int, seconds: float) -> None:
+        """A rank has copied pages for so long."""
+        self._copy_s[rank] += seconds
+
+    @property
+    def copy_s(self) -> float:
+        """Of all its ranks together."""
+        return sum(self._copy_s.values())
+
+    def figures_by_rank(self) -> list[dict[str, float]]:
+        """What is counted of each rank; all hold the same pages and make the same steps."""
+        shared = {**self.counters.figures(), **self.l1.figures()}
+        return [{**shared, Duration.COPY.value: copy_s} for copy_s in self._copy_s.values()]
+
+    @property
+    def num_loading(self) -> int:
+        """Admitted requests whose pages from L2 are not there yet."""
+        return sum(
+            request.phase is Phase.LEASING or request.load is not None
+            for request in self.prefilling.values()
+        )
 
     def check(self) -> None:
         """Raise AccountingError unless the lane's parts agree with its requests."""

@@ -48,6 +48,10 @@ class PrefetchState:
         """More pages may come."""
         return self.state is not LookupState.CLOSED
 
+    def rule_out(self, reason: PageSource, num_pages: int, *, num_groups: int) -> None:
+        """No page is to be looked for, for this reason."""
+        self.by_group = (bytes([reason]) * num_pages,) * num_groups
+
     def make_due(self, num_l1_pages: Sequence[int], num_pages: int) -> None:
         """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent."""
         self.by_group = _unknown(num_l1_pages, num_pages)
@@ -141,19 +145,26 @@ class PrefetchState:
             return PageSource.L3
         return source if source <= PageSource.L3 else PageSource(tier)
 
-    def missed(self, start: int, stop: int) -> Iterator[PageSource]:
-        """What was said of each page in [start, stop), the first of which some KV group lacks.
+    def missed_runs(self, start: int, stop: int) -> Iterator[tuple[int, PageSource]]:
+        """What was said of the pages in [start, stop), the first of which some KV group lacks.
 
-        Of one that all groups have nothing was said that makes it of no use: its reason is that of
-        the page before it.
+        By runs of pages, each with its end. Of a page that all groups have nothing was said that
+        makes it of no use: its reason is that of the page before it.
         """
+        codes = np.full(stop - start, PageSource.NOT_FOUND, dtype=np.uint8)
         known = [_column(sources)[start:stop] for sources in self.by_group]
-        worst: list[int] = np.max(known, axis=0).tolist() if known else []
-        reason = PageSource.NOT_FOUND
-        for code in worst:
-            reason = reason if code <= PageSource.L3 else PageSource(code)
-            yield reason
-        yield from itertools.repeat(PageSource.NOT_FOUND, stop - start - len(worst))
+        if known:
+            worst = np.max(known, axis=0)
+            codes[: len(worst)] = worst
+
+        # Without a loop over pages, for a prompt may have thousands.
+        is_reason = codes > PageSource.L3
+        if not is_reason[0]:
+            codes[0] = PageSource.NOT_FOUND
+        reasons = codes[np.maximum.accumulate(np.where(is_reason, np.arange(len(codes)), 0))]
+        ends = [*(np.flatnonzero(np.diff(reasons)) + 1).tolist(), len(reasons)]
+        for end in ends:
+            yield start + end, PageSource(reasons[end - 1])
 
 
 def _column(sources: bytes) -> NDArray[np.uint8]:

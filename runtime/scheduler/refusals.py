@@ -15,7 +15,13 @@ from raydix.runtime.messages.client import (
     RequestFailure,
     SubmitRequest,
 )
-from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.messages.plan import (
+    MAX_BIAS,
+    MAX_BIASED_TOKENS,
+    MAX_PROMPT_LOGPROB_BYTES,
+    DeviceSampling,
+    prompt_logprob_bytes,
+)
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _MAX_SEED = 2**63 - 1
@@ -53,6 +59,7 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
         _wrong_prompt(message.token_ids, settings)
         or _wrong_limits(message)
         or _wrong_sampling(message, settings)
+        or _wrong_amount(message, settings)
     )
     return None if wrong is None else _bad(wrong)
 
@@ -110,11 +117,12 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str 
     if not 0 <= sampling.seed <= _MAX_SEED:
         return f"seed is {sampling.seed}; expected 0 to {_MAX_SEED}."
 
-    if sampling.num_logprobs is not None and not 0 <= sampling.num_logprobs <= settings.vocab_size:
-        return (
-            f"num_logprobs is {sampling.num_logprobs}; expected 0 to {settings.vocab_size}, or "
-            f"None."
-        )
+    for name, number in (
+        ("num_logprobs", sampling.num_logprobs),
+        ("num_prompt_logprobs", sampling.num_prompt_logprobs),
+    ):
+        if number is not None and not 0 <= number <= settings.vocab_size:
+            return f"{name} is {number}; expected 0 to {settings.vocab_size}, or None."
 
     if sampling.top_k < 0 or sampling.min_tokens < 0:
         return (
@@ -125,17 +133,47 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str 
     for name, ids in (
         ("stop_token_ids", message.stop_token_ids),
         ("masked_until_min_tokens", sampling.masked_until_min_tokens),
+        ("biased_token_ids", sampling.biased_token_ids),
     ):
         wrong = _first_outside(ids, settings.vocab_size)
         if wrong is not None:
             return f"{name} has {wrong!r}; expected token ids from 0 to {settings.vocab_size - 1}."
-    return _wrong_number(sampling)
+    return _wrong_biases(sampling) or _wrong_number(sampling)
+
+
+def _wrong_amount(message: SubmitRequest, settings: SchedulerSettings) -> str | None:
+    """A client that reads must not be taken for one that does not."""
+    num_top = message.sampling.num_prompt_logprobs
+    num_tokens = min(len(message.token_ids), settings.max_step_tokens)
+    if num_top is None or prompt_logprob_bytes(num_tokens, num_top) <= MAX_PROMPT_LOGPROB_BYTES:
+        return None
+    return (
+        f"prompt_logprobs is {num_top} for {num_tokens} tokens in one step, which is more than the "
+        f"{MAX_PROMPT_LOGPROB_BYTES >> 20} MiB that may be sent at once. Ask for fewer, or set "
+        f"scheduler.chunked_prefill_tokens to less."
+    )
 
 
 def _first_outside(ids: Iterable[object], vocab_size: int) -> object | None:
     return next(
         (value for value in ids if not isinstance(value, int) or not 0 <= value < vocab_size), None
     )
+
+
+def _wrong_biases(sampling: DeviceSampling) -> str | None:
+    token_ids, biases = sampling.biased_token_ids, sampling.biases
+    num_different = len(set(token_ids))
+    if not num_different == len(token_ids) == len(biases) <= MAX_BIASED_TOKENS:
+        return (
+            f"biased_token_ids has {len(token_ids)} entries, {num_different} of them different, "
+            f"and biases {len(biases)}; expected one bias for each of up to {MAX_BIASED_TOKENS} "
+            f"tokens."
+        )
+    # Written so that NaN is refused, too.
+    wrong = next((bias for bias in biases if not -MAX_BIAS <= bias <= MAX_BIAS), None)
+    if wrong is not None:
+        return f"biases has {wrong}; expected numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}."
+    return None
 
 
 def _wrong_number(sampling: DeviceSampling) -> str | None:

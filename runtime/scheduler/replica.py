@@ -12,13 +12,14 @@ from raydix.runtime.messages.host import (
     CancelLookup,
     LeasePages,
     Lookup,
+    PageSource,
     ReleaseLeases,
     ToHost,
     Urgency,
 )
-from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, ends_in_l1, find_prefix
-from raydix.runtime.scheduler.counters import Counters
+from raydix.runtime.scheduler.counters import Counters, Timing, Timings
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
@@ -47,6 +48,8 @@ class Replica:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.counters = Counters()
+        """Of the engine; each lane counts what concerns its ranks."""
+        self.timings = Timings()
         self.host = HostView(settings.num_groups)
         assert settings.num_lanes % settings.lanes_per_group == 0, "every lane is in a step group"
         self.step_groups = [
@@ -54,7 +57,7 @@ class Replica:
             for index in range(settings.num_lanes // settings.lanes_per_group)
         ]
         self.lanes = [
-            Lane(index, settings, group, self.host, self.counters)
+            Lane(index, settings, group, self.host)
             for group in self.step_groups
             for index in group.lanes
         ]
@@ -209,6 +212,7 @@ class Replica:
             self.counters.count_sources(sources)
             if request.admitted_s is not None:
                 queued_s = request.admitted_s - request.arrival_s
+                self.timings.observe(Timing.QUEUE, queued_s)
 
         delta = RequestDelta(
             asking=request.submit.asking,
@@ -219,6 +223,15 @@ class Replica:
             queued_s=queued_s,
             finished=finished,
             failure=failure,
+        )
+        self.emit(SendClient(client_id=request.client_id, delta=delta))
+
+    def send_prompt_logprobs(self, request: RequestState, logprobs: PromptLogprobs) -> None:
+        """Tell the client of more of its prompt, before any of its output."""
+        delta = RequestDelta(
+            asking=request.submit.asking,
+            request_id=request.request_id,
+            prompt_logprobs=(logprobs,),
         )
         self.emit(SendClient(client_id=request.client_id, delta=delta))
 
@@ -275,7 +288,7 @@ class Replica:
         """What L1 and L2 hold of a request, as far as is known."""
         host = self.host
         is_useful = host.is_usable and host.num_keys > 0 and self.settings.prefix_caching
-        max_pages = request.num_tokens // self.settings.page_size
+        max_pages = request.max_cached_tokens // self.settings.page_size
         return find_prefix(
             self.settings,
             host if is_useful else None,
@@ -288,6 +301,11 @@ class Replica:
         """Have a waiting request looked up: at once, or in its turn if L3 may have some of it."""
         request.renew_prefetch()
         num_full = request.chain.num_prompt_pages
+        if request.must_score:
+            request.prefetch.rule_out(
+                PageSource.PROMPT_LOGPROBS, num_full, num_groups=self.settings.num_groups
+            )
+            return
         if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
             return
 

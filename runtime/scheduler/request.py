@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from raydix.errors import AccountingError
 from raydix.ids import ClientId, RequestId, Slot
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import FinishReason, SubmitRequest
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.messages.plan import AddedRequest, TokenLogprobs
+from raydix.runtime.messages.plan import AddedRequest, PromptLogprobs, TokenLogprobs
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.prefetch import PrefetchState
@@ -66,6 +67,7 @@ class RowOutcome:
     num_computed: int
     token_ids: Int32Array
     logprobs: TokenLogprobs | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class RequestState:
@@ -118,6 +120,8 @@ class RequestState:
         self._is_reported = False
         """The client has seen `sources`."""
         self._num_counted_pages = 0
+        self._num_scored = 0
+        """Prompt tokens whose successors' logprobs the client was told."""
         self._num_known = 0
         self._num_sampled = 0
         self._num_planned = 0
@@ -206,9 +210,9 @@ class RequestState:
     def forget_sources(self) -> None:
         """Its load brought nothing: its next admission says anew where its prompt comes from.
 
-        Unless the client was told.
+        Unless the client was told, or the prompt is scored: that was computed in an earlier run.
         """
-        if not self._is_reported:
+        if not self._is_reported and not self._num_scored:
             self.sources = None
 
     def report_sources(self, *, has_ended: bool) -> dict[str, int] | None:
@@ -255,6 +259,7 @@ class RequestState:
             token_ids=self.chain.token_ids(),
             num_prompt_tokens=self.num_prompt,
             sampling=self.submit.sampling,
+            num_scored_tokens=self._num_scored,
         )
 
     def plan_row(self, num_tokens: int) -> int | None:
@@ -269,8 +274,22 @@ class RequestState:
         """An acknowledged row has computed all tokens before this one."""
         self._num_computed = num_computed
 
+    def take_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        """The logprobs of more prompt tokens became known. They come in order, without gaps."""
+        if logprobs.start != self._num_scored + 1:
+            raise AccountingError(
+                f"{self.request_id} got prompt logprobs from token {logprobs.start}; expected them "
+                f"from {self._num_scored + 1}"
+            )
+        self._num_scored += len(logprobs)
+
     def take_output(self, token_ids: Int32Array) -> None:
         """Sampled tokens became known."""
+        if self.must_score:
+            raise AccountingError(
+                f"{self.request_id} has output, but prompt logprobs of {self._num_scored} tokens "
+                f"alone"
+            )
         self._num_known += len(token_ids)
         self.chain.append(token_ids)
 
@@ -296,6 +315,20 @@ class RequestState:
         uncounted = range(self._num_counted_pages, self.num_held_pages)
         self._num_counted_pages = max(self._num_counted_pages, self.num_held_pages)
         return uncounted
+
+    @property
+    def must_score(self) -> bool:
+        """It asked for logprobs of its prompt, and does not have them all."""
+        is_asked = self.submit.sampling.num_prompt_logprobs is not None
+        return is_asked and self._num_scored < self.num_prompt - 1
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """How many of its tokens it may take from a cache.
+
+        A cache holds no logits: what is still to be scored is computed.
+        """
+        return self._num_scored if self.must_score else self.num_tokens
 
     @property
     def num_output(self) -> int:

@@ -5,11 +5,11 @@ from typing import assert_never
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.ids import TransferId
-from raydix.runtime.messages.arrays import empty, int32_array
-from raydix.runtime.messages.client import FinishReason
+from raydix.ids import NO_TOKEN, TransferId
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.messages.client import FailureKind, FinishReason
 from raydix.runtime.messages.plan import StepResult, TransfersDone
-from raydix.runtime.scheduler.counters import Count, Duration, Prediction
+from raydix.runtime.scheduler.counters import Count, Duration, Prediction, Timing
 from raydix.runtime.scheduler.decodes import TakenTokens
 from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.in_flight import StepInFlight
@@ -30,7 +30,7 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
 def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
     result = flight.result
     assert result is not None, "every rank has answered"
-    replica.counters.add_s(Duration.COMPUTE, result.compute_s)
+    lane.counters.add_s(Duration.COMPUTE, result.compute_s)
     if flight.num_rows < flight.num_tokens == flight.most_tokens:
         # A decode step's time says little about the time per prompt token, nor does that of a lane
         # that waits for one with more.
@@ -53,8 +53,7 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     if joined_slots:
         slots = np.concatenate((slots, int32_array(joined_slots)))
         token_ids = np.concatenate((token_ids, int32_array(joined_tokens)))
-    if len(slots):
-        _take_decoded(replica, lane, lane.batch.take(slots, token_ids), now_s)
+    _take_tokens(replica, lane, slots, token_ids, now_s)
 
 
 def _take_rows(
@@ -72,6 +71,7 @@ def _take_rows(
     slots: list[int] = []
     token_ids: list[int] = []
     logprobs = iter(result.logprobs[flight.num_decodes :])
+    of_prompts = dict(zip(result.scored_slots.tolist(), result.prompt_logprobs, strict=True))
     start = flight.num_decodes
     for row in flight.rows:
         # A view of at most one token: an array of its own would cost ten times as much.
@@ -85,13 +85,38 @@ def _take_rows(
             slots.append(request.slot)
             token_ids.append(int(tokens[0]))
             continue
-        outcome = RowOutcome(row.num_computed, tokens, row_logprobs)
+        of_prompt = of_prompts.get(request.slot) if of_prompts else None
+        outcome = RowOutcome(row.num_computed, tokens, row_logprobs, of_prompt)
         if request.load is not None:
             # Until its load is confirmed, nothing that was computed on top of it counts.
             request.defer(outcome)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
     return slots, token_ids
+
+
+def _take_tokens(
+    replica: Replica, lane: Lane, slots: Int32Array, token_ids: Int32Array, now_s: float
+) -> None:
+    """Take one token for each of these slots, whose requests are of the batch."""
+    is_missing = token_ids == NO_TOKEN
+    if is_missing.any():
+        for slot in slots[is_missing].tolist():
+            _fail_without_token(replica, lane.batch.request(slot))
+        slots, token_ids = slots[~is_missing], token_ids[~is_missing]
+
+    if len(slots):
+        _take_decoded(replica, lane, lane.batch.take(slots, token_ids), now_s)
+
+
+def _fail_without_token(replica: Replica, request: RequestState) -> None:
+    """End a request whose logits are not finite. What this step computed of it is not kept."""
+    text = (
+        f"Request {request.request_id}: the model's logits after {request.num_output} output "
+        "tokens are not finite, so that no token can be sampled. Check the checkpoint; with "
+        "model.dtype float16 try bfloat16 or float32, whose numbers reach further."
+    )
+    replica.fail(request, FailureKind.MODEL_FAILED, text)
 
 
 def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float) -> None:
@@ -137,8 +162,16 @@ def apply_outcome(
 ) -> None:
     """Take the outcome of a row that is not of the batch: pages to publish, a token, the end."""
     assert request.batch is None, "what decodes is taken by the batch"
+    if len(outcome.token_ids) and outcome.token_ids[0] == NO_TOKEN:
+        # First of all: pages with such numbers would spoil the prompts that find them.
+        _fail_without_token(replica, request)
+        return
+
     request.finish_row(outcome.num_computed)
     advance(lane, request, now_s)
+    if outcome.prompt_logprobs is not None:
+        request.take_prompt_logprobs(outcome.prompt_logprobs)
+        replica.send_prompt_logprobs(request, outcome.prompt_logprobs)
     if not len(outcome.token_ids):
         return
 
@@ -163,9 +196,9 @@ def _count_latency(
     replica: Replica, request: RequestState, reason: FinishReason | None, now_s: float
 ) -> None:
     if request.note_first_token(now_s):
-        replica.counters.count_first_token(now_s - request.arrival_s)
+        replica.timings.observe(Timing.FIRST_TOKEN, now_s - request.arrival_s)
     if reason is not None and request.first_token_s is not None:
-        replica.counters.count_completion(
+        replica.timings.observe_completion(
             num_later=request.num_output - 1,
             later_s=now_s - request.first_token_s,
             total_s=now_s - request.arrival_s,
@@ -178,7 +211,7 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
         predicted_s = replica.load_rate.predict_s(done.num_bytes, now_s)
         replica.counters.count_prediction(Prediction.LOAD, predicted_s, done.seconds)
     replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
-    replica.counters.add_s(Duration.COPY, done.seconds)
+    lane.note_copy(done.rank, done.seconds)
 
     stale = set(done.stale_transfer_ids.tolist())
     for number in done.transfer_ids.tolist():
@@ -189,7 +222,7 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
             case Load():
                 _finish_load(replica, lane, transfer, now_s)
             case Backup():
-                _finish_backup(replica, lane, transfer)
+                _finish_backup(replica, lane, transfer, now_s)
             case None:
                 pass
             case _:
@@ -205,7 +238,7 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
         return
 
     if load.is_stale:
-        replica.counters.count(Count.STALE_LOADS)
+        lane.counters.count(Count.STALE_LOADS)
         if promotion is not None:
             lane.promotions.end(request.request_id)
         else:
@@ -213,9 +246,10 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
             replica.requeue(request)
         return
 
-    replica.counters.count(Count.LOADED_PAGES, load.num_pages)
+    lane.counters.count(Count.LOADED_PAGES, load.num_pages)
+    replica.timings.observe(Timing.LOAD, load.age_s(now_s))
     if promotion is not None:
-        replica.counters.count(Count.PROMOTED_PAGES, load.num_pages)
+        lane.counters.count(Count.PROMOTED_PAGES, load.num_pages)
         lane.promotions.publish(promotion, request, now_s)
         lane.waiting.wake(request)
     else:
@@ -235,15 +269,16 @@ def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: flo
         if request.batch is not None and request.slot is not None:
             # It joined with the first of them.
             slots = int32_array((request.slot,))
-            _take_decoded(replica, lane, lane.batch.take(slots, outcome.token_ids), now_s)
+            _take_tokens(replica, lane, slots, outcome.token_ids, now_s)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
 
 
-def _finish_backup(replica: Replica, lane: Lane, backup: Backup) -> None:
+def _finish_backup(replica: Replica, lane: Lane, backup: Backup, now_s: float) -> None:
     lane.backups.finish(backup.keys)
     if backup.host_connection != replica.host.connection:
         return
-    replica.counters.count(Count.BACKED_UP_PAGES, backup.num_pages)
+    lane.counters.count(Count.BACKED_UP_PAGES, backup.num_pages)
+    replica.timings.observe(Timing.BACKUP, backup.age_s(now_s))
     for commit in backup.commits():
         replica.tell_host(commit)

@@ -40,6 +40,11 @@ class Transfer:
         self.waiting_ranks = set(ranks)
         self.sent_s = now_s
 
+    def age_s(self, now_s: float) -> float:
+        """How long ago it was sent."""
+        assert self.sent_s is not None, "only what was sent comes back"
+        return now_s - self.sent_s
+
     def acknowledge(self, rank: int, *, is_stale: bool) -> bool:
         """A rank has done it. True: so have all."""
         self.waiting_ranks.discard(rank)

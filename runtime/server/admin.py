@@ -5,7 +5,6 @@ from fastapi.responses import Response
 
 from raydix.runtime.config.paths import require_absolute_l3
 from raydix.runtime.server.answers import json_figures
-from raydix.runtime.server.errors import RequestRefused, failure
 from raydix.runtime.server.served import REFUSALS, Served
 from raydix.runtime.server.wire.admin import AttachRequest, FlushRequest
 
@@ -38,10 +37,6 @@ def admin_routes(served: Served) -> APIRouter:
     @router.get("/explain/{request_id}")
     async def explain(request_id: str) -> Response:
         """Where each range of a recent request's prompt came from."""
-        explanation = await served.engine.explain(request_id)
-        if explanation is None:
-            text = f"Request {request_id!r} is not among the last 1,024 of this engine."
-            raise RequestRefused(failure(404, text, "invalid_request_error", code="not_found"))
-        return json_figures(explanation)
+        return json_figures(await served.engine.explain(request_id))
 
     return router

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 import raydix
 from raydix.runtime.server.admin import admin_routes
@@ -46,10 +47,11 @@ def build_app(
         max_body_size=_MAX_BODY_BYTES,
     )
 
-    for routes in (completion_routes, chat_routes, response_routes, token_routes, status_routes):
-        app.include_router(routes(served))
-    app.include_router(admin_routes(served))
-    app.include_router(metrics_routes(served, metrics))
+    of_engine = (completion_routes, chat_routes, response_routes, token_routes, status_routes)
+    routers = [routes(served) for routes in (*of_engine, admin_routes)]
+    for router in (*routers, metrics_routes(served, metrics)):
+        app.include_router(router)
+        metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
     install_error_handlers(app)
 
     # The last one added sees a request first.

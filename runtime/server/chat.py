@@ -1,5 +1,6 @@
 """`/v1/chat/completions`."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from raydix.runtime.server.wire.chat import (
 )
 from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
 from raydix.runtime.server.wire.messages import template_messages
+from raydix.runtime.server.wire.prompt_logprobs import check_not_streamed, told_prompt_logprobs
 from raydix.runtime.server.wire.usage import Usage, UsageMeter
 
 
@@ -50,15 +52,21 @@ class _Answer:
         """All choices, once they are finished."""
         meter = UsageMeter(self.generation.num_samples)
         choices = {}
+        prompt_logprobs = None
         async for index, output in choices_of(self.served.engine, self.generation):
             meter.add(index, output)
             choices[index] = self._choice(index, output.outputs[0])
+            if index == 0:
+                prompt_logprobs = await asyncio.to_thread(
+                    told_prompt_logprobs, output.prompt_logprobs
+                )
 
         return ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.served.model_name,
             choices=[choices[index] for index in sorted(choices)],
+            prompt_logprobs=prompt_logprobs,
             usage=meter.usage(),
         )
 
@@ -140,7 +148,16 @@ def chat_routes(served: Served) -> APIRouter:
 
 async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Generation:
     """What the request asks of the engine. Raises BadRequest."""
-    params = sampling_of(body, max_tokens=max_tokens_of(body), logprobs=num_logprobs_of(body))
+    num_prompt_logprobs = body.prompt_logprobs
+    check_not_streamed(
+        "prompt_logprobs", is_asked=num_prompt_logprobs is not None, is_streamed=body.stream
+    )
+    params = sampling_of(
+        body,
+        max_tokens=max_tokens_of(body),
+        logprobs=num_logprobs_of(body),
+        prompt_logprobs=num_prompt_logprobs,
+    )
     token_ids = await served.engine.apply_chat_template(
         template_messages(body.messages), **template_arguments(body)
     )

@@ -12,6 +12,8 @@ from raydix.runtime.api.sampling_params import SamplingParams
 class ServedEngine(Protocol):
     """The part of `AsyncLLM` that the server uses; its docstrings hold here, too."""
 
+    name: str
+
     def generate(
         self,
         prompt: Prompt,
@@ -61,6 +63,6 @@ class ServedEngine(Protocol):
         """Go on without L3."""
         ...
 
-    async def explain(self, request_id: str) -> dict[str, Any] | None:
+    async def explain(self, request_id: str) -> dict[str, Any]:
         """Where each range of a request's prompt came from."""
         ...

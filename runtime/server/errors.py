@@ -22,6 +22,7 @@ from raydix.errors import (
     Overloaded,
     PromptTooLong,
     RaydixError,
+    UnknownRequest,
 )
 from raydix.runtime.server.connection import ClientGone
 from raydix.runtime.server.wire.errors import ErrorAnswer, ErrorDetails
@@ -72,6 +73,8 @@ def failure_of(error: RaydixError) -> HttpFailure:
         case PromptTooLong():
             code = "context_length_exceeded"
             return failure(400, text, "invalid_request_error", code=code)
+        case UnknownRequest():
+            return failure(404, text, "invalid_request_error", code="not_found")
         case BadRequest() | ConfigError() | CheckpointError():
             return failure(400, text, "invalid_request_error")
         case Overloaded():

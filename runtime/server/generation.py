@@ -69,7 +69,9 @@ def _open(
     prompt, sample = divmod(index, generation.num_samples)
     params = generation.params
     if sample:
-        params = replace(params, seed=seed_of_sample(params.seed, sample))
+        # The first sample tells of the prompt, and the others find its pages.
+        seed = seed_of_sample(params.seed, sample)
+        params = replace(params, seed=seed, prompt_logprobs=None)
     request_id = generation.request_id
     options = generation.options
     first = f"{request_id}-{index - sample}"

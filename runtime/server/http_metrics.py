@@ -9,15 +9,29 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from raydix.runtime.actors.host_metrics import HOST_METRICS
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
-from raydix.runtime.metrics import PREFIX, MetricKind, Sample, read_samples
+from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
+from raydix.runtime.metrics import (
+    PREFIX,
+    Distribution,
+    Metric,
+    MetricKind,
+    Sample,
+    read_samples,
+)
+from raydix.runtime.server.http_definitions import DURATION, FIRST_BYTE, IN_PROGRESS, REQUESTS
 from raydix.runtime.server.served import REFUSALS, Served
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _NO_ROUTE = "none"
 """Paths that are no route: their names are the client's, and without bound."""
 
@@ -28,32 +42,23 @@ class HttpMetrics:
     def __init__(self, replica: int) -> None:
         self._replica = str(replica)
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            f"{PREFIX}http_requests",
-            "Requests that were answered.",
-            ("route", "status", "replica"),
-            registry=self.registry,
+        self._requests = Counter(*_named(REQUESTS), registry=self.registry)
+        self._in_progress = Gauge(*_named(IN_PROGRESS), registry=self.registry).labels(
+            self._replica
         )
-        self._in_progress = Gauge(
-            f"{PREFIX}http_requests_in_progress",
-            "Requests whose answer is not complete.",
-            ("replica",),
-            registry=self.registry,
-        ).labels(self._replica)
         self._first_byte = Histogram(
-            f"{PREFIX}http_time_to_first_byte_seconds",
-            "From a request's first byte to its answer's: in a stream, to the first token.",
-            ("route", "replica"),
-            buckets=_SECONDS,
-            registry=self.registry,
+            *_named(FIRST_BYTE), buckets=FIRST_BYTE.bounds, registry=self.registry
         )
         self._duration = Histogram(
-            f"{PREFIX}http_request_seconds",
-            "From a request's first byte to its answer's last.",
-            ("route", "replica"),
-            buckets=_SECONDS,
-            registry=self.registry,
+            *_named(DURATION), buckets=DURATION.bounds, registry=self.registry
         )
+
+    def expect(self, routes: Iterable[str]) -> None:
+        """Tell of these routes before the first request."""
+        for route in routes:
+            self._requests.labels(route, "200", self._replica)
+            self._first_byte.labels(route, self._replica)
+            self._duration.labels(route, self._replica)
 
     def begin(self) -> None:
         """A request has come."""
@@ -103,43 +108,69 @@ class CountRequests:
             self._metrics.end(_route_of(scope), status, first_byte_s, total_s)
 
 
+def _named(metric: Metric) -> tuple[str, str, tuple[str, ...]]:
+    """What each of Prometheus' types begins with."""
+    return PREFIX + metric.name, metric.description, metric.labels
+
+
 def metrics_routes(served: Served, metrics: HttpMetrics) -> APIRouter:
     """The route."""
     router = APIRouter()
 
     @router.get("/metrics", responses=REFUSALS)
     async def read_metrics() -> Response:
-        """The server's and the Scheduler's metrics, as Prometheus reads them."""
-        figures = await served.engine.stats()
+        """The server's and the engine's metrics, as Prometheus reads them."""
         engine = CollectorRegistry()
-        engine.register(_SchedulerCollector(figures.get("scheduler") or {}, served.model_name))
+        engine.register(_EngineCollector(await served.engine.stats(), served.engine.name))
         text = generate_latest(metrics.registry) + generate_latest(engine)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
 
 
-class _SchedulerCollector(Collector):
-    """The Scheduler's figures at one moment."""
+def _engine_samples(stats: dict[str, Any]) -> list[Sample]:
+    """Samples of every actor that tells metrics and is not being restarted."""
+    samples: list[Sample] = []
+    if scheduler := stats.get("scheduler"):
+        samples += read_samples(SCHEDULER_METRICS, scheduler)
+    if host := stats.get("host"):
+        samples += read_samples(HOST_METRICS, host)
+    if storage := stats.get("storage"):
+        samples += read_samples(STORAGE_METRICS, storage, (storage["backend"],))
+    return samples
 
-    def __init__(self, figures: dict[str, Any], model_name: str) -> None:
-        self._samples = read_samples(SCHEDULER_METRICS, figures)
-        self._model_name = model_name
 
-    def collect(self) -> Iterable[Metric]:
+class _EngineCollector(Collector):
+    """The engine's figures at one moment."""
+
+    def __init__(self, stats: dict[str, Any], engine_name: str) -> None:
+        self._samples = _engine_samples(stats)
+        self._engine_name = engine_name
+
+    def collect(self) -> Iterable[PrometheusMetric]:
         """See prometheus_client."""
         by_name = sorted(self._samples, key=lambda sample: sample.metric.name)
         for _, samples in groupby(by_name, key=lambda sample: sample.metric.name):
             yield self._family(list(samples))
 
-    def _family(self, samples: list[Sample]) -> Metric:
-        metric = samples[0].metric
-        is_counter = metric.kind is MetricKind.COUNTER
+    def _family(self, samples: list[Sample]) -> PrometheusMetric:
+        name, description, labels = _named(samples[0].metric)
+        labels = (*labels, "engine")
+        if samples[0].metric.kind is MetricKind.HISTOGRAM:
+            histogram = HistogramMetricFamily(name, description, labels=labels)
+            for sample in samples:
+                assert isinstance(sample.value, Distribution)
+                buckets = [(bound, float(count)) for bound, count in sample.value.cumulative()]
+                own = (*sample.labels, self._engine_name)
+                histogram.add_metric(own, buckets, sample.value.total)
+            return histogram
+
+        is_counter = samples[0].metric.kind is MetricKind.COUNTER
         cls = CounterMetricFamily if is_counter else GaugeMetricFamily
-        labels = (*metric.labels, "model")
-        family = cls(PREFIX + metric.name, metric.description, labels=labels)
+        family = cls(name, description, labels=labels)
         for sample in samples:
-            family.add_metric((*sample.labels, self._model_name), sample.value)
+            assert isinstance(sample.value, float)
+            family.add_metric((*sample.labels, self._engine_name), sample.value)
         return family
 
 

@@ -15,6 +15,12 @@ from raydix.errors import ConfigError
 from raydix.runtime.server.bounded_http import BoundedHttp
 
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 620
+"""How long an idle connection is kept: longer than clients and load balancers keep theirs.
+
+Whoever closes first must not be the server: a request may be on its way. With uvicorn's 5 s AIPerf
+lost 8 of 500.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +78,15 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     listener = _bind(address)
     config = uvicorn.Config(
         _ended_quietly(app),
+        # It would close every handler that there is; who serves has set up its own.
+        log_config=None,
         # It would warn of each connection that speaks no HTTP, or another version of it.
         log_level="error",
         access_log=False,
         lifespan="off",
         http=BoundedHttp,
         ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
     server = _Server(config)

@@ -29,11 +29,10 @@ async def replicas_listening(replicas: Replicas, address: HttpAddress) -> AsyncI
     """
     # HAProxy itself would try a port that is taken again and again.
     here = HttpAddress(address.host, free_port(address))
-    try:
-        await asyncio.to_thread(_start, replicas, here)
-        yield here.url
-    finally:
-        await asyncio.to_thread(_stop)
+    await asyncio.to_thread(_start, replicas, here)
+    yield here.url
+    # Whoever leaves by an error has lost the engine: nothing can drain, and the cluster ends, too.
+    await asyncio.to_thread(_stop)
 
 
 def _start(replicas: Replicas, address: HttpAddress) -> None:

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from enum import StrEnum
+from typing import Any
 
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.metrics import TRANSFER_BOUNDS_S, Histogram
 
 
 class Operation(StrEnum):
@@ -21,6 +23,7 @@ class OrderCounts:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._seconds: dict[Operation, float] = dict.fromkeys(Operation, 0.0)
+        self._times = {operation: Histogram(TRANSFER_BOUNDS_S) for operation in Operation}
 
     def add(self, operation: Operation, statuses: bytes, object_bytes: int, seconds: float) -> None:
         """Count a batch that is answered.
@@ -29,13 +32,17 @@ class OrderCounts:
         """
         self._counts[f"{operation}_batches"] += 1
         self._seconds[operation] += seconds
+        self._times[operation].observe(seconds)
         for code, num_objects in Counter(statuses).items():
-            self._counts[f"{operation}_objects_{ObjectStatus(code).name.lower()}"] += num_objects
+            self._counts[f"{operation}_objects_{ObjectStatus(code).label}"] += num_objects
         if object_bytes:
             self._counts[f"{operation}_bytes"] += object_bytes * statuses.count(ObjectStatus.OK)
 
-    def figures(self) -> dict[str, int | float]:
-        """`OPERATION_batches`, `_seconds`, `_bytes` and `_objects_RESULT`, as far as counted."""
-        return self._counts | {
-            f"{operation}_seconds": seconds for operation, seconds in self._seconds.items()
-        }
+    def figures(self) -> dict[str, Any]:
+        """`OPERATION_batches`, `_bytes` and `_objects_RESULT`, as far as counted.
+
+        `_seconds` and `_times`, their distribution, of every operation.
+        """
+        seconds = {f"{operation}_seconds": total for operation, total in self._seconds.items()}
+        times = {f"{operation}_times": times.figure() for operation, times in self._times.items()}
+        return {**self._counts, **seconds, **times}

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import assert_never
+from typing import Any, assert_never
 
 from raydix.errors import ConfigError
 from raydix.ids import BatchId, PageKey
@@ -134,7 +134,7 @@ class StorageWorker:
         """The backend that carries out the orders."""
         return self._backend
 
-    def stats(self) -> dict[str, int | float]:
+    def stats(self) -> dict[str, Any]:
         """The backend's figures, what was ordered and has become of it, and what is under way."""
         with self._idle:
             own = self._counts.figures() | {"active_batches": len(self._active)}

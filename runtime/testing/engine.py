@@ -29,6 +29,7 @@ _NUM_QUIET_POLLS = 3
 _CHANGING_FIGURES = ("scheduler_cpu_s",)
 _BUSY_SCHEDULER = (
     "num_requests_running",
+    "num_requests_loading",
     "num_requests_waiting",
     "transfers_in_flight",
     "dirty_pages",

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+from raydix.errors import UnknownRequest
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
@@ -18,6 +19,7 @@ class InProcessLLM:
 
     def __init__(self, engine: InProcessEngine, client: EngineClient, tokenizer: Tokenizer) -> None:
         """`client` must have been connected with the same tokenizer."""
+        self.name = "in-process"
         self._engine = engine
         self._client = client
         self._tokenizer = tokenizer
@@ -66,6 +68,11 @@ class InProcessLLM:
         """See `AsyncLLM`."""
         return await self._engine.detach_storage()
 
-    async def explain(self, request_id: str) -> dict[str, Any] | None:
+    async def explain(self, request_id: str) -> dict[str, Any]:
         """See `AsyncLLM`."""
-        return await self._engine.explain(request_id)
+        explanation = await self._engine.explain(request_id)
+        if explanation is None:
+            raise UnknownRequest(
+                f"Request {request_id!r} is not among the last 1,024 of this engine."
+            )
+        return explanation

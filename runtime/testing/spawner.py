@@ -103,8 +103,10 @@ class InProcessSpawner:
         """The actor of this kind that was made last."""
         return self._latest.get(kind)
 
-    async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
-        """See `Spawner`."""
+    async def spawn(
+        self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
+    ) -> RunningActor:
+        """See `Spawner`; what these actors log stays in this process."""
         running = self._latest[kind] = InProcessActor(name)
 
         match kind:

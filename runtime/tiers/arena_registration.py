@@ -6,6 +6,8 @@ import threading
 import torch
 from torch import Tensor
 
+from raydix.runtime.config.capacity import format_bytes
+from raydix.runtime.phases import phase
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import OnError
 
@@ -52,22 +54,26 @@ class ArenaRegistration:
     def _run(self) -> None:
         try:
             torch.cuda.set_device(self._device)
-            for slab in range(self._geometry.num_slabs):
-                if self._stop.is_set():
-                    return
-
-                offset = self._geometry.slabs_offset + slab * self._geometry.slab_bytes
-                pointer = self.bytes.data_ptr() + offset
-                status = torch.cuda.cudart().cudaHostRegister(
-                    pointer, self._geometry.slab_bytes, _PORTABLE
-                )
-                _check(status, "cudaHostRegister")
-                self._registered.append(pointer)
-                # Last: those who read the number take the slab for registered.
-                self.num_slabs = slab + 1
+            with phase(logger, f"arena of {format_bytes(self.bytes.nbytes)} registered"):
+                self._register()
         except Exception as error:
             logger.exception("the arena cannot be registered with %s", self._device)
             self._on_error(error)
+
+    def _register(self) -> None:
+        for slab in range(self._geometry.num_slabs):
+            if self._stop.is_set():
+                return
+
+            offset = self._geometry.slabs_offset + slab * self._geometry.slab_bytes
+            pointer = self.bytes.data_ptr() + offset
+            status = torch.cuda.cudart().cudaHostRegister(
+                pointer, self._geometry.slab_bytes, _PORTABLE
+            )
+            _check(status, "cudaHostRegister")
+            self._registered.append(pointer)
+            # Last: those who read the number take the slab for registered.
+            self.num_slabs = slab + 1
 
 
 def _check(status: object, call: str) -> None:

@@ -43,6 +43,7 @@ class Reference:
             folder, dtype=torch.float32, attn_implementation="eager"
         )
         self._known: dict[Prompt, Expected] = {}
+        self._logits: dict[Prompt, torch.Tensor] = {}
 
     def expect(self, prompts: Iterable[Prompt]) -> list[Expected]:
         """The first `NUM_TOKENS` greedy tokens of each prompt, in order."""
@@ -54,6 +55,38 @@ class Reference:
         for same_length in by_length.values():
             self._ask(same_length)
         return [self._known[prompt] for prompt in prompts]
+
+    @torch.inference_mode()
+    def logits_of(self, prompt: Prompt) -> torch.Tensor:
+        """[tokens, V]: those behind each token of a prompt."""
+        if prompt not in self._logits:
+            self._logits[prompt] = self._model(torch.tensor([prompt])).logits[0]
+        return self._logits[prompt]
+
+    @torch.inference_mode()
+    def expect_with(self, prompt: Prompt, num_tokens: int, **options: Any) -> Expected:
+        """A greedy continuation by other options of transformers' `generate`.
+
+        `gaps` and `logits` are those of the scores that it chose by.
+        """
+        batch = torch.tensor([prompt])
+        output = self._model.generate(
+            batch,
+            attention_mask=torch.ones_like(batch),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+        scores_TV = torch.cat(output.scores)
+        top2_T2 = scores_TV.topk(2, dim=-1).values
+        return Expected(
+            prompt=prompt,
+            token_ids=output.sequences[0, len(prompt) :].tolist(),
+            gaps=(top2_T2[:, 0] - top2_T2[:, 1]).tolist(),
+            logits=scores_TV,
+        )
 
     @torch.inference_mode()
     def _ask(self, prompts: list[Prompt]) -> None:

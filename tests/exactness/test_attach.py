@@ -161,6 +161,7 @@ async def test_failed_attach_changes_nothing(references: References, tmp_path: P
             ({"backend": "file"}, "cache.l3.path"),
             ({"backend": "fil", "path": "x"}, "cache.l3"),
             ({"backend": "redis", "url": "http://nowhere"}, "cache.l3.url"),
+            (file_section(tmp_path / "other") | {"max_bytes": "1KiB"}, "less than the 6208 bytes"),
             (NOBODY, re.escape(NOBODYS_ERROR)),
         ):
             with pytest.raises(ConfigError, match=words):

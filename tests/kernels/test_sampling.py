@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from raydix.ids import NO_TOKEN
 from raydix.kernels import cut_search
 from raydix.kernels.reference import sampling as reference
 from raydix.kernels.sampling import sample_cut, sample_whole
@@ -196,28 +197,32 @@ def test_equal_logits_are_cut_as_the_twins_cut_them(device: torch.device) -> Non
 
 
 def test_greedy_rows_take_the_first_of_equals(device: torch.device) -> None:
-    logits = torch.randn(3, 5000, device=device)
+    logits = torch.randn(2, 5000, device=device)
     logits[0, [4900, 7]] = 9.0
-    logits[1] = float("-inf")
-    logits[2, 4999] = 20.0
-
-    assert by_the_kernels(logits, columns_of([DeviceSampling(seed=1)] * 3, [0] * 3, device)) == [
-        7,
-        0,
-        4999,
-    ]
+    logits[1, 4999] = 20.0
+    columns = columns_of([DeviceSampling(seed=1)] * 2, [0] * 2, device)
+    assert by_the_kernels(logits, columns) == [7, 4999]
 
 
-def test_nan_is_never_chosen_and_a_row_of_nothing_else_gives_the_first_id(
-    device: torch.device,
+@pytest.mark.parametrize(
+    "setting",
+    [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}],
+    ids=["greedy", "whole", "cut"],
+)
+@pytest.mark.parametrize("logits_dtype", [torch.float32, torch.bfloat16])
+def test_one_logit_that_is_no_number_leaves_its_row_alone_without_a_token(
+    device: torch.device, setting: dict[str, float], logits_dtype: torch.dtype
 ) -> None:
-    logits = torch.full((4, 50), torch.nan, device=device)
-    logits[1::2, 31] = -5.0
-    sampling = [DeviceSampling(seed=1)] * 2 + [
-        DeviceSampling(seed=1, temperature=1.0, top_p=0.5)
-    ] * 2
+    # In the last of three parts, and the likeliest token is in the first.
+    logits = torch.zeros(5, 4500, dtype=logits_dtype, device=device)
+    logits[:, 31] = 50.0
+    logits[1, 4400], logits[2, 4400] = float("nan"), float("inf")
+    logits[3], logits[4, 4000:] = float("-inf"), float("-inf")
 
-    assert by_the_kernels(logits, columns_of(sampling, [0] * 4, device)) == [0, 31, 0, 31]
+    sampling = [DeviceSampling(seed=1, **setting)] * 5  # type: ignore[arg-type]
+    columns = columns_of(sampling, [0] * 5, device)
+
+    assert by_the_kernels(logits, columns) == [31, NO_TOKEN, NO_TOKEN, NO_TOKEN, 31]
 
 
 def test_masked_tokens_are_never_chosen(device: torch.device) -> None:

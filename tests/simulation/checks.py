@@ -2,7 +2,8 @@
 
 from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
-from tests.simulation.modelled_tokens import expected_output
+from tests.simulation.modelled_tokens import expected_output, prefix_hashes
+from tests.simulation.prompt_scores import expected_bits
 
 _WAITS = (
     "leases_wanted",
@@ -40,11 +41,30 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
             f"{name} has {len(answer.tokens)} of {max_tokens} tokens"
         )
 
+    _check_prompt_logprobs(answer, name)
     if answer.tokens or answer.ending == "abort":
         assert answer.sources is not None, f"{name} was not told where its prompt came from"
         assert sum(answer.sources.values()) == len(prompt), (
             f"{name}: {answer.sources}, {len(prompt)} tokens"
         )
+
+
+def _check_prompt_logprobs(answer: Answer, name: str) -> None:
+    """They are the prompt's own, and complete once there is output; nothing came from a cache."""
+    submit, told = answer.submit, answer.prompt_logprob_bits
+    if submit.sampling.num_prompt_logprobs is None:
+        assert not told, f"{name} did not ask for prompt logprobs"
+        return
+
+    prompt = submit.token_ids.tolist()
+    expected = expected_bits(prefix_hashes(prompt, submit.cache_salt), len(prompt))
+    assert told == expected[: len(told)], f"{name} was told logprobs of another prompt"
+    if not answer.tokens:
+        return
+    assert len(told) == len(prompt) - 1, f"{name}: {len(told)} prompt logprobs of {len(prompt)}"
+    if len(prompt) > 1:
+        cached = {"l1", "l2", "l3"} & (answer.sources or {}).keys()
+        assert not cached, f"{name} took pages from {cached}"
 
 
 def check_idle(cluster: Cluster) -> None:

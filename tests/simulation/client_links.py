@@ -37,6 +37,7 @@ class Answer:
     asked: SubmitRequest | PrefetchPrompt
     link: ClientLink
     tokens: list[int] = field(default_factory=list)
+    prompt_logprob_bits: list[int] = field(default_factory=list)
     sources: dict[str, int] | None = None
     ending: str | None = None
     first_token_s: float | None = None
@@ -50,6 +51,10 @@ class Answer:
     def hear(self, delta: RequestDelta, now_s: float) -> None:
         """Some news came; nothing may follow the last of it."""
         assert self.ending is None, f"{delta.request_id} hears after its end"
+        for run in delta.prompt_logprobs:
+            assert run.start == len(self.prompt_logprob_bits) + 1, "a gap, or told twice"
+            assert not self.tokens, "all of the prompt comes before any output"
+            self.prompt_logprob_bits.extend(run.logprob_bits.tolist())
         self.tokens.extend(delta.token_ids.tolist())
         if delta.token_ids.size and self.first_token_s is None:
             self.first_token_s = now_s
@@ -171,5 +176,6 @@ def _merge(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
     return replace(
         newer,
         token_ids=np.concatenate((older.token_ids, newer.token_ids)),
+        prompt_logprobs=(*older.prompt_logprobs, *newer.prompt_logprobs),
         cached_tokens_by_source=newer.cached_tokens_by_source if sources is None else sources,
     )

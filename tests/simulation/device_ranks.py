@@ -9,7 +9,7 @@ of step. A page holds, in every element of a token's place, the hash of all toke
 import random
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -26,6 +26,7 @@ from raydix.runtime.tiers.transfers import Direction, Transfer, TransferDone, Tr
 from tests.simulation.cluster import Cluster
 from tests.simulation.links import End, Link
 from tests.simulation.modelled_tokens import VOCABULARY, WrongHit, next_token, prefix_hashes
+from tests.simulation.prompt_scores import PromptScores
 
 _PATIENCE_S = 30.0
 _CPU_THREADS = 16
@@ -62,6 +63,8 @@ class _Row:
 class _Step:
     plan: StepPlan
     rows: tuple[_Row, ...]
+    scores: StepResult
+    """A result with nothing but what it scored."""
 
 
 class DeviceWorld:
@@ -114,6 +117,7 @@ class DeviceRank:
         self._arena = arena
         self._slots: dict[int, _Tokens] = {}
         self._tables: dict[int, dict[int, int]] = {}
+        self._scores = PromptScores()
         self._plans: deque[StepPlan] = deque()
         """Their steps are not enqueued yet."""
         self._steps: deque[_Step] = deque()
@@ -195,6 +199,7 @@ class DeviceRank:
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.removed_slots.tolist():
             del self._slots[slot], self._tables[slot]
+        self._scores.apply(plan)
         for added in plan.added:
             assert added.slot not in self._slots, f"slot {added.slot} is taken"
             salt = self._cluster.cache_salt(added.sampling)
@@ -231,7 +236,9 @@ class DeviceRank:
         ):
             token = self._slots[slot].sample(start + count) if output_position >= 0 else None
             found.append(_Row(slot, load, wrong, token))
-        return _Step(plan, tuple(found))
+        hashes = {slot: tokens.hashes for slot, tokens in self._slots.items()}
+        scores = self._scores.add_to(StepResult(rank=self.rank, step=plan.step), plan, hashes)
+        return _Step(plan, tuple(found), scores)
 
     def _num_wrong(self, slot: int, layer: int, end: int) -> torch.Tensor:
         pages_T, offsets_T, hashes_T = self._places(slot, 0, end)
@@ -286,14 +293,7 @@ class DeviceRank:
             if row.token is not None:
                 # What is computed on top of a stale load must never count.
                 token_ids.append((row.token + is_stale) % VOCABULARY)
-        self._send(
-            StepResult(
-                rank=self.rank,
-                step=step.plan.step,
-                token_ids=int32_array(token_ids),
-                compute_s=duration_s,
-            )
-        )
+        self._send(replace(step.scores, token_ids=int32_array(token_ids), compute_s=duration_s))
         if self._steps or self._plans:
             self._complete_later(self._steps[0].plan if self._steps else self._plans[0])
 

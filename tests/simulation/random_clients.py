@@ -137,7 +137,10 @@ class RandomClients:
         link = self._link(client)
         name = self._take_name(client)
         self._num_sent += 1
-        sampling = DeviceSampling(seed=self._num_sent)
+        # Drawn apart, too.
+        draw = random.Random(f"{self._workload.seed} {self._num_sent} scores")
+        is_scored = draw.random() < self._workload.score_fraction
+        sampling = DeviceSampling(seed=self._num_sent, num_prompt_logprobs=0 if is_scored else None)
         sent = replace(message, asking=link.next_asking(), request_id=name, sampling=sampling)
         answer = self._cluster.submit(sent, client)
         self._note_sent(answer, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.arrays import int32_array
@@ -19,21 +19,14 @@ from raydix.runtime.messages.plan import (
 from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.links import End, Link
 from tests.simulation.modelled_tokens import WrongHit, kv_of, next_token, prefix_hashes
+from tests.simulation.page_copy import PageCopy
+from tests.simulation.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 _DRAIN_S = 0.5
 """How long a rank without a link waits for the copies of its peers before it ends."""
-
-
-class PageCopy(NamedTuple):
-    """One page on its way between L1 and L2."""
-
-    group: int
-    page: int
-    host_page: int
-    generation: int
 
 
 class SimulatedRank:
@@ -64,6 +57,7 @@ class SimulatedRank:
         self.hashes: dict[int, list[int]] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
         """By slot, per KV group."""
+        self.scores = PromptScores()
         self.loading: set[int] = set()
         self.stale: set[int] = set()
         """Loads that read pages which had changed hands: nothing computed on them may count."""
@@ -123,6 +117,7 @@ class SimulatedRank:
             return
         for kept in (self.tokens, self.hashes, self.tables, self.stale, self._shares):
             kept.clear()
+        self.scores.forget()
         self._restore_experts()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
 
@@ -168,6 +163,7 @@ class SimulatedRank:
     def _apply(self, plan: StepPlan) -> None:
         if self.experts is not None and plan.placement is not None:
             self.experts.put(plan.placement)
+        self.scores.apply(plan)
         for slot in plan.removed_slots.tolist():
             del self.tokens[slot], self.hashes[slot], self.tables[slot]
         for added in plan.added:
@@ -363,6 +359,7 @@ class SimulatedRank:
         result = StepResult(
             rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s
         )
+        result = self.scores.add_to(result, plan, self.hashes)
         if self.experts is not None:
             loads = self.experts.end_step(plan.step, self.is_met(plan))
             result = replace(result, expert_loads=loads)

@@ -55,7 +55,13 @@ class SchedulerProcess:
             return
         self._cluster.num_faults["Scheduler killed"] += 1
         self.is_up = False
-        self.lost_counters.update({name: int(count) for name, count in self.core.stats().items()})
+        self.lost_counters.update(
+            {
+                name: int(count)
+                for name, count in self.core.stats().items()
+                if isinstance(count, int | float)
+            }
+        )
         self._turns.stop()
         for link in (*self._dialled, *(client.link for client in self._clients.values())):
             link.close()

@@ -17,8 +17,10 @@ from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import AddedRequest
 from raydix.runtime.scheduler import core, planning, rank_events
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import LATENT
@@ -113,6 +115,23 @@ def abandon_for_the_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
             lose_rank(replica, rank, now_s)
 
     monkeypatch.setattr(rank_events, "lose_rank", lose)
+
+
+def scored_prompts_from_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for logprobs of its prompt takes all that is cached, whose logits are gone."""
+    everything = property(lambda request: request.num_tokens)
+    monkeypatch.setattr(RequestState, "max_cached_tokens", everything)
+
+
+def scores_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks score a prompt from its start in each run of its request."""
+    introduce = RequestState.introduce
+
+    def forget(request: RequestState) -> AddedRequest | None:
+        added = introduce(request)
+        return None if added is None else replace(added, num_scored_tokens=0)
+
+    monkeypatch.setattr(RequestState, "introduce", forget)
 
 
 def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +295,16 @@ CASES = [
             num_flushes=6,
             num_requests=48,
             prefix_tokens=(40,),
+        ),
+    ),
+    Case(
+        mutant=scored_prompts_from_caches,
+        workload=Workload(seed=0, settings=SMALL_L1, storage=None, score_fraction=0.4),
+    ),
+    Case(
+        mutant=scores_start_over,
+        workload=Workload(
+            seed=0, settings=SMALL_L1, storage=None, score_fraction=0.9, num_rank_kills=3
         ),
     ),
 ]

@@ -78,6 +78,8 @@ class Workload:
     deadline_fraction: float = 0.05
     abort_fraction: float = 0.15
     stop_fraction: float = 0.05
+    score_fraction: float = 0.0
+    """Ask for the logprobs of their prompts."""
     num_client_losses: int = 0
     hint_fraction: float = 0.2
     """Of the requests are announced by a prefetch, which may be aborted."""
@@ -126,6 +128,7 @@ def draw_workload(seed: int) -> Workload:
             outbox_bytes=draw.choice([100, 300, 1 << 20]),
         ),
         span_s=draw.choice([0.3, 2.0, 4.0]),
+        score_fraction=random.Random(seed + 5).choice([0.0, 0.15, 0.4]),
         num_client_losses=int(draw.random() < 0.2),
     )
     workload = _draw_faults(draw, workload)

@@ -14,12 +14,13 @@ from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import reaper
+from raydix.runtime.actors.bootstrap.cluster_address import require_cluster
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.supervision.spawn import NAMESPACE
 from raydix.runtime.config.memory_limit import available_memory_bytes
+from raydix.runtime.config.sections import RaySection
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
-_DIAL_S = 10.0
 
 
 class PrivateCluster:
@@ -29,8 +30,14 @@ class PrivateCluster:
     minute.
     """
 
-    def __init__(self, num_cpus: int | None = None) -> None:
-        """`num_cpus`: how many it lets engines reserve; None: as many as there are."""
+    def __init__(self, num_cpus: int | None = None, settings: RaySection | None = None) -> None:
+        """`num_cpus`: how many it lets engines reserve; None: as many as there are.
+
+        Raises ConfigError if a port of the settings is taken.
+        """
+        settings = settings or RaySection()
+        require_free_port("ray.metrics_port", settings.metrics_port)
+        require_free_port("ray.dashboard_port", settings.dashboard_port)
         self._folder = PrivateFolder()
         reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
@@ -39,17 +46,24 @@ class PrivateCluster:
                 address="local",
                 namespace=NAMESPACE,
                 num_cpus=num_cpus,
-                include_dashboard=False,
+                include_dashboard=settings.dashboard_port is not None,
+                dashboard_port=settings.dashboard_port,
+                _metrics_export_port=settings.metrics_port,
                 # Ray would let engines reserve part of it alone.
                 _memory=available_memory_bytes(),
                 object_store_memory=_OBJECT_STORE_BYTES,
                 # Each process of Ray opens Ray's own folders to everybody, again and again: in
                 # ours nobody else reaches them.
-                _temp_dir=f"{self._folder.path}/ray",
+                _temp_dir=self.ray_folder,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
         )
+
+    @property
+    def ray_folder(self) -> str:
+        """Ray's temporary folder, where it leaves what Grafana and Prometheus are to read."""
+        return f"{self._folder.path}/ray"
 
     def stop(self) -> None:
         """End the cluster."""
@@ -59,18 +73,31 @@ class PrivateCluster:
         self._folder.abandon()
 
 
-def join_cluster(address: str | None) -> PrivateCluster | None:
+def join_cluster(address: str | None, settings: RaySection | None = None) -> PrivateCluster | None:
     """Make this process part of a cluster. A private one is returned, so that it can be ended.
 
-    Raises ConfigError if the named cluster cannot be reached.
+    `settings` are for a private one. Raises ConfigError if a named cluster cannot be reached, and
+    if there are settings for a cluster that has its own.
     """
-    if ray.is_initialized():
-        return None
+    is_member = ray.is_initialized()
     address = named_cluster(address)
-    if address is None:
-        return PrivateCluster()
-    _connect(address)
+    if address is None and not is_member:
+        return PrivateCluster(settings=settings)
+
+    if settings is not None and settings != RaySection():
+        raise ConfigError(
+            "section ray is for a cluster that Raydix starts itself, and this engine joins one "
+            "that runs. Leave it out, and give the ports to `ray start`."
+        )
+    if address is not None:
+        _connect(address)
     return None
+
+
+def metrics_url(node_id: str) -> str:
+    """Where a node of the cluster that this process is part of serves its metrics."""
+    [node] = [node for node in ray.nodes() if node["NodeID"] == node_id]
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
 
 
 def find_cluster(address: str | None, engine: str) -> None:
@@ -96,31 +123,40 @@ def named_cluster(address: str | None) -> str | None:
     return address or os.environ.get("RAY_ADDRESS") or None
 
 
+def require_free_port(name: str, port: int | None) -> None:
+    """Raise ConfigError if somebody listens at this port of the host."""
+    if port is not None and not is_free_port(port):
+        raise ConfigError(f"{name} is {port}, which is taken on this host. Choose another one.")
+
+
+def is_free_port(port: int) -> bool:
+    """Nobody listens there at the moment."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
 def _connect(address: str) -> None:
-    _require_listener(address)
+    require_cluster(address)
     try:
         ray.init(
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
         )
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+        if address == "auto":
+            raise ConfigError(
+                "no Ray cluster runs on this host. Start one with `ray start --head`, give its "
+                "HOST:PORT, or leave the address out for a private one."
+            ) from error
         raise ConfigError(
             f"the Ray cluster at {address} refuses this process: {error}. If it has token "
             f"authentication, set "
             "RAY_AUTH_MODE=token and provide its token; if it has not, set RAY_AUTH_MODE=disabled."
         ) from error
-
-
-def _require_listener(address: str) -> None:
-    """Raise ConfigError if nobody listens there; Ray itself would try for two minutes."""
-    host, _, port = address.rpartition(":")
-    if "/" in host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _DIAL_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"no Ray cluster answers at {address}: {error}. Start one, or correct the address."
-        ) from None
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:

@@ -1,6 +1,7 @@
 """A running engine as its clients hold it: what they need to connect, and control calls."""
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, release
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
@@ -18,14 +20,24 @@ from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_
 logger = logging.getLogger(__name__)
 
 
-def typed_error(error: RayError, who: str) -> RaydixError:
+def typed_error(error: RayError | RaydixError, who: str) -> RaydixError:
     """What a user sees of a failed Ray call: never a bare RayTaskError."""
+    if isinstance(error, RaydixError):
+        return error
     if isinstance(error, RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, RaydixError) else RaydixError(f"{who} failed: {cause!r}")
     if isinstance(error, RayActorError | GetTimeoutError):
-        return EngineDead(f"{who} is gone: {error}")
+        return EngineDead(f"{who} is gone: {_brief(error)}")
     return RaydixError(f"{who}: {error}")
+
+
+def _brief(error: RayError) -> str:
+    """Without the paragraph of guesses that Ray adds when a process has died."""
+    if not isinstance(error, RayActorError) or error.actor_init_failed:
+        return str(error)
+    exit_type = re.search(r"Worker exit type: (\w+)", str(error))
+    return "its process ended" if exit_type is None else f"its process ended, {exit_type[1]}"
 
 
 def find_supervisor(engine: str) -> Any:
@@ -44,9 +56,11 @@ class OwnEngine:
     """Its Ray handle, without which Ray would end the actor."""
     placement: Placement
     cluster: PrivateCluster | None
+    log: LogFollower
 
     def end(self) -> None:
         """Give everything back."""
+        self.log.finish()
         # A private cluster takes actors and the placement group with it.
         if self.cluster is not None:
             self.cluster.stop()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydix.errors import ConfigError
-from raydix.runtime.config.capacity import host_bytes_per_node
+from raydix.runtime.config.capacity import host_bytes_per_node, require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
@@ -75,6 +75,7 @@ def size_engine(
     fit.
     """
     parallel, cache = config.parallel, config.cache
+    require_room_in_l3(config, model.layout)
     weight_bytes = _weight_bytes(config, model)
     step_bytes = 0
     if config.model.device == "cuda":

@@ -1,8 +1,8 @@
 """Starting engines and finding them: the one place where plain classes become Ray actors."""
 
 import asyncio
+import logging
 import os
-import sys
 import time
 from typing import Any
 
@@ -11,7 +11,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster, named_cluster
+from raydix.runtime.actors.bootstrap.cluster import (
+    find_cluster,
+    join_cluster,
+    metrics_url,
+    named_cluster,
+)
 from raydix.runtime.actors.bootstrap.control_client import ask_facts
 from raydix.runtime.actors.bootstrap.engine_handle import (
     EngineHandle,
@@ -20,11 +25,14 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
     typed_error,
 )
 from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
+from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
-from raydix.runtime.actors.engine_record import find_record, require_free_name
+from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.actors.host_memory import HostMemoryActor
+from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
@@ -38,6 +46,9 @@ from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_model_path
 from raydix.runtime.model.hub import hub_environment, pin_model_path
+from raydix.runtime.phases import phase
+
+logger = logging.getLogger(__name__)
 
 _RAY_KILL_S = 0.5
 _NAME_RELEASE_S = 5.0
@@ -66,44 +77,62 @@ def start_engine(
     supervision: Supervision | None = None,
     build_model: BuildModel = build_torch_model,
     gateway: GatewaySettings | None = None,
+    control: StartControl | None = None,
 ) -> EngineHandle:
     """Start an engine and wait until it serves; it ends with this process.
 
     Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on
-    this host. Prints the effective configuration to stderr. `build_model`: what GPU actors drive.
-    `gateway`: where it listens for clients on other hosts.
+    this host. What its actors log is logged in this process, too. `build_model`: what GPU actors
+    drive. `gateway`: where it listens for clients on other hosts.
 
-    Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine.
+    Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine,
+    and if `control` calls the start off.
     """
+    began_s = time.monotonic()
+    control = control or StartControl()
     require_free_name(name)
     # Whoever loads it later finds the same commit, and on this host without asking the Hub.
     config = replace_model_path(config, pin_model_path(config.model.path))
     # What other models take is not known here.
     is_known = build_model is build_torch_model
-    sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
-    cluster = join_cluster(address)
+    with phase(logger, "configuration checked"):
+        sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
+    control.check()
+    with phase(logger, "Ray cluster joined"):
+        cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
-        placement = place(config, sizes)
+        control.check()
+        with phase(logger, "resources reserved"):
+            placement = place(config, sizes)
+        control.wait_precondition()
         spawner = RaySpawner(
             engine=name, placement=placement, config=config, build_model=build_model
         )
-        supervisor, facts = _start_supervisor(
+        supervisor, follower, facts = _start_supervisor(
             spawner,
+            control,
             name=name,
             config=config,
             supervision=supervision or Supervision(),
             gateway=gateway,
         )
     except BaseException:
-        if placement is not None:
-            release(placement)
         if cluster is not None:
+            # It takes the placement group with it.
             cluster.stop()
+        elif placement is not None:
+            release(placement)
         raise
 
-    print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
-    return EngineHandle(facts.client, facts.record, OwnEngine(supervisor, placement, cluster))
+    logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
+    logger.info("metrics: %s", metrics_url(placement.node_id))
+    if cluster is not None and config.ray.dashboard_port is not None:
+        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
+        logger.info("Ray's dashboard: %s, its folder %s", url, cluster.ray_folder)
+    logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
+    own = OwnEngine(supervisor, placement, cluster, follower)
+    return EngineHandle(facts.client, facts.record, own)
 
 
 def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
@@ -126,22 +155,27 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
 
 
 def _start_supervisor(
-    spawner: "RaySpawner", *, name: str, **arguments: Any
-) -> tuple[Any, EngineFacts]:
-    """The Supervisor's Ray handle, which must be kept, and the facts of the running engine."""
+    spawner: "RaySpawner", control: StartControl, *, name: str, **arguments: Any
+) -> tuple[Any, LogFollower, EngineFacts]:
+    """The Supervisor's Ray handle, which must be kept, its log, and facts of the running engine."""
     supervisor = _make_supervisor(
         spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
         name,
         {"name": name, "spawner": spawner, **arguments},
     )
 
+    follower: LogFollower | None = None
     try:
-        ray.get(supervisor.open.remote())
-        facts: EngineFacts = ray.get(supervisor.start.remote())
-    except RayError as error:
+        with phase(logger, "Supervisor started"):
+            record: EngineRecord = control.get(supervisor.open.remote())
+        follower = LogFollower(name, record)
+        facts: EngineFacts = control.get(supervisor.start.remote())
+    except (RayError, EngineDead) as error:
         ray.kill(supervisor)
+        if follower is not None:
+            follower.finish()
         raise typed_error(error, f"engine {name}") from error
-    return supervisor, facts
+    return supervisor, follower, facts
 
 
 def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, Any]) -> Any:
@@ -172,11 +206,13 @@ def _is_alive(actor: str) -> bool:
     return True
 
 
-def enter_process(_actor: object, parent_pid: int) -> int:
+def enter_process(_actor: object, parent_pid: int, log_path: str, label: str) -> int:
     """Tie an actor's process to Ray's node process and to the one that started it.
 
-    Run once in each actor; whichever of the two ends, the actor's process ends too.
+    Run once in each actor; whichever of the two ends, the actor's process ends too. What it logs
+    goes to the engine's log under `label`.
     """
+    send_log(log_path, label)
     end_with_parent()
     end_with(parent_pid)
     return os.getpid()
@@ -262,7 +298,9 @@ class RaySpawner:
         # This process's: workers of a running cluster have that of whoever started it.
         self._hub_environment = hub_environment(config.model.path, os.environ)
 
-    async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
+    async def spawn(
+        self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
+    ) -> RunningActor:
         """See `Spawner`."""
         match kind:
             case ActorKind.SCHEDULER:
@@ -283,7 +321,7 @@ class RaySpawner:
         except RayError as error:
             raise typed_error(error, name) from error
         try:
-            return await self._enter(kind, handle, name)
+            return await self._enter(kind, handle, name, log_path)
         except BaseException as error:
             # Also if this is cancelled: nobody else knows of the actor.
             ray.kill(handle)
@@ -291,9 +329,10 @@ class RaySpawner:
                 raise typed_error(error, name) from error
             raise
 
-    async def _enter(self, kind: ActorKind, handle: Any, name: str) -> RunningActor:
+    async def _enter(self, kind: ActorKind, handle: Any, name: str, log_path: str) -> RunningActor:
         """Set a new actor's process up."""
-        pid = await handle.__ray_call__.remote(enter_process, os.getpid())
+        label = name.rpartition(":")[2]
+        pid = await handle.__ray_call__.remote(enter_process, os.getpid(), log_path, label)
         if kind is ActorKind.GPU and self._hub_environment:
             # Not by a runtime_env, which Ray's dashboard shows: a token may be among it.
             await handle.__ray_call__.remote(use_environment, self._hub_environment)

@@ -30,6 +30,12 @@ class Placement:
     group: PlacementGroup
     is_own: bool
 
+    @property
+    def node_id(self) -> str:
+        """The node that all bundles are on."""
+        node_id: str = placement_group_table(self.group)["bundles_to_node_id"][0]
+        return node_id
+
 
 def bundles_for(config: EngineConfig, sizes: EngineSizes | None) -> list[dict[str, float]]:
     """The resources that an engine reserves, all on one node.

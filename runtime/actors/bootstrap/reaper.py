@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-GRACE_S = 2.0
+GRACE_S = 0.5
 PATIENCE_S = 30.0
 
 

@@ -48,13 +48,18 @@ class EngineActors:
         spawner: Spawner,
         supervision: Supervision,
         folder: str,
+        log_path: str,
     ) -> None:
-        """`folder`: a private one, for sockets and for the files by which ranks meet."""
+        """`folder`: a private one, for sockets and for the files by which ranks meet.
+
+        `log_path`: see `Spawner`.
+        """
         self._name = name
         self._config = config
         self._spawner = spawner
         self._supervision = supervision
         self._folder = folder
+        self._log_path = log_path
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._storage_address = f"unix:{folder}/host.sock"
         self.record = EngineRecord(
@@ -129,10 +134,7 @@ class EngineActors:
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
         """See `SwitchedEngine`."""
-        name = actor_name(self._name, ActorKind.STORAGE, number)
-        return await self._spawner.spawn(
-            ActorKind.STORAGE, name, name=self._name, incarnation=incarnation
-        )
+        return await self._spawn(ActorKind.STORAGE, number, incarnation=incarnation)
 
     async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
         """See `SwitchedEngine`."""
@@ -170,14 +172,19 @@ class EngineActors:
                 # The storage actor may still be writing what the last HostMemory ordered.
                 await storage.keeper.end("its HostMemory is restarted")
 
-            name = actor_name(self._name, kind)
-            return await self._spawner.spawn(kind, name, name=self._name, incarnation=incarnation)
+            return await self._spawn(kind, None, incarnation=incarnation)
 
         def on_end(_incarnation: int, _error: Exception | None) -> None:
             if kind is ActorKind.HOST_MEMORY:
                 self._arenas.withdraw()
 
         return Keeper(kind.value, make, bring_up, on_end=on_end, supervision=self._supervision)
+
+    async def _spawn(self, kind: ActorKind, number: int | None, **arguments: Any) -> RunningActor:
+        name = actor_name(self._name, kind, number)
+        return await self._spawner.spawn(
+            kind, name, log_path=self._log_path, name=self._name, **arguments
+        )
 
     def _rank_group(self, first_rank: int) -> RankGroup:
         return RankGroup(
@@ -193,11 +200,10 @@ class EngineActors:
         # One file per generation: what ranks have left in the last one's means nothing to the next.
         width = self._config.parallel.ranks_per_group
         meeting = f"{self._folder}/group{rank // width}-{incarnation}"
-        return await self._spawner.spawn(
+        return await self._spawn(
             ActorKind.GPU,
-            actor_name(self._name, ActorKind.GPU, rank),
+            rank,
             config=self._config,
-            name=self._name,
             rank=rank,
             incarnation=incarnation,
             meeting=meeting if width > 1 else None,

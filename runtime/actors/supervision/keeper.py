@@ -10,6 +10,7 @@ from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.patience import within
 from raydix.runtime.actors.supervision.restarts import CrashHistory, Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
+from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class Keeper:
         """Incarnations whose processes have ended."""
         self._next_gone = asyncio.Event()
         self._has_served = False
+        self._down_since_s = time.monotonic()
+        """When its first start began, or its last incarnation ended."""
         self._over: RaydixError | None = None
         """Why the actor is not kept any more."""
 
@@ -145,12 +148,14 @@ class Keeper:
             self.actor = actor
             self._has_served = True
             self._serving.set()
+            self._tell_serving()
 
             await self._unless_ended(self._beat(actor), actor)
             raise AssertionError("unreachable: the heartbeat never ends by itself")
         except Exception as caught:  # noqa: BLE001  whatever the cluster or the actor raises
             error = caught
         finally:
+            self._down_since_s = time.monotonic()
             self.actor = None
             self._serving.clear()
             try:
@@ -163,6 +168,18 @@ class Keeper:
         assert error is not None, "only a cancelled one has none"
         return error
 
+    def _tell_serving(self) -> None:
+        down_s = time.monotonic() - self._down_since_s
+        if self.incarnation == 1:
+            logger.info("%s serves, %.1f s after the start", self.label, down_s)
+        else:
+            logger.info(
+                "%s serves again as incarnation %d, %.1f s after the last one ended",
+                self.label,
+                self.incarnation,
+                down_s,
+            )
+
     def _note_gone(self) -> None:
         self._num_gone = self.incarnation
         self._next_gone.set()
@@ -171,7 +188,8 @@ class Keeper:
 
     async def _start(self) -> RunningActor:
         # Noted here, because whoever waits for this may be cancelled just when it is done.
-        self._made = await self._make(self.incarnation)
+        with phase(logger, f"process of {self.label} started"):
+            self._made = await self._make(self.incarnation)
         return self._made
 
     async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:

@@ -44,5 +44,10 @@ class RunningActor(Protocol):
 class Spawner(Protocol):
     """Makes actors."""
 
-    async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
-        """Start an actor under `name`, with these constructor arguments. Raises RaydixError."""
+    async def spawn(
+        self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
+    ) -> RunningActor:
+        """Start an actor under `name`, with these constructor arguments. Raises RaydixError.
+
+        `log_path`: of the `LogDesk` to which its process sends its log.
+        """

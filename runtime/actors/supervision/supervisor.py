@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.tls import TlsFiles
+from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
@@ -17,9 +19,11 @@ from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
 from raydix.runtime.actors.supervision.keeper import Keeper
+from raydix.runtime.actors.supervision.log_desk import LogDesk
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner
 from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files
+from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
 
@@ -50,12 +54,14 @@ class SupervisorActor:
         self._config = config
         self._supervision = supervision
         self._folder = PrivateFolder()
+        self._log = LogDesk(self._folder.path)
         self._actors = EngineActors(
             name=name,
             config=config,
             spawner=spawner,
             supervision=supervision,
             folder=self._folder.path,
+            log_path=self._log.path,
         )
 
         record = self._actors.record
@@ -75,14 +81,18 @@ class SupervisorActor:
     def __repr__(self) -> str:
         return f"Supervisor({self._name})"
 
-    async def open(self) -> None:
+    async def open(self) -> EngineRecord:
         """Take the engine's name on this host and be found by it, before the engine starts.
 
-        Raises EngineDead if a living engine has the name, ConfigError if the gateway cannot listen.
+        Returns by what. From here on all that this process logs goes to the engine's log. Raises
+        EngineDead if a living engine has the name, ConfigError if the gateway cannot listen.
         """
         await self._desk.open()
+        self._log.open()
+        send_log(self._log.path, ActorKind.SUPERVISOR)
         if self._gateway is not None:
             self._listens_at = await self._gateway.open(TlsFiles.of(os.environ))
+        return self._actors.record
 
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
@@ -174,6 +184,7 @@ class SupervisorActor:
                 "cache.prefix_caching is false, so that L3 has no effect. Start the engine with "
                 "true."
             )
+        require_room_in_l3(config, (await self._actors.facts()).layout)
         former = await self._actors.storage.attach(config.cache.l3)
         return {"attached": config.cache.l3.backend, "detached": former}
 
@@ -250,7 +261,7 @@ class SupervisorActor:
             self.explain,
             self.check,
         )
-        waits = (self.wait_ended, self.wait_all_serving)
+        waits = (self.wait_ended, self.wait_all_serving, self._log.next_lines)
         return {
             **{method.__name__: Call(method) for method in acts},
             **{method.__name__: Call(method, CallKind.WAITS) for method in waits},

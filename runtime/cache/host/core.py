@@ -1,7 +1,7 @@
 """The brain of the HostMemory actor: a state machine without I/O that alone decides within L2."""
 
 from collections import Counter
-from typing import assert_never
+from typing import Any, assert_never
 
 from raydix.errors import AccountingError, ConfigError
 from raydix.ids import ConnectionId, HostPageId, LeaseId
@@ -333,7 +333,7 @@ class HostMemoryCore:
         times = [self._storage.next_deadline_s, self._staged.next_expiry_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
-    def stats(self) -> dict[str, int | str]:
+    def stats(self) -> dict[str, Any]:
         """Figures of L2, of what is pending and of the breaker, and all counters."""
         orders = self._storage.orders
         pages: Counter[str] = Counter()
@@ -347,7 +347,7 @@ class HostMemoryCore:
                 pages[figure] += count
                 pages[f"{figure}_{group}"] = count
 
-        stats: dict[str, int | str] = {
+        stats: dict[str, Any] = {
             **pages,
             "slabs_unused": self._index.num_unused_slabs,
             "slabs_taken": self._index.num_slabs_taken,
@@ -355,6 +355,7 @@ class HostMemoryCore:
             "pages_granted": self._grants.num_pages,
             "leases": self._leases.num_leases,
             "lookups": self._lookups.num_lookups,
+            "lookup_times": self._lookups.times.figure(),
             "pages_reading": self._storage.reads.num_filling,
             "pages_staged": self._staged.num_pins,
             "l3_breaker": orders.breaker_state.value if orders.is_in_use else "none",

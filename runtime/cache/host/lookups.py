@@ -21,6 +21,7 @@ from raydix.runtime.messages.host import (
     PageSource,
     Urgency,
 )
+from raydix.runtime.metrics import TRANSFER_BOUNDS_S, Histogram
 
 _FORGOTTEN_AT_ONCE = 256
 
@@ -53,6 +54,8 @@ class HostLookups:
         self._turns = FetchTurns(settings.storage, staged, orders, reads, self._pages)
 
         self._lookups: dict[LookupId, OpenLookup] = {}
+        self.times = Histogram(TRANSFER_BOUNDS_S)
+        """How long requests' lookups took."""
         self._num_arrived = 0
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
@@ -79,14 +82,7 @@ class HostLookups:
 
         keys = split_keys(message.keys)
         self._num_arrived += 1
-        lookup = OpenLookup(
-            message.lookup_id,
-            message.urgency,
-            self._num_arrived,
-            keys,
-            message.num_l1_pages,
-            self._rule,
-        )
+        lookup = OpenLookup(message, keys, self._rule, arrival=self._num_arrived, asked_s=now_s)
         self._lookups[message.lookup_id] = lookup
         self._pages.note_change(lookup)
 
@@ -258,6 +254,8 @@ class HostLookups:
     def _end(self, lookup: OpenLookup, now_s: float) -> None:
         del self._lookups[lookup.lookup_id]
         self._turns.end(lookup)
+        if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
+            self.times.observe(now_s - lookup.asked_s)
         # What a hint has brought is pinned for nobody.
         if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
             self._staged.end(lookup.lookup_id, lookup.runs(), now_s)

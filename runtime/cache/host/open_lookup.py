@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Iterable
 
-from raydix.ids import LookupId, PageKey
+from raydix.ids import PageKey
 from raydix.runtime.cache.host.window_ends import PageHope, PrefixRule, plan_fetch
-from raydix.runtime.messages.host import LookupProgress, PageSource, Urgency
+from raydix.runtime.messages.host import Lookup, LookupProgress, PageSource
 
 _WANTED = 100
 """L3 has the page, and nobody reads it yet for this lookup. Reported as PENDING."""
@@ -42,17 +42,22 @@ class OpenLookup:
 
     def __init__(
         self,
-        lookup_id: LookupId,
-        urgency: Urgency,
-        arrival: int,
+        message: Lookup,
         keys: list[PageKey],
-        num_l1_pages: tuple[int, ...],
         rule: PrefixRule,
+        *,
+        arrival: int,
+        asked_s: float,
     ) -> None:
-        """`arrival` counts lookups: the lower, the older. Nothing is known of pages outside L1."""
-        self.lookup_id = lookup_id
-        self.urgency = urgency
+        """`keys`: those of the message, split. `arrival` counts lookups: the lower, the older.
+
+        Nothing is known of pages outside L1.
+        """
+        self.lookup_id = message.lookup_id
+        self.urgency = message.urgency
+        num_l1_pages = message.num_l1_pages
         self.arrival = arrival
+        self.asked_s = asked_s
         self.keys = keys
         self.end = len(keys)
         """Nothing is fetched from here on."""

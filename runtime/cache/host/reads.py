@@ -178,7 +178,7 @@ class HostReads:
             batch.keys, batch.page_ids, done.statuses, all_waiters, strict=True
         ):
             status = ObjectStatus(code)
-            self._counters[f"l3_reads_{status.name.lower()}"] += 1
+            self._counters[f"l3_reads_{status.label}"] += 1
             if status is ObjectStatus.OK:
                 self._publish(page_id, batch.group, key, waiters)
             else:

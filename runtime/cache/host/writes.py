@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from enum import StrEnum
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId, HostPageId, PageKey
@@ -11,6 +12,17 @@ from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import DeleteObjects, ObjectsDone, ObjectStatus, WriteObjects
+
+
+class DropReason(StrEnum):
+    """Why a page was not written to L3."""
+
+    QUEUE_FULL = "queue_full"
+    EVICTED = "evicted"
+    FULL = "full"
+    FAILED = "failed"
+    DETACHED = "detached"
+    FLUSH = "flush"
 
 
 @dataclass(slots=True)
@@ -87,14 +99,14 @@ class HostWrites:
         if not self._orders.is_in_use or (group, key) in self._names:
             return
         if len(queue) >= self._settings.max_queued_writes:
-            self._counters["l3_writes_dropped_queue_full"] += 1
+            self._counters[f"l3_writes_dropped_{DropReason.QUEUE_FULL}"] += 1
             return
         self._names.add((group, key))
         queue.append(_Write(group, key))
 
     def flush(self) -> None:
         """Remove every object once the writes in flight are answered; what waits is not written."""
-        self._drop_queue("flush")
+        self._drop_queue(DropReason.FLUSH)
         self._is_flush_wanted = True
 
     def dispatch(self, now_s: float) -> None:
@@ -126,17 +138,17 @@ class HostWrites:
 
             page_id = self._index.find(write.group, write.key)
             if page_id is None:
-                self._drop(write, "evicted")
+                self._drop(write, DropReason.EVICTED)
                 continue
             self._index.pin(page_id)
             batch.append((write, page_id))
         return batch
 
-    def _drop(self, write: _Write, reason: str) -> None:
+    def _drop(self, write: _Write, reason: DropReason) -> None:
         self._names.remove((write.group, write.key))
         self._counters[f"l3_writes_dropped_{reason}"] += 1
 
-    def _drop_queue(self, reason: str) -> None:
+    def _drop_queue(self, reason: DropReason) -> None:
         for queue in (self._queue, self._repairs):
             while queue:
                 self._drop(queue.popleft(), reason)
@@ -171,7 +183,7 @@ class HostWrites:
                 self._orders.missing.forget(write.group, write.key)
                 self._counters["l3_pages_written"] += 1
             elif status is ObjectStatus.FULL:
-                self._drop(write, "full")
+                self._drop(write, DropReason.FULL)
             else:
                 self._retry(write)
         return True
@@ -179,16 +191,16 @@ class HostWrites:
     def _retry(self, write: _Write) -> None:
         write.num_attempts += 1
         if not self._orders.is_in_use:
-            self._drop(write, "detached")
+            self._drop(write, DropReason.DETACHED)
         elif write.num_attempts >= self._settings.max_write_attempts or self._is_flush_wanted:
-            self._drop(write, "failed")
+            self._drop(write, DropReason.FAILED)
         else:
             self._counters["l3_writes_retried"] += 1
             self._queue.append(write)
 
     def retire(self) -> None:
         """L3 is not to be used any more: what waits is dropped."""
-        self._drop_queue("detached")
+        self._drop_queue(DropReason.DETACHED)
         if self._is_flush_wanted and self._flush_id is None:
             self._end_flush(ObjectStatus.CANCELLED)
 

@@ -10,6 +10,7 @@ from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer, WireRequ
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message
+from raydix.runtime.server.wire.prompt_logprobs import PromptLogprobs
 from raydix.runtime.server.wire.usage import Usage
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -39,6 +40,7 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     chat_template_kwargs: dict[Text, TemplateValue] = Field(default_factory=dict)
@@ -116,6 +118,7 @@ class ChatCompletion(WireAnswer):
     created: int
     model: str
     choices: list[ChatChoice]
+    prompt_logprobs: OrAbsent[PromptLogprobs] = None
     usage: Usage
 
 

@@ -6,11 +6,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from raydix.errors import BadRequest
-from raydix.runtime.api.outputs import CompletionOutput
+from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
+from raydix.runtime.server.wire.prompt_logprobs import (
+    Echo,
+    PromptLogprobs,
+    check_not_streamed,
+)
 from raydix.runtime.server.wire.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
@@ -24,17 +29,20 @@ class CompletionRequest(GenerationFields):
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int = DEFAULT_MAX_TOKENS
     logprobs: int | None = None
-    echo: Literal[False] = False
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    """Put the prompt before the output, with `logprobs` also its logprobs; `max_tokens` may be 0
+    then."""
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
 
 
 class CompletionLogprobs(WireAnswer):
-    """Columns, one entry per output token."""
+    """Columns, one entry per token of the text; of an echoed prompt's first one nothing is told."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -47,6 +55,7 @@ class CompletionChoice(WireAnswer):
     finish_reason: str | None = None
     stop_reason: OrAbsent[int | str] = None
     token_ids: OrAbsent[list[int]] = None
+    prompt_logprobs: OrAbsent[PromptLogprobs] = None
 
 
 class Completion(WireAnswer):
@@ -72,26 +81,58 @@ def prompts_of(request: CompletionRequest) -> list[Prompt]:
     return [each if isinstance(each, str) else {"prompt_token_ids": each} for each in prompt]
 
 
+def num_prompt_logprobs_of(request: CompletionRequest) -> int | None:
+    """What is asked of the prompt, to be told by itself or by an echo. Raises BadRequest."""
+    own, by_echo = request.prompt_logprobs, request.logprobs if request.echo else None
+    for name, number in (("prompt_logprobs", own), ("echo with logprobs", by_echo)):
+        check_not_streamed(name, is_asked=number is not None, is_streamed=request.stream)
+
+    if own is not None and by_echo is not None and own != by_echo:
+        raise BadRequest(
+            f"prompt_logprobs is {own} and logprobs {by_echo}, which echo asks for the prompt, "
+            "too. Set one number for both."
+        )
+    return by_echo if own is None else own
+
+
+def max_tokens_of(request: CompletionRequest) -> int:
+    """Of an echo alone, too, the engine generates a token, which is not shown."""
+    return 1 if request.echo and request.max_tokens == 0 else request.max_tokens
+
+
 def completion_choice(
-    index: int, output: CompletionOutput, text_offset: int, with_token_ids: bool
+    index: int,
+    output: CompletionOutput,
+    text_offset: int,
+    with_token_ids: bool,
+    echo: Echo | None = None,
 ) -> CompletionChoice:
     """One choice; `text_offset`: characters of it that were sent before."""
     return CompletionChoice(
         index=index,
-        text=output.text,
-        logprobs=_logprobs(output, text_offset),
+        text=output.text if echo is None else echo.text + output.text,
+        logprobs=_logprobs(output, text_offset, echo),
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
         token_ids=output.token_ids if with_token_ids else None,
     )
 
 
-def _logprobs(output: CompletionOutput, text_offset: int) -> CompletionLogprobs | None:
+def _logprobs(
+    output: CompletionOutput, text_offset: int, echo: Echo | None
+) -> CompletionLogprobs | None:
     if output.logprobs is None:
         return None
+    places = list[tuple[int, dict[int, Logprob] | None]](
+        zip(output.token_ids, output.logprobs, strict=True)
+    )
+    if echo is not None and echo.logprobs is not None:
+        places = [*zip(echo.token_ids, echo.logprobs, strict=True), *places]
+    # Only the first token of a prompt lacks an entry, and only an echo has that.
+    first = "" if echo is None else echo.first_token
     names = [
-        token_name(token_id, entry[token_id])
-        for token_id, entry in zip(output.token_ids, output.logprobs, strict=True)
+        first if entry is None else token_name(token_id, entry[token_id])
+        for token_id, entry in places
     ]
 
     # Where each token begins, as far as the names of the tokens before it tell.
@@ -99,12 +140,12 @@ def _logprobs(output: CompletionOutput, text_offset: int) -> CompletionLogprobs 
     return CompletionLogprobs(
         tokens=names,
         token_logprobs=[
-            finite(entry[token_id].logprob)
-            for token_id, entry in zip(output.token_ids, output.logprobs, strict=True)
+            None if entry is None else finite(entry[token_id].logprob) for token_id, entry in places
         ],
-        top_logprobs=[
-            {token_name(other, each): finite(each.logprob) for other, each in entry.items()}
-            for entry in output.logprobs
-        ],
+        top_logprobs=[None if entry is None else _by_name(entry) for _, entry in places],
         text_offset=offsets,
     )
+
+
+def _by_name(entry: dict[int, Logprob]) -> dict[str, float]:
+    return {token_name(token_id, each): finite(each.logprob) for token_id, each in entry.items()}

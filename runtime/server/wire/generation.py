@@ -6,6 +6,7 @@ from pydantic import Field
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Text, WireRequest
 
 MAX_SAMPLES = 128
@@ -44,6 +45,8 @@ class GenerationFields(WireRequest):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASED_TOKENS)] | None = None
+    """By token id, which JSON has as text."""
     stop: Text | Annotated[list[Text], Field(max_length=_MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool = False
@@ -64,14 +67,18 @@ class GenerationFields(WireRequest):
 _SAMPLING_NAMES = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
-        *("ignore_eos", "min_tokens", "skip_special_tokens"),
+        *("frequency_penalty", "seed", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
+        *("include_stop_str_in_output", "min_tokens", "skip_special_tokens"),
     }
 )
 
 
 def sampling_of(
-    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None = None
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The sampling that a request asks for; streams bring what is new, others all at the end.
 
@@ -79,7 +86,13 @@ def sampling_of(
     """
     asked = fields.model_dump(include=set(_SAMPLING_NAMES), exclude_none=True)
     kind = OutputKind.DELTA if fields.stream else OutputKind.FINAL
-    return SamplingParams(**asked, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
+    return SamplingParams(
+        **asked,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        output_kind=kind,
+    )
 
 
 def seed_of_sample(seed: int | None, sample: int) -> int | None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from raydix.ids import NO_TOKEN
 from raydix.kernels.reference.sampling import _uniform, gumbel_noise, sample_cut, sample_whole
 from raydix.kernels.sampling_columns import as_sampling_columns
 from raydix.runtime.messages.plan import DeviceSampling
@@ -147,11 +148,17 @@ def test_temperatures_that_float32_cannot_divide_by_are_greedy() -> None:
         assert sample(logits.expand(20, -1), [sampling] * 20, range(20)) == [1] * 20
 
 
-def test_nan_and_masks_are_never_chosen() -> None:
-    logits = torch.full((4, VOCAB), torch.nan)
-    logits[1::2, 9] = -5.0
-    sampling = [DeviceSampling(seed=1)] * 2 + [
-        DeviceSampling(seed=1, temperature=1.0, top_p=0.5)
-    ] * 2
+def test_a_row_that_is_not_finite_has_no_token() -> None:
+    logits = torch.zeros(8, VOCAB)
+    logits[:, 9] = 5.0
+    logits[0:2, 3], logits[2:4, 3], logits[4:6] = torch.nan, torch.inf, -torch.inf
+    logits[6:8, :9] = -torch.inf
+    sampling = [DeviceSampling(seed=1), DeviceSampling(seed=1, temperature=0.1, top_p=0.5)] * 4
+    assert sample(logits, sampling, [0] * 8) == [NO_TOKEN] * 6 + [9] * 2
 
-    assert sample(logits, sampling, [0] * 4) == [0, 9, 0, 9]
+
+def test_an_adjusted_row_that_is_not_finite_has_no_token() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 3] = torch.nan
+    sampling = [DeviceSampling(seed=1, repetition_penalty=2.0)] * 2
+    assert sample(logits, sampling, [0] * 2) == [NO_TOKEN, 0]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.metrics import Figures, LabelValues, Metric, read_samples
+from raydix.runtime.metrics import Distribution, Figures, LabelValues, Metric, read_samples
 
 LAYOUT = KvLayout(
     page_size=16,
@@ -16,9 +16,14 @@ LAYOUT = KvLayout(
 def values_of(
     metrics: Sequence[Metric], figures: Figures, common_labels: LabelValues = ()
 ) -> dict[tuple[str, LabelValues], float]:
-    """Each sample's value; fails if two samples have the same metric and labels."""
+    """Each sample's value, of a histogram its sum; fails if two have the same metric and labels."""
     samples = read_samples(metrics, figures, common_labels)
-    values = {(sample.metric.name, sample.labels): sample.value for sample in samples}
+    values = {
+        (sample.metric.name, sample.labels): sample.value.total
+        if isinstance(sample.value, Distribution)
+        else sample.value
+        for sample in samples
+    }
     assert len(values) == len(samples)
     assert all(len(sample.labels) == len(sample.metric.labels) for sample in samples)
     return values

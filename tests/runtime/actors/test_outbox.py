@@ -8,7 +8,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FinishReason, RequestDelta, TokenFrame
 from raydix.runtime.messages.codec import Message, encode
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs, prompt_logprob_bytes
 
 TOP_20 = TokenLogprobs(
     token_ids=tuple(range(10**5, 10**5 + 21)),
@@ -96,6 +96,49 @@ def test_two_uses_of_one_request_id_never_merge() -> None:
         (1, [7], FinishReason.ABORT),
         (2, [8], None),
     ]
+
+
+def test_runs_of_a_prompt_are_merged_in_order_and_counted() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    link.buffered_bytes = BUSY_BYTES + 1
+    runs = [prompt_run(start, num_tokens=2048) for start in (1, 2049, 4097)]
+    for run in runs:
+        outbox.add(
+            RequestDelta(asking=AskingId(1), request_id=RequestId("r"), prompt_logprobs=(run,))
+        )
+    outbox.add(delta(1, 7))
+    assert not outbox.flush()
+
+    link.buffered_bytes = 0
+    assert outbox.flush()
+    [frame] = link.frames
+    [merged] = frame.deltas
+    assert [run.start for run in merged.prompt_logprobs] == [1, 2049, 4097]
+    assert merged.token_ids.tolist() == [7]
+    num_bytes = len(encode(frame))
+    assert 0.9 * num_bytes < 3 * prompt_logprob_bytes(2048, 20) < 1.1 * num_bytes
+
+    link.buffered_bytes = BUSY_BYTES + 1
+    while not link.is_closed:
+        outbox.add(
+            RequestDelta(asking=AskingId(2), request_id=RequestId("s"), prompt_logprobs=(runs[0],))
+        )
+        outbox.flush()
+    assert outbox.was_too_slow
+
+
+def prompt_run(start: int, num_tokens: int) -> PromptLogprobs:
+    """Logprobs of a run of a prompt, of 20 tokens each."""
+    column, top = int32_array(range(num_tokens)), int32_array(range(20 * num_tokens))
+    return PromptLogprobs(
+        start=start,
+        logprob_bits=column,
+        ranks=column,
+        num_top=20,
+        top_ids=top,
+        top_logprob_bits=top,
+    )
 
 
 def test_a_client_that_owes_too_much_counts_as_gone_and_nothing_is_kept_for_it() -> None:

@@ -1,4 +1,5 @@
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
+from raydix.runtime.metrics import BY_RANK
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.runtime.actors.sample_values import LAYOUT, values_of
@@ -13,18 +14,18 @@ def test_what_the_core_has_counted_becomes_samples() -> None:
     assert values["prompt_tokens_cached_by_source_total", ("l2",)] == 5
     assert values["request_success_total", ("stop",)] == 2
     assert values["scheduler_cpu_seconds_total", ()] == 0.5
-    assert values["l1_pages", ("all", "0", "used")] == 0
+    assert values["l1_pages", ("0", "0", "free")] == 8
 
 
-def test_usage_counts_what_requests_hold() -> None:
+def test_the_states_of_pages_do_not_overlap() -> None:
     pages = {"total": 100, "used": 60, "cached": 50, "locked": 10}
-    figures = {f"l1_{state}_pages": count for state, count in pages.items()}
-    figures |= {f"l1_{state}_pages_0": count for state, count in pages.items()}
+    own = {f"l1_{state}_pages_0": count for state, count in pages.items()}
 
-    values = values_of(SCHEDULER_METRICS, figures)
+    values = values_of(SCHEDULER_METRICS, {BY_RANK: [own]})
 
-    assert values["kv_cache_usage_perc", ()] == 0.2
-    assert values["l1_pages", ("all", "0", "free")] == 40
+    states = {labels[2]: value for (name, labels), value in values.items() if name == "l1_pages"}
+    assert states == {"free": 40, "private": 10, "locked": 10, "evictable": 40}
+    assert values["kv_cache_usage_perc", ("0",)] == 0.2
 
 
 def test_hits_count_all_tiers_and_queries_every_prompt_token_with_a_source() -> None:

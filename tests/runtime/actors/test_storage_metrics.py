@@ -28,12 +28,19 @@ def storage_values(backend: str) -> dict[tuple[str, LabelValues], float]:
 def test_batches_bytes_and_seconds_are_counted_by_backend_and_operation() -> None:
     values = storage_values("file")
 
-    assert values["l3_batches_total", ("file", "write")] == 2
-    assert values["l3_batch_seconds_total", ("file", "write")] == 1.0
-    assert values["l3_batches_total", ("file", "clear")] == 0
+    assert values["l3_batch_seconds", ("file", "write")] == 1.0
+    assert values["l3_batch_seconds", ("file", "clear")] == 0
     assert values["l3_read_bytes_total", ("file",)] == 2000
     assert values["l3_write_bytes_total", ("file",)] == 2000
     assert values["l3_active_batches", ("file",)] == 4
+
+
+def test_every_error_is_told_as_zero_before_the_first() -> None:
+    values = values_of(STORAGE_METRICS, OrderCounts().figures(), ("file",))
+
+    assert values["l3_errors_total", ("file", "read", "bad_checksum")] == 0
+    assert values["l3_errors_total", ("file", "write", "full")] == 0
+    assert ("l3_errors_total", ("file", "exists", "full")) not in values
 
 
 def test_what_a_bounded_backend_holds_and_evicts_is_told() -> None:
@@ -51,7 +58,11 @@ def test_every_kind_of_error_and_of_bad_object_is_counted() -> None:
 
     kinds = {status.name.lower() for status in BAD}
     errors = {("read", kind) for kind in kinds | {"io_error", "timed_out"}} | {("write", "full")}
-    assert {labels[1:] for name, labels in values if name == "l3_errors_total"} == errors
+    assert {
+        labels[1:]
+        for (name, labels), value in values.items()
+        if name == "l3_errors_total" and value
+    } == errors
     assert {labels for name, labels in values if name == "kv_verify_failures_total"} == {
         ("redis", kind) for kind in kinds
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
+from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
@@ -181,7 +182,9 @@ class FakeCluster:
         address: str | None,
         supervision: Supervision,
         gateway: GatewaySettings | None,
+        control: StartControl,
     ) -> FakeHandle:
+        control.wait_precondition()
         self.gateways.append(gateway)
         self.configs.append((config, address))
         self.supervisions.append(supervision)

@@ -1,10 +1,18 @@
 import asyncio
 import pickle
+import shutil
 import threading
 
 import pytest
 
-from raydix.errors import BadRequest, Cancelled, ConfigError, EngineDead
+from raydix.errors import (
+    BadRequest,
+    Cancelled,
+    CheckpointError,
+    ConfigError,
+    EngineDead,
+    UnknownRequest,
+)
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.messages.client import AbortRequest, SubmitRequest
 from tests.runtime.api.fake_engine import FakeCluster, FakeHandle, delta, echo
@@ -64,7 +72,7 @@ async def test_an_engine_that_cannot_be_reached_is_shut_down_again(cluster, chec
 async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monkeypatch):
     is_starting, may_go_on = threading.Event(), threading.Event()
 
-    def start_slowly(config, name, address, supervision, gateway):
+    def start_slowly(config, name, address, supervision, gateway, control):
         is_starting.set()
         may_go_on.wait(5)
         return cluster.handle
@@ -78,6 +86,35 @@ async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monk
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cluster.handle.is_shut_down
+
+
+async def test_a_start_that_is_cancelled_is_called_off_and_waited_for(checkpoint, monkeypatch):
+    is_starting, is_undone = threading.Event(), threading.Event()
+
+    def start_for_ever(config, name, address, supervision, gateway, control):
+        is_starting.set()
+        try:
+            while True:
+                control.check()
+        finally:
+            is_undone.set()
+
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_for_ever)
+    task = asyncio.create_task(AsyncLLM.start(checkpoint))
+    await asyncio.to_thread(is_starting.wait, 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_undone.is_set()
+
+
+async def test_a_broken_tokenizer_is_told_before_the_engine_starts(cluster, checkpoint, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(checkpoint, folder)
+    (folder / "tokenizer.json").write_text('{"model": 1')
+    with pytest.raises(CheckpointError, match=f"The tokenizer in {folder} cannot be loaded"):
+        await AsyncLLM.start(str(folder))
+    assert cluster.configs == []
 
 
 async def test_connect_reaches_a_running_engine_and_leaves_it_running(cluster):
@@ -251,3 +288,15 @@ async def test_control_calls_go_to_the_engine(cluster):
     await engine.flush(l3=True)
     await engine.explain("r")
     assert cluster.handle.calls == [("stats",), ("flush", True), ("explain", "r")]
+
+
+async def test_a_request_that_the_engine_does_not_remember_cannot_be_explained(
+    cluster, monkeypatch
+):
+    async def call(method, request_id):
+        assert (method, request_id) == ("explain", "r")
+
+    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.engines["raydix"] = cluster.handle
+    with pytest.raises(UnknownRequest, match="'r' is not among the last 1,024"):
+        await AsyncLLM().explain("r")

@@ -69,6 +69,30 @@ def test_each_shape_of_prompts_gives_finished_outputs_in_order(llm, prompts, tok
     assert all(each.finished for each in outputs)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ([i, i + 1] for i in (1, 3)),
+        lambda: iter([{"prompt_token_ids": [1, 2]}, [3, 4]]),
+        lambda: map(list, ((1, 2), (3, 4))),
+    ],
+)
+def test_prompts_may_be_generated(llm, make):
+    outputs = llm.generate(make())
+    assert [output.prompt_token_ids for output in outputs] == [[1, 2], [3, 4]]
+    assert [sum(sources.values()) for sources in llm.prefetch(make())] == [2, 2]
+
+
+def test_token_ids_may_be_generated(llm):
+    [output] = llm.generate(range(1, 4))
+    assert output.prompt_token_ids == [1, 2, 3]
+
+
+def test_what_is_no_prompt_is_a_bad_request(llm):
+    with pytest.raises(BadRequest, match="prompts is a int"):
+        llm.generate(5)
+
+
 def test_text_prompts(llm):
     assert [each.outputs[0].text for each in llm.generate(["hello", {"prompt": "wörld"}])] == [
         "hello",
@@ -223,7 +247,7 @@ def test_a_failed_start_leaves_no_thread(cluster, checkpoint):
 def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypatch):
     is_starting, is_interrupted = threading.Event(), threading.Event()
 
-    def start_slowly(config, name, address, supervision, gateway):
+    def start_slowly(config, name, address, supervision, gateway, control):
         is_starting.set()
         is_interrupted.wait(5)
         return cluster.handle

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from raydix.runtime.api.request_stream import RequestStream, StreamedRequest
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
-from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs
 from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
 EOS = 256
@@ -18,12 +19,12 @@ EOS = 256
 TOKENIZER = byte_token_tokenizer()
 
 
-def make_stream(tokenizer=TOKENIZER, **params):
+def make_stream(tokenizer=TOKENIZER, prompt_token_ids=(1, 2), **params):
     sampling = SamplingParams(**params)
     request = StreamedRequest(
         request_id=RequestId("r"),
         prompt="hi",
-        prompt_token_ids=[1, 2],
+        prompt_token_ids=list(prompt_token_ids),
         params=sampling,
         ending_token_ids=frozenset(sampling.ending_token_ids((EOS,))),
         submitted_s=10.0,
@@ -278,3 +279,53 @@ def test_the_output_does_not_depend_on_how_deltas_are_cut(token_ids, cuts, stop,
     assert [each.finished for each in deltas].count(True) == 1
     if not stop:
         assert whole.outputs[0].text == TOKENIZER.decode(token_ids, skip_special_tokens=True)
+
+
+def prompt_run(start, *places):
+    """Each place: the token's own logprob and rank, and the likeliest token with its logprob."""
+    logprobs, ranks, top_ids, top_logprobs = zip(*places, strict=True)
+    return PromptLogprobs(
+        start=start,
+        logprob_bits=bits(logprobs),
+        ranks=int32_array(ranks),
+        num_top=1,
+        top_ids=int32_array(top_ids),
+        top_logprob_bits=bits(top_logprobs),
+    )
+
+
+def bits(values):
+    return int32_array(np.array(values, dtype=np.float32).view(np.int32))
+
+
+@pytest.mark.parametrize("output_kind", ["cumulative", "delta", "final"])
+def test_prompt_logprobs_come_whole_with_the_first_output(output_kind):
+    (a,) = TOKENIZER.encode("a")
+    first, second, third = TOKENIZER.encode("hey")
+    stream = make_stream(
+        prompt_logprobs=1, output_kind=output_kind, prompt_token_ids=(first, second, third)
+    )
+    stream.push(delta("", prompt_logprobs=(prompt_run(1, (-2.0, 4, a, -0.5)),)), 11.0)
+    assert stream.take() is None
+    outputs = outputs_of(
+        stream,
+        [
+            delta("a", prompt_logprobs=(prompt_run(2, (-0.25, 1, third, -0.25)),)),
+            delta("b", finished=FinishReason.LENGTH),
+        ],
+    )
+
+    told = [
+        None,
+        {second: Logprob(-2.0, 4, "e"), a: Logprob(-0.5, 1, "a")},
+        {third: Logprob(-0.25, 1, "y")},
+    ]
+    expected = {"cumulative": [told, told], "delta": [told, None], "final": [told]}
+    assert [each.prompt_logprobs for each in outputs] == expected[output_kind]
+
+
+def test_nobody_who_did_not_ask_has_prompt_logprobs():
+    (output,) = outputs_of(
+        make_stream(output_kind="final"), [delta("a", finished=FinishReason.LENGTH)]
+    )
+    assert output.prompt_logprobs is None

@@ -57,7 +57,21 @@ def test_params_can_be_pickled_and_replaced():
         ({"temprature": 1}, "Did you mean 'temperature'"),
         ({"max_token": 1}, "Did you mean 'max_tokens'"),
         ({"zzzz": 1}, "Use one of"),
-        ({"logit_bias": {}}, "not supported"),
+        ({"bad_words": []}, "not supported"),
+        ({"logit_bias": [1]}, "logit_bias is \\[1\\]; expected a dict"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "up to 1024 tokens"),
+        ({"logit_bias": {-1: 1}}, "logit_bias has the key -1"),
+        ({"logit_bias": {"+1": 1}}, "logit_bias has the key '\\+1'"),
+        ({"logit_bias": {"²": 1}}, "logit_bias has the key"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias has the key"),
+        ({"logit_bias": {1.5: 1}}, "logit_bias has the key 1.5"),
+        ({"logit_bias": {True: 1}}, "logit_bias has the key True"),
+        ({"logit_bias": {3: 100.5}}, "logit_bias of token 3 is 100.5; expected a number from -100"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias of token 3 is nan"),
+        ({"logit_bias": {3: float("-inf")}}, "logit_bias of token 3 is -inf"),
+        ({"logit_bias": {3: True}}, "logit_bias of token 3 is True"),
+        ({"logit_bias": {3: "1"}}, "logit_bias of token 3 is '1'"),
+        ({"logit_bias": {3: 1, "3": 1}}, "token 3 twice"),
         ({"n": True}, "whole number"),
         ({"temperature": -0.1}, "0 \\(greedy\\) or more"),
         ({"temperature": float("nan")}, "finite"),
@@ -87,6 +101,9 @@ def test_params_can_be_pickled_and_replaced():
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"min_tokens": -1}, "min_tokens is -1"),
         ({"logprobs": 21}, "0 to 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21; expected None or 0 to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
+        ({"prompt_logprobs": True}, "prompt_logprobs is True; expected a whole number"),
         ({"output_kind": "stream"}, "cumulative, delta, final"),
         ({"ignore_eos": 1}, "True or False"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens <= max_tokens"),
@@ -122,6 +139,16 @@ def test_min_tokens_masks_what_could_end_the_output():
 def test_min_tokens_masks_eos_that_is_ignored_too():
     params = SamplingParams(min_tokens=2, ignore_eos=True, stop_token_ids=[9])
     assert params.to_device((7,), 0).masked_until_min_tokens == (7, 9)
+
+
+def test_biases_go_to_the_device_by_id_but_for_those_that_change_nothing():
+    params = SamplingParams(logit_bias={"12": -100, 7: 0.5, 9: 0})
+    device = params.to_device((), 0)
+    assert (device.biased_token_ids, device.biases) == ((7, 12), (0.5, -100.0))
+    assert params.logit_bias == {12: -100.0, 7: 0.5, 9: 0.0}
+    assert hash(params) == hash(dataclasses.replace(params))
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert SamplingParams(logit_bias={}).to_device((), 0).biases == ()
 
 
 def test_ignore_eos_spares_stop_token_ids():

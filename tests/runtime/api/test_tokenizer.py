@@ -63,6 +63,25 @@ def test_messages_with_more_than_text_are_a_bad_request(byte_level, part):
         byte_level.encode_chat([{"role": "user", "content": content}])
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user"}, "Message 1, of role 'user', has no content"),
+        ({"role": "user", "content": None}, "Message 1, of role 'user', has no content"),
+        ({"content": "hell"}, "Message 1 has no role"),
+        ("hell", "Message 1 has no role"),
+    ],
+)
+def test_messages_without_role_or_content_are_a_bad_request(byte_level, message, words):
+    with pytest.raises(BadRequest, match=words):
+        byte_level.encode_chat([{"role": "user", "content": "a"}, message])
+
+
+def test_messages_that_call_tools_need_no_content(byte_level):
+    message = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    assert byte_level.encode_chat([message])
+
+
 def test_messages_may_be_parts_of_text(byte_level):
     content = [{"type": "text", "text": "hell"}]
     assert byte_level.encode_chat([{"role": "user", "content": content}])

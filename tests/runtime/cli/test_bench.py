@@ -1,78 +1,128 @@
-import io
-from collections.abc import AsyncIterator
-from typing import Any, cast
+"""`raydix bench` as a whole, against a scripted engine."""
 
-from rich.console import Console
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
-from raydix.ids import RequestId
-from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.api.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.cli.bench import Workload, run_bench
+import pytest
 
-PAGE_SIZE = 4
-WORKLOAD = Workload(
-    num_conversations=3,
-    num_turns=3,
-    max_concurrent=2,
-    prompt_tokens=32,
-    turn_tokens=8,
-    output_tokens=4,
+from raydix.runtime.cli.load.arrivals import poisson_arrivals
+from tests.runtime.api.fake_engine import FakeCluster, FakeLink, echo
+
+Run = Callable[..., int]
+Capture = pytest.CaptureFixture[str]
+SMALL = ("--conversations", "2", "--turns", "2", "--prompt-tokens", "8", "--turn-tokens", "2")
+
+
+@pytest.fixture
+def engine(cluster: FakeCluster) -> FakeCluster:
+    cluster.engines["raydix"] = cluster.handle
+    return cluster
+
+
+def figures(printed: str) -> dict[str, float]:
+    return {each["name"]: each["value"] for each in json.loads(printed)["figures"]}
+
+
+def test_a_running_engine_is_measured(run: Run, capsys: Capture, engine: FakeCluster) -> None:
+    assert run("bench", "--connect", "raydix", *SMALL, "--slo", "ttft=60 tpot=60", "--json") == 0
+    found = figures(capsys.readouterr().out)
+    assert found["measured"] == 2
+    assert found["failed"] == 0
+    assert found["within the SLO"] == 1
+    assert found["from computed"] == 1
+    assert found["TTFT p50"] <= found["TTFT p90"] <= found["TTFT p99"] <= found["latency p99"]
+    assert found["goodput"] * 2 == pytest.approx(found["throughput"], rel=0.01)
+
+
+def test_cold_sends_what_was_measured_once_more_each_under_a_salt_of_its_own(
+    run: Run, capsys: Capture, engine: FakeCluster
+) -> None:
+    assert run("bench", "--connect", "raydix", *SMALL, "--cold", "--json") == 0
+    found = figures(capsys.readouterr().out)
+    assert found["warm: measured"] == found["cold: measured"] == 2
+
+    sent = engine.links[0].sent
+    salts = [each.cache_salt for each in sent]
+    assert len(set(salts[:4])) == 1
+    assert len(set(salts)) == 3
+    prompts = [each.token_ids.tolist() for each in sent]
+    assert sorted(prompts[2:4]) == sorted(prompts[4:])
+
+
+def test_a_trace_is_sent_to_people_s_tables_and_a_picture(
+    run: Run, capsys: Capture, engine: FakeCluster, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    trace, png = tmp_path / "trace.jsonl", tmp_path / "bench.png"
+    lines = [
+        {"timestamp": 10 * i, "input_length": 600, "output_length": 64, "hash_ids": [0, i]}
+        for i in range(5)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+
+    arguments = ("--trace", str(trace), "--block-tokens", "16", "--requests", "4")
+    assert run("bench", "--connect", "raydix", *arguments, "--png", str(png)) == 0
+
+    printed = capsys.readouterr().out
+    assert "TTFT, ms" in printed
+    assert "prompt tokens: computed" in printed
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert [len(each.token_ids) for each in engine.links[0].sent] == [18] * 4
+
+
+def test_requests_that_fail_are_counted_told_and_end_with_1(
+    run: Run, capsys: Capture, engine: FakeCluster
+) -> None:
+    def fail_one(link: FakeLink, message: object) -> None:
+        if len(link.sent) == 3:
+            link.break_off()
+        else:
+            echo(link, message)
+
+    engine.answer = fail_one
+    arguments = (*SMALL, "--output-tokens", "2", "--concurrency", "1")
+    assert run("bench", "--connect", "raydix", *arguments, "--json") == 1
+    printed = capsys.readouterr()
+    assert figures(printed.out)["failed"] == 1
+    assert "1 failed: EngineDead" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rate", "2", "--concurrency", "3"], "Give one of them"),
+        (["--speed", "2"], "--speed is for traces"),
+        (["--slo", "fast"], "--slo fast: expected ttft"),
+        (["--url", "http://127.0.0.1:1/v1", "--extra-body", "{"], "--extra-body is no JSON"),
+        (["--url", "http://127.0.0.1:1/v1", "--connect", "raydix"], "--url"),
+        (["--url", "http://127.0.0.1:1/v1"], "Nobody answers"),
+        (["--trace", "no/such/file"], "No such file"),
+    ],
 )
+def test_what_cannot_be_is_one_line(
+    run: Run, capsys: Capture, engine: FakeCluster, arguments: list[str], words: str
+) -> None:
+    is_url = "--url" in arguments
+    assert run("bench", *([] if is_url else ["--connect", "raydix"]), *arguments) == 1
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert printed.count("\n") == 1
 
 
-class FakeEngine:
-    """Answers at once, and caches in pages of `PAGE_SIZE` what it has seen under a salt."""
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self._seen: set[tuple[str | None, tuple[int, ...]]] = set()
-
-    async def generate(
-        self, prompt: dict[str, list[int]], params: SamplingParams, *, cache_salt: str | None
-    ) -> AsyncIterator[RequestOutput]:
-        self.num_requests += 1
-        token_ids = prompt["prompt_token_ids"]
-        pages = [
-            (cache_salt, tuple(token_ids[:end]))
-            for end in range(PAGE_SIZE, len(token_ids), PAGE_SIZE)
-        ]
-        num_cached = PAGE_SIZE * sum(page in self._seen for page in pages)
-        self._seen.update(pages)
-
-        sources = {"l1": num_cached, "computed:not_found": len(token_ids) - num_cached}
-        for count in range(1, (params.max_tokens or 1) + 1):
-            yield RequestOutput(
-                request_id=RequestId(str(self.num_requests)),
-                prompt=None,
-                prompt_token_ids=token_ids,
-                outputs=[CompletionOutput(token_ids=list(range(1, count + 1)))],
-                finished=count == params.max_tokens,
-                metrics=RequestMetrics(cached_tokens_by_source=sources),
-            )
+def test_a_picture_is_refused_before_anything_is_sent(
+    run: Run, capsys: Capture, engine: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("bench", "--connect", "raydix", *SMALL, "--png", "x.png") == 1
+    assert "raydix[bench]" in capsys.readouterr().err
+    assert not engine.links
 
 
-async def run(engine: FakeEngine) -> dict[str, Any]:
-    return await run_bench(cast(AsyncLLM, engine), WORKLOAD, Console(file=io.StringIO()))
-
-
-async def test_every_turn_but_the_first_is_measured_cold_and_warm() -> None:
-    engine = FakeEngine()
-    value = (await run(engine))["value"]
-    assert value["warm"]["num_requests"] == value["cold"]["num_requests"] == 6
-    assert engine.num_requests == 9 + 6
-
-
-async def test_cold_prompts_are_the_warm_ones_without_reuse() -> None:
-    value = (await run(FakeEngine()))["value"]
-    cold, warm = value["cold"]["tokens_by_source"], value["warm"]["tokens_by_source"]
-    assert sum(cold.values()) == sum(warm.values())
-    assert cold["l1"] == 0
-    assert warm["l1"] > warm["computed:not_found"]
-
-
-async def test_a_second_run_finds_nothing_of_the_first() -> None:
-    engine = FakeEngine()
-    first = (await run(engine))["value"]["warm"]["tokens_by_source"]
-    second = (await run(engine))["value"]["warm"]["tokens_by_source"]
-    assert first == second
+def test_the_load_is_told_in_the_record(run: Run, capsys: Capture, engine: FakeCluster) -> None:
+    assert run("bench", "--connect", "raydix", *SMALL, "--rate", "500", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["benchmark"] == "bench"
+    assert record["config"]["num_requests"] == 4
+    assert record["config"]["last_arrival_s"] == poisson_arrivals(4, 500.0, seed=0)[-1]

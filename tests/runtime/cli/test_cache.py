@@ -52,14 +52,14 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
         (["stats", "--all"], ("stats",)),
         (["flush", "--l3"], ("flush", True)),
         (
-            ["attach", "--set", "cache.l3.backend=file", "--set", "cache.l3.path=x"],
+            ["attach", "--set", "cache.l3.backend=file", "--set", "cache.l3.path=x", "--json"],
             ("attach_storage", {"backend": "file", "path": str(Path("x").absolute())}),
         ),
         (
-            ["attach", "--lazy", "--set", "cache.l3.backend=redis"],
+            ["attach", "--lazy", "--set", "cache.l3.backend=redis", "--json"],
             ("attach_storage", {"backend": "redis", "lazy": True}),
         ),
-        (["detach"], ("detach_storage",)),
+        (["detach", "--json"], ("detach_storage",)),
         (["explain", "r", "--json"], ("explain", "r")),
     ],
 )
@@ -79,6 +79,37 @@ def test_each_verb_asks_the_running_engine_which_goes_on(
     assert call[0] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("command", "answer", "words"),
+    [
+        ("attach", {"attached": "file", "detached": None}, "uses file from now on; it had no L3"),
+        ("attach", {"attached": "file", "detached": "s3"}, "uses file from now on; it left s3."),
+        ("detach", {"detached": "s3"}, "goes on without L3; it left s3."),
+        ("detach", {"detached": None}, "goes on without L3; it had none."),
+    ],
+)
+def test_a_change_of_storage_is_told_in_a_sentence(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    answer: dict[str, str | None],
+    words: str,
+) -> None:
+    async def call(*_: object) -> dict[str, str | None]:
+        return answer
+
+    cluster.handle.call = call  # type: ignore[method-assign, assignment]
+    cluster.engines["mine"] = cluster.handle
+    settings = ["--set", "cache.l3.backend=file"] if command == "attach" else []
+
+    assert run("cache", command, *settings, "--connect", "mine") == 0
+
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert "None" not in printed
+
+
 def test_a_request_that_is_not_remembered_is_a_bad_request(
     run: Callable[..., int],
     cluster: FakeCluster,
@@ -93,7 +124,7 @@ def test_a_request_that_is_not_remembered_is_a_bad_request(
 
     assert run("cache", "explain", "r", "--connect", "mine") == 1
 
-    assert "Request r is not among the last 1,024 of engine mine" in capsys.readouterr().err
+    assert "UnknownRequest: Request 'r' is not among the last 1,024" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "what"), [("", "no prompt"), ("[1,", "prompts.jsonl")])

@@ -49,6 +49,10 @@ def test_json_has_the_figures_alone(run: Run, capsys: Capture, model: str) -> No
             [*CUDA, "--gpu-memory", "3GiB", "--set", "cache.l1.num_pages=1000000"],
             "of its GPU, which has 3GiB. Lower cache.l1.num_pages",
         ),
+        (
+            ["--set", "cache.l3={backend: file, path: x, max_bytes: 64}"],
+            "cache.l3.max_bytes is 64, less than the",
+        ),
         (["--gpu-memory", "much"], "--gpu-memory is 'much'; expected bytes or a number"),
     ],
 )

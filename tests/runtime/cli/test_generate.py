@@ -112,3 +112,10 @@ def test_a_stream_without_text_is_of_token_ids(
     path.write_text("[5, 6, 7]\n")
     assert run("generate", "--connect", "mine", "--prompts-file", str(path), "--stream") == 0
     assert capsys.readouterr().out.split() == ["5", "6", "7"]
+
+
+def test_the_routing_key_goes_with_every_request(cluster, run):
+    cluster.engines["mine"] = cluster.handle
+    prompts = ("--prompt", "a", "--prompt", "b")
+    assert run("generate", "--connect", "mine", *prompts, "--routing-key", "math") == 0
+    assert [each.routing_key for each in cluster.links[0].sent] == ["math", "math"]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from raydix import __version__
 from raydix.errors import BadRequest
 from raydix.runtime.cli import main as cli
 
@@ -14,7 +15,14 @@ def test_the_schema_is_json_with_every_section(
 ) -> None:
     assert run("config", "schema") == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"model", "parallel", "experts", "cache", "scheduler"}
+    assert set(schema["properties"]) == {
+        "model",
+        "parallel",
+        "experts",
+        "cache",
+        "scheduler",
+        "ray",
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,6 +78,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
+def test_the_version_is_printed(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
 @pytest.mark.parametrize(
     "command", ["generate", "serve", "demo", "bench", "doctor", "cache", "config"]
 )
@@ -78,6 +93,21 @@ def test_every_command_explains_itself(
 ) -> None:
     assert run(command, "--help") == 0
     assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", ["typer", "ray", "msgpack"])
+def test_a_package_that_is_not_installed_is_one_line_that_says_what_to_do(package: str) -> None:
+    code = (
+        f"import runpy, sys; sys.modules[{package!r}] = None; "
+        "sys.argv = ['raydix', 'cache', 'stats']; runpy.run_module('raydix', run_name='__main__')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"Raydix needs the package {package}, ")
+    assert "--runtime-env examples/runtime_env.yaml" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_what_every_verb_imports_at_once_is_quick() -> None:

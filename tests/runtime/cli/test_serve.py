@@ -1,14 +1,20 @@
 """What ends `raydix serve`, and what it says."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
+from raydix.runtime.actors.bootstrap import cluster as cluster_module
+from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.cli import serve
-from raydix.runtime.cli.stop_signal import until_stopped
+from raydix.runtime.cli.stop_signal import StopsTooSlowly, unless_stopped, until_stopped
+from raydix.runtime.config.loading import load_config
 from tests.runtime.api.fake_engine import FakeCluster
 
 
@@ -54,6 +60,23 @@ def test_a_signal_drains_the_engine_for_as_long_as_asked(
     assert cluster.handle.is_shut_down
 
 
+def test_metrics_have_one_port_unless_told_otherwise(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = {7000, 9477}
+    monkeypatch.setattr(cluster_module, "is_free_port", lambda port: port not in taken)
+    monkeypatch.setattr(cluster_module, "named_cluster", lambda address: address)
+    config = load_config(checkpoint)
+    named = load_config(checkpoint, {"ray": {"metrics_port": 7000}})
+
+    assert serve.with_metrics_port(named, None).ray.metrics_port == 7000
+    assert serve.with_metrics_port(config, "10.0.0.1:6379").ray.metrics_port is None
+    assert serve.with_metrics_port(config, None).ray.metrics_port is None
+    assert "port 9477 is taken" in caplog.text
+    taken.clear()
+    assert serve.with_metrics_port(config, None).ray.metrics_port == 9477
+
+
 async def test_who_waits_no_longer_leaves_no_handler_of_signals() -> None:
     async def end() -> None:
         raise ValueError("over")
@@ -61,3 +84,70 @@ async def test_who_waits_no_longer_leaves_no_handler_of_signals() -> None:
     with pytest.raises(ValueError, match="over"):
         await until_stopped(end())
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_a_signal_cancels_what_is_under_way_and_waits_for_its_end() -> None:
+    told: list[str] = []
+
+    async def start() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append("undone")
+
+    assert await unless_stopped(start(), 10.0, on_stop=lambda: told.append("stopping")) is None
+    assert told == ["stopping", "undone"]
+
+
+async def test_who_does_not_end_when_cancelled_is_not_waited_for() -> None:
+    may_end = asyncio.Event()
+
+    async def start() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await may_end.wait()
+
+    with pytest.raises(StopsTooSlowly):
+        await unless_stopped(start(), 0.01, on_stop=lambda: None)
+    may_end.set()
+
+
+async def test_without_a_signal_the_result_comes_through() -> None:
+    assert await unless_stopped(asyncio.sleep(0, "engine"), 1.0, on_stop=lambda: None) == "engine"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_while_the_engine_starts_ends_serve_as_a_shell_expects(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    checkpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def start_for_ever(*_arguments: object, gateway: object, control: StartControl) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            control.check()
+            time.sleep(0.001)
+
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_for_ever)
+    assert run("serve", checkpoint) == 130
+    printed = capsys.readouterr()
+    assert "stopping before the engine serves" in printed.out
+    assert printed.err == ""
+
+
+def test_the_log_is_json_if_asked_for(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    checkpoint: str,
+    fate: list[Callable[[], None]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fate.append(lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert run("serve", checkpoint, "--log-json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"serve"} == {line["actor"] for line in lines}
+    assert any("engine raydix is ready" in line["message"] for line in lines)

@@ -1,11 +1,9 @@
 import asyncio
-import io
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from rich.console import Console
 
 from raydix.runtime.cli import serve as serve_verb
 from raydix.runtime.cli.http_front import HttpOptions, read_http_options
@@ -41,9 +39,14 @@ def test_wrong_options_are_told_before_an_engine_starts(
 
 
 async def test_http_is_served_beside_the_engine_until_the_end(
-    cluster: Any, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any,
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stop, told = asyncio.Event(), io.StringIO()
+    caplog.set_level("INFO")
+    stop = asyncio.Event()
 
     async def until_told(ended: Any) -> None:
         ended.close()
@@ -56,15 +59,12 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     config = load_config(checkpoint)
     front = read_http_options(HttpOptions("127.0.0.1:0", key_file=key_file), config)
 
-    console = Console(file=told, width=200)
-    serving = asyncio.create_task(
-        serve_verb.serve_until_stopped(config, "mine", None, 10.0, front, console)
-    )
+    serving = asyncio.create_task(serve_verb.serve_until_stopped(config, "mine", None, 10.0, front))
     async with asyncio.timeout(20):
-        while "HTTP is ready" not in told.getvalue():
+        while "HTTP is ready" not in caplog.text:
             await asyncio.sleep(0.01)
 
-    url = told.getvalue().partition("ready at ")[2].split("/v1")[0]
+    url = caplog.text.partition("ready at ")[2].split("/v1")[0]
     async with httpx.AsyncClient(base_url=url) as http:
         refused = await http.get("/v1/models")
         http.headers["Authorization"] = f"Bearer {KEY}"

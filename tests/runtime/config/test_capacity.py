@@ -1,8 +1,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from raydix.errors import ConfigError
 from raydix.kernels.page_codec import Codec
-from raydix.runtime.config.capacity import effective_summary, format_bytes, host_bytes_per_node
+from raydix.runtime.config.capacity import (
+    effective_summary,
+    format_bytes,
+    host_bytes_per_node,
+    require_room_in_l3,
+)
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.loading import load_config
 
@@ -106,3 +114,19 @@ def test_bytes_are_told_in_binary_units() -> None:
         "1.5KiB",
         "1GiB",
     ]
+
+
+def test_storage_without_room_for_a_page_is_refused(tmp_path: Path) -> None:
+    page_bytes = LAYOUT.host_page_bytes(0)
+    for num_bytes, is_enough in ((page_bytes, True), (page_bytes - 1, False)):
+        l3 = {"backend": "file", "path": "x", "max_bytes": num_bytes}
+        config = load_config(tmp_path, {"cache": {"l3": l3}})
+        if is_enough:
+            require_room_in_l3(config, LAYOUT)
+        else:
+            with pytest.raises(ConfigError, match=rf"less than the {page_bytes} bytes of one page"):
+                require_room_in_l3(config, LAYOUT)
+
+
+def test_storage_that_others_bound_is_not_judged(tmp_path: Path) -> None:
+    require_room_in_l3(load_config(tmp_path, {"cache": {"l3": {"backend": "redis"}}}), LAYOUT)

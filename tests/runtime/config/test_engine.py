@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.errors import all_keys
 from raydix.runtime.config.loading import load_config
+from tests.runtime.config.allowed_values import allowed_values
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -89,11 +91,25 @@ def test_the_documentation_describes_every_key_and_no_other() -> None:
     assert documented == set(all_keys(EngineConfig))
 
 
+def test_the_documentation_tells_what_each_key_may_be() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| ", (ROOT / "docs/config.md").read_text(), re.M)
+    assert dict(rows) == allowed_values()
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
 )
-def test_the_example_configurations_are_valid(path: Path) -> None:
+def test_the_example_configurations_are_valid_by_the_models_and_by_the_schema(path: Path) -> None:
     assert load_config(path).model.path
+    Draft202012Validator(EngineConfig.model_json_schema()).validate(yaml.safe_load(path.open()))
+
+
+@pytest.mark.parametrize("size", ["1 GiBs", "-1MiB", 0])
+def test_the_schema_refuses_what_is_no_size(size: str | int) -> None:
+    l3 = {"backend": "file", "path": "x", "max_bytes": size}
+    validator = Draft202012Validator(EngineConfig.model_json_schema())
+    assert not validator.is_valid({"model": {"path": "x"}, "cache": {"l3": l3}})
+    assert validator.is_valid({"model": {"path": "x"}, "cache": {"l3": l3 | {"max_bytes": 1}}})
 
 
 def test_the_schema_describes_every_key() -> None:

@@ -99,6 +99,7 @@ class PlanDriver:
         num_prompt_tokens: int | None = None,
         shared_pages: Sequence[int] = (),
         num_cached: int = 0,
+        num_scored: int = 0,
     ) -> DrivenRequest:
         """Put a request into `slot` with enough pages for 128 more tokens."""
         num_pages = -(-(len(token_ids) + 128) // self.page_size) - len(shared_pages)
@@ -110,6 +111,7 @@ class PlanDriver:
             token_ids=int32_array(token_ids),
             num_prompt_tokens=num_prompt_tokens or len(token_ids),
             sampling=sampling,
+            num_scored_tokens=num_scored,
         )
 
         tables = tuple(

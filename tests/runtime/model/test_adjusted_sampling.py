@@ -1,12 +1,14 @@
 """Penalties and masks, by their definitions."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydix.ids import NO_TOKEN
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.adjusted_sampling import BLOCK_ROWS
 from tests.sampled_tokens import sample
@@ -23,9 +25,10 @@ def penalised(
 ) -> list[float]:
     """The definition, one token at a time."""
     counts = Counter(output)
+    biases = dict(zip(sampling.biased_token_ids, sampling.biases, strict=True))
     result = []
     for token_id, logit in enumerate(logits):
-        value = logit
+        value = logit + biases.get(token_id, 0.0)
         if token_id in prompt or token_id in output:
             value = (
                 value / sampling.repetition_penalty
@@ -40,6 +43,9 @@ def penalised(
 
 
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+bias_dicts = st.dictionaries(
+    st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.5, 0.25, 2.0, 100.0]), max_size=6
+)
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
@@ -50,21 +56,29 @@ token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
             st.sampled_from([1.0, 0.5, 3.0]),
             st.sampled_from([0.0, 1.5, -1.0]),
             st.sampled_from([0.0, 0.7]),
+            bias_dicts,
         ),
         min_size=5,
         max_size=5,
     ),
     seed=st.integers(0, 1000),
 )
-def test_penalties_follow_their_definition(
+def test_biases_and_then_penalties_follow_their_definition(
     histories: list[tuple[list[int], list[int]]],
-    penalties: list[tuple[float, float, float]],
+    penalties: list[tuple[float, float, float, dict[int, float]]],
     seed: int,
 ) -> None:
     logits = random_logits(len(histories), seed)
     sampling = [
-        DeviceSampling(seed=0, repetition_penalty=r, presence_penalty=p, frequency_penalty=f)
-        for (r, p, f), _ in zip(penalties, histories, strict=False)
+        DeviceSampling(
+            seed=0,
+            repetition_penalty=r,
+            presence_penalty=p,
+            frequency_penalty=f,
+            biased_token_ids=tuple(biases),
+            biases=tuple(biases.values()),
+        )
+        for (r, p, f, biases), _ in zip(penalties, histories, strict=False)
     ]
 
     token_ids = sample(logits, sampling, [len(output) for _, output in histories], histories)
@@ -93,6 +107,93 @@ def test_sampling_leaves_the_raw_logits_unchanged() -> None:
     sample(logits, sampling, [0, 2])
 
     assert torch.equal(logits, before)
+
+
+def test_a_bias_does_not_lift_the_mask_of_min_tokens() -> None:
+    logits = torch.zeros(2, VOCAB)
+    sampling = DeviceSampling(
+        seed=0,
+        min_tokens=3,
+        masked_until_min_tokens=(9,),
+        biased_token_ids=(9, 4),
+        biases=(100.0, 1.0),
+    )
+
+    assert sample(logits, [sampling] * 2, [2, 3]) == [4, 9]
+
+
+def test_penalties_scale_biases_that_were_added_before() -> None:
+    sampling = DeviceSampling(
+        seed=0, repetition_penalty=3.0, biased_token_ids=(4, 5), biases=(2.0, 1.0)
+    )
+
+    assert sample(torch.zeros(1, VOCAB), [sampling], [0], [([4], [])]) == [5]
+
+
+def test_three_hundred_banned_tokens_are_never_sampled() -> None:
+    logits = torch.zeros(40, 400)
+    banned = tuple(range(300))
+    sampling = [
+        DeviceSampling(
+            seed=i, temperature=1.0, top_p=0.99, biased_token_ids=banned, biases=(-100.0,) * 300
+        )
+        for i in range(40)
+    ]
+
+    token_ids = sample(logits, sampling, [0] * 40)
+
+    assert min(token_ids) >= 300
+    assert len(set(token_ids)) > 20
+
+
+def test_equal_biases_of_all_tokens_change_nothing() -> None:
+    logits = random_logits(8)
+    plain = [DeviceSampling(seed=i, temperature=1.0, top_k=9) for i in range(8)]
+    all_ids = tuple(range(VOCAB))
+    banned = [replace(each, biased_token_ids=all_ids, biases=(-64.0,) * VOCAB) for each in plain]
+
+    assert sample(logits, banned, [0] * 8) == sample(logits, plain, [0] * 8)
+
+
+CHOICES: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_biases_of_all_tokens_leave_a_token_and_masks_of_all_leave_none(
+    choice: dict[str, float],
+) -> None:
+    all_ids = tuple(range(VOCAB))
+    masked = DeviceSampling(seed=0, min_tokens=1, masked_until_min_tokens=all_ids, **choice)
+    banned = DeviceSampling(seed=0, biased_token_ids=all_ids, biases=(-100.0,) * VOCAB, **choice)
+
+    nothing, token_id = sample(random_logits(2), [masked, banned], [0, 0])
+
+    assert nothing == NO_TOKEN
+    assert 0 <= token_id < VOCAB
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_bias_lifts_neither_an_impossible_token_nor_one_that_is_no_number(
+    choice: dict[str, float],
+) -> None:
+    logits = random_logits(1)
+    logits[0, 3], logits[0, 4] = float("-inf"), float("nan")
+    biased = DeviceSampling(seed=0, biased_token_ids=(3, 4), biases=(100.0, 100.0), **choice)
+
+    assert sample(logits, [biased], [0])[0] not in (3, 4)
+
+
+def test_biased_tokens_outside_of_the_vocabulary_need_no_bias() -> None:
+    sampling = DeviceSampling(
+        seed=0, biased_token_ids=(VOCAB, 10**6, 4), biases=(100.0, 100.0, 1.0)
+    )
+
+    assert sample(torch.zeros(1, VOCAB), [sampling], [0]) == [4]
 
 
 def test_stop_ids_outside_of_the_vocabulary_need_no_mask() -> None:

@@ -26,6 +26,7 @@ from raydix.runtime.model.spec import (
     ModelSpec,
     NormSpec,
 )
+from tests.runtime.model.test_cuda import assert_same_scores
 
 pytestmark = pytest.mark.gpu
 MAX_MODEL_LEN, NUM_PAGES, MAX_SLOTS = 1100, 160, 3
@@ -48,7 +49,7 @@ SPEC = ModelSpec(
     vocab_size=500, hidden_size=512, layers=(LAYER,) * 3, final_norm=NORM, tied_embeddings=False
 )
 TOKENS = np.random.default_rng(0).integers(0, SPEC.vocab_size, (2, MAX_MODEL_LEN))
-LOGPROBS = DeviceSampling(seed=0, num_logprobs=20)
+LOGPROBS = DeviceSampling(seed=0, num_logprobs=20, num_prompt_logprobs=3)
 CONTEXTS = (0, 1, 63, 500, 940)
 EXTENSIONS = (2, 16, 17, 31, 64, 65, 127, 128)
 
@@ -156,6 +157,7 @@ def test_a_replayed_extension_gives_what_its_operations_give(
             assert entry is not None
             assert other_entry is not None
             assert entry.logprobs == pytest.approx(other_entry.logprobs, abs=tolerance)
+            assert_same_scores(result, other, tolerance)
             if is_float32:
                 assert result.token_ids.tolist() == other.token_ids.tolist()
 
@@ -183,11 +185,9 @@ def test_a_prompt_beside_decodes_is_replayed_layer_by_layer(
         pool[pages] = 0
         waits: list[int] = []
 
-        def arrive(
-            load: int, layer: int, pool=pool, pages=pages, stored=stored, waits=waits
-        ) -> None:
-            waits.append(layer)
-            pool[pages, layer] = stored[:, layer]
+        def arrive(load: int, layer: int) -> None:
+            waits.append(layer)  # noqa: B023
+            pool[pages, layer] = stored[:, layer]  # noqa: B023
 
         result = runner.execute(plan, arrive).to_result(0, 0, 0.0)
         assert waits == list(range(SPEC.num_layers))
@@ -346,14 +346,8 @@ def test_sampling_the_largest_batch_takes_no_more_than_warm_up_did(decoder: Deco
     torch.cuda.reset_peak_memory_stats()
     runner.warm_up(64)
     expected = torch.cuda.max_memory_allocated()
-    everything = DeviceSampling(
-        seed=0,
-        temperature=1.0,
-        top_k=9,
-        top_p=0.5,
-        presence_penalty=1.0,
-        frequency_penalty=1.0,
-        num_logprobs=20,
+    everything = replace(
+        LOGPROBS, temperature=1.0, top_k=9, top_p=0.5, presence_penalty=1.0, frequency_penalty=1.0
     )
     plan = start_all(runner, (everything,) * MAX_SLOTS, 60)
     torch.cuda.reset_peak_memory_stats()

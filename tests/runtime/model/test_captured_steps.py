@@ -79,6 +79,7 @@ MIXED = (
     DeviceSampling(seed=6, temperature=2.0, min_p=0.1),
     DeviceSampling(seed=7, temperature=1.0, repetition_penalty=1.4, top_p=0.8),
     DeviceSampling(seed=8, min_tokens=4, masked_until_min_tokens=(3, 700)),
+    DeviceSampling(seed=9, temperature=1.0, biased_token_ids=(3, 77), biases=(4.0, -9.5)),
 )
 
 

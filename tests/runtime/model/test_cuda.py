@@ -11,7 +11,13 @@ from raydix.kernels.page_codec import Codec
 from raydix.kernels.routing import GroupLimitedRouting, Scoring, SoftmaxRouting
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
+from raydix.runtime.messages.plan import (
+    AddedRequest,
+    DeviceSampling,
+    StepPlan,
+    StepResult,
+    TableChanges,
+)
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.kv_groups import make_kv_layout
 from raydix.runtime.model.rope_spec import DefaultRope
@@ -105,7 +111,15 @@ LATENT_SPEC = replace(
 SAMPLING = (
     DeviceSampling(seed=1),
     DeviceSampling(seed=2, temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
-    DeviceSampling(seed=3, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1),
+    DeviceSampling(
+        seed=3,
+        repetition_penalty=1.3,
+        presence_penalty=0.2,
+        frequency_penalty=0.1,
+        biased_token_ids=(5, 40),
+        biases=(1.5, -2.0),
+        num_prompt_logprobs=2,
+    ),
     DeviceSampling(
         seed=4, temperature=0.7, min_tokens=5, masked_until_min_tokens=(1, 2), num_logprobs=2
     ),
@@ -211,6 +225,20 @@ def test_gpu_samples_the_tokens_of_the_cpu(decoder: Decoder, cuda_runner: ModelR
         assert cpu_entry is not None
         assert cuda_entry.ranks == cpu_entry.ranks
         assert cuda_entry.logprobs == pytest.approx(cpu_entry.logprobs, abs=1e-3)
+        assert cuda_result.scored_slots.tolist() == ([2] if step == 0 else [])
+        assert_same_scores(cuda_result, cpu_result)
+
+
+def assert_same_scores(result: StepResult, other: StepResult, tolerance: float = 1e-3) -> None:
+    """Two steps told the same of prompts, but for rounding."""
+    for part, wanted in zip(result.prompt_logprobs, other.prompt_logprobs, strict=True):
+        assert (part.start, len(part), part.num_top) == (wanted.start, len(wanted), wanted.num_top)
+        for bits, wanted_bits in (
+            (part.logprob_bits, wanted.logprob_bits),
+            (part.top_logprob_bits, wanted.top_logprob_bits),
+        ):
+            logprobs = wanted_bits.view(np.float32)
+            assert bits.view(np.float32) == pytest.approx(logprobs, abs=tolerance)
 
 
 @pytest.mark.parametrize("num_requests", [1, 3])

@@ -1,5 +1,6 @@
 """Steps in two halves sample what whole ones do: a step group of one rank, on any device."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,14 @@ from raydix.runtime.model.overlap_times import step_times
 from raydix.runtime.model.runner import ModelRunner, never
 from raydix.runtime.model.spec import ModelSpec
 from raydix.runtime.tiers.gpu_pool import make_pools
-from tests.runtime.model.test_cuda import LATENT_SPEC, SAMPLING, SPEC, make_plans, run
+from tests.runtime.model.test_cuda import (
+    LATENT_SPEC,
+    SAMPLING,
+    SPEC,
+    assert_same_scores,
+    make_plans,
+    run,
+)
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 DEVICES = ["cpu", GPU]
@@ -54,7 +62,8 @@ def test_rows_sample_the_same_tokens_in_the_same_order(
     """Three prompts are cut within the second one; each asks something else of sampling."""
     decoder = make_group_of_one(spec, torch.device(device))
     whole, halved = (make_runner(decoder, is_halved=each) for each in (False, True))
-    plans = make_plans(SAMPLING[-num_rows:])
+    wants = tuple(replace(each, num_prompt_logprobs=2) for each in SAMPLING[-num_rows:])
+    plans = make_plans(wants)
 
     expected = [each.to_result(0, 0, 0.0) for each in run(whole, plans)]
     results = [each.to_result(0, 0, 0.0) for each in run(halved, plans)]
@@ -70,6 +79,9 @@ def test_rows_sample_the_same_tokens_in_the_same_order(
             if one is not None and two is not None:
                 assert one.token_ids == two.token_ids
                 assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)
+        assert result.scored_slots.tolist() == other.scored_slots.tolist()
+        assert_same_scores(result, other, 1e-4)
+    assert sum(len(each.prompt_logprobs) for each in expected) >= num_rows
 
 
 @pytest.mark.gpu

@@ -147,13 +147,42 @@ def test_layers_wait_for_the_load_before_they_read(small_model: LoadedModel) -> 
     assert tokens + driver.generate([second], 5)[0] == expected
 
 
+def test_a_bias_ends_with_its_request(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model)
+    biased = DeviceSampling(seed=0, biased_token_ids=(17,), biases=(100.0,))
+    first = driver.add(0, PROMPT, sampling=biased)
+    assert driver.generate([first], 4) == [[17] * 4]
+    driver.remove(first)
+
+    tokens = driver.generate([driver.add(0, PROMPT)], 4)
+
+    assert tokens[0] == generate_alone(small_model, PROMPT, 4)
+
+
+def test_a_bias_leaves_the_rows_beside_it_alone(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model)
+    biased = DeviceSampling(seed=0, biased_token_ids=(17,), biases=(100.0,))
+    requests = [driver.add(0, OTHER), driver.add(1, PROMPT, sampling=biased), driver.add(2, PROMPT)]
+
+    tokens = driver.generate(requests, 5)
+
+    expected = [generate_alone(small_model, prompt, 5) for prompt in (OTHER, PROMPT)]
+    assert tokens == [expected[0], [17] * 5, expected[1]]
+
+
 def test_logprobs_come_from_raw_logits(small_model: LoadedModel) -> None:
     driver = PlanDriver(small_model)
     driver.record_logits()
     sampling = [
         DeviceSampling(seed=1, temperature=2.0, top_k=5, num_logprobs=3),
         GREEDY,
-        DeviceSampling(seed=1, repetition_penalty=3.0, num_logprobs=0),
+        DeviceSampling(
+            seed=1,
+            repetition_penalty=3.0,
+            num_logprobs=0,
+            biased_token_ids=(5, 6),
+            biases=(3.0, -2.0),
+        ),
     ]
     requests = [driver.add(slot, PROMPT[slot:], sampling=s) for slot, s in enumerate(sampling)]
 

@@ -1,6 +1,6 @@
 """Drives a `SchedulerCore` by hand: tests decide when steps, copies and HostMemory answer."""
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.runtime.scheduler.group_columns import check_group_columns
 from tests.runtime.scheduler.host_stand_in import HostStandIn
 from tests.runtime.scheduler.keys import mirror_keys
+from tests.simulation.prompt_scores import PromptScores
 
 BASE = SchedulerSettings(
     layout=KvLayout(
@@ -44,6 +45,8 @@ class Answer:
     """What the client has heard of one request."""
 
     tokens: list[int] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    """Positions of the prompt that it was told logprobs of."""
     sources: dict[str, int] | None = None
     ending: str | None = None
     """A finish reason, or the kind of a failure."""
@@ -80,6 +83,7 @@ class CoreDriver:
         self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
         self._rows: dict[tuple[int, int], dict[str, int]] = {}
         self._sampled: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self._scores = [PromptScores() for _ in range(self.settings.num_lanes)]
         self._connections: dict[int, ConnectionId] = {}
         self._num_connections = 0
         self._lookups: dict[str, LookupId] = {}
@@ -145,6 +149,8 @@ class CoreDriver:
         answer = self.answers.setdefault(delta.request_id, Answer())
         assert answer.ending is None, f"{delta.request_id} hears after its end"
         answer.tokens.extend(delta.token_ids.tolist())
+        for told in delta.prompt_logprobs:
+            answer.scored.extend(range(told.start, told.start + len(told)))
         answer.sources = delta.cached_tokens_by_source or answer.sources
         if delta.finished is not None:
             answer.ending = delta.finished.value
@@ -212,6 +218,8 @@ class CoreDriver:
 
     def attach_rank(self, rank: int, incarnation: int = 1) -> None:
         """A GPU actor says hello."""
+        for lane in self.core._replica.group_of_rank(rank).lanes:
+            self._scores[lane].forget()
         self._connections[rank] = connection = self._next_connection()
         self.send(
             events.RankAttached(
@@ -260,13 +268,11 @@ class CoreDriver:
             self.token_of(name, position) if token is None else token for name, position in rows
         ]
 
+        result = StepResult(rank=0, step=plan.step, token_ids=int32_array(sampled), compute_s=0.01)
+        self._scores[lane].apply(plan)
+        result = self._scores[lane].add_to(result, plan, defaultdict(lambda: [*range(200)]))
         for rank in self._ranks(lane):
-            self.report(
-                rank,
-                StepResult(
-                    rank=rank, step=plan.step, token_ids=int32_array(sampled), compute_s=0.01
-                ),
-            )
+            self.report(rank, replace(result, rank=rank))
         return plan
 
     def finish_copies(self, lane: int = 0, *, is_stale: bool = False) -> int:

@@ -36,21 +36,25 @@ def cluster_with(
     return Cluster(settings, seed=3, l2_pages=l2_pages, storage=storage, faults=faults or Faults())
 
 
-def ask(cluster: Cluster, name: str, prompt: list[int]) -> None:
+def ask(
+    cluster: Cluster, name: str, prompt: list[int], num_prompt_logprobs: int | None = None
+) -> None:
     """Send a prompt."""
     message = SubmitRequest(
         asking=cluster.client("client").next_asking(),
         request_id=name,  # type: ignore[arg-type]
         token_ids=int32_array(prompt),
-        sampling=DeviceSampling(seed=0),
+        sampling=DeviceSampling(seed=0, num_prompt_logprobs=num_prompt_logprobs),
         max_tokens=3,
     )
     cluster.submit(message)
 
 
-def serve(cluster: Cluster, name: str, prompt: list[int]) -> dict[str, int]:
+def serve(
+    cluster: Cluster, name: str, prompt: list[int], num_prompt_logprobs: int | None = None
+) -> dict[str, int]:
     """Send a prompt, wait for the answer and what follows; returns the prompt's sources."""
-    ask(cluster, name, prompt)
+    ask(cluster, name, prompt, num_prompt_logprobs)
     cluster.run(lambda: cluster.answers[name].ending is not None)  # type: ignore[index]
     answer = cluster.answers[name]  # type: ignore[index]
     assert answer.tokens == expected_output(prompt, 3)

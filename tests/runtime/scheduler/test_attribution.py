@@ -42,6 +42,7 @@ WORLDS: dict[PageSource, dict[str, Any]] = {
     PageSource.BAD_OBJECT: {"faults": Faults(bad_object_fraction=1.0)},
     PageSource.IO_ERROR: {"faults": Faults(storage_failure_fraction=1.0)},
     PageSource.CACHING_OFF: {"prefix_caching": False},
+    PageSource.PROMPT_LOGPROBS: {},
 }
 """What makes each reason come up when a prompt is asked for again after L1 and L2 were emptied."""
 
@@ -60,7 +61,9 @@ def test_explain_gives_each_reason(reason: PageSource) -> None:
         assert cluster.storage is not None
         cluster.storage.objects.clear()
         serve(cluster, "warm", prompt)
-    serve(cluster, "again", [*prompt, *range(8)] if reason is PageSource.NOT_FOUND else prompt)
+    num_prompt_logprobs = 0 if reason is PageSource.PROMPT_LOGPROBS else None
+    again = [*prompt, *range(8)] if reason is PageSource.NOT_FOUND else prompt
+    serve(cluster, "again", again, num_prompt_logprobs)
     explained = cluster.core.explain("again")  # type: ignore[arg-type]
     assert explained is not None
     ranges: Any = explained["ranges"]

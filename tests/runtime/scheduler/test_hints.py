@@ -68,7 +68,10 @@ def test_prefetch_holds_nothing_and_counts_as_no_request() -> None:
     assert not stats["num_requests_waiting"]
     assert not stats["l1_used_pages"]
     driver.run()
-    assert "prompt_tokens" not in driver.core.stats()
+    stats = driver.core.stats()
+    assert stats["prompt_tokens"] == 0
+    assert stats["prefetches"] == 1
+    assert not any(name.startswith("finished_") for name in stats)
 
 
 def test_keys_of_hints_are_hashed_after_those_of_requests() -> None:

@@ -177,16 +177,16 @@ def test_output_ends_with_length_at_the_model_limit() -> None:
     assert len(driver.answers[name].tokens) == 4
 
 
-def test_latencies_add_up_over_requests() -> None:
+def test_each_latency_is_observed_once_for_a_request() -> None:
     driver = CoreDriver()
     driver.submit([1], max_tokens=3)
     for _ in range(3):
         driver.now_s += 1.0
         driver.step()
     stats = driver.core.stats()
-    assert (stats["first_tokens"], stats["later_tokens"], stats["complete_requests"]) == (1, 2, 1)
-    durations = stats["first_token_s"], stats["later_tokens_s"], stats["complete_requests_s"]
-    assert durations == pytest.approx((1.01, 2.02, 3.03))
+    times = [stats[f"{name}_times"] for name in ("first_token", "output_token", "request", "queue")]
+    assert [sum(figure["counts"]) for figure in times] == [1, 1, 1, 1]
+    assert [figure["sum"] for figure in times] == pytest.approx([1.01, 1.01, 3.03, 0.0])
 
 
 def test_refusals_are_typed() -> None:

@@ -70,8 +70,17 @@ def test_wrong_request_is_refused_with_its_value(changes: dict[str, Any], words:
         {"presence_penalty": -math.inf},
         {"min_tokens": -1},
         {"num_logprobs": 10**9},
+        {"num_prompt_logprobs": -1},
+        {"num_prompt_logprobs": 1001},
         {"masked_until_min_tokens": (10**12,)},
         {"masked_until_min_tokens": ("a",)},
+        {"biased_token_ids": (1000,), "biases": (1.0,)},
+        {"biased_token_ids": (3, 3), "biases": (1.0, 1.0)},
+        {"biased_token_ids": (3, 4), "biases": (1.0,)},
+        {"biased_token_ids": tuple(range(1025)), "biases": (1.0,) * 1025},
+        {"biases": (math.nan,), "biased_token_ids": (3,)},
+        {"biases": (math.inf,), "biased_token_ids": (3,)},
+        {"biases": (-100.5,), "biased_token_ids": (3,)},
     ],
 )
 def test_wrong_sampling_is_refused_with_its_name(changes: dict[str, Any]) -> None:
@@ -79,6 +88,30 @@ def test_wrong_sampling_is_refused_with_its_name(changes: dict[str, Any]) -> Non
     failure = refuse_request(replace(REQUEST, sampling=sampling), SETTINGS)
     assert failure is not None
     assert next(iter(changes)) in failure.message
+
+
+@pytest.mark.parametrize(
+    ("chunked_prefill", "num_top", "is_refused"),
+    [(True, 20, False), (True, 300, True), (False, 5, False), (False, 20, True)],
+)
+def test_more_prompt_logprobs_than_a_step_may_send_are_refused(
+    chunked_prefill: bool, num_top: int, is_refused: bool
+) -> None:
+    settings = replace(
+        SETTINGS,
+        max_model_len=100_000,
+        prefill_budget_tokens=2048,
+        chunked_prefill=chunked_prefill,
+    )
+    request = replace(
+        REQUEST,
+        token_ids=int32_array([1] * 50_000),
+        sampling=replace(REQUEST.sampling, num_prompt_logprobs=num_top),
+    )
+    failure = refuse_request(request, settings)
+    assert (failure is not None) == is_refused
+    if failure is not None:
+        assert f"prompt_logprobs is {num_top}" in failure.message
 
 
 def test_prefetch_of_unknown_tokens_is_refused() -> None:

@@ -140,11 +140,13 @@ async def test_requests_are_counted_by_route(server: Server) -> None:
         text = (await http.get("/metrics")).text
 
     lines = text.splitlines()
+    assert 'raydix_http_requests_total{replica="0",route="/v1/responses",status="200"} 0.0' in lines
+    assert 'raydix_http_request_seconds_count{replica="0",route="/v1/responses"} 0.0' in lines
     counted = 'raydix_http_requests_total{replica="0",route="/v1/completions",status="'
     assert counted + '200"} 1.0' in lines
     assert counted + '400"} 1.0' in lines
     assert 'raydix_http_requests_total{replica="0",route="none",status="404"} 1.0' in lines
-    assert f'raydix_generation_tokens_total{{model="{MODEL}"}} 2.0' in lines
+    assert f'raydix_generation_tokens_total{{engine="{server.llm.name}"}} 2.0' in lines
 
 
 async def test_streams_may_finish_while_the_server_drains(checkpoint: Path) -> None:
@@ -234,3 +236,22 @@ async def test_a_header_without_end_is_refused(server: Server, start: bytes) -> 
 
     async with server.http() as http:
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_the_client_is_the_one_who_closes_an_idle_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    real, closings_s = loop.call_later, []
+
+    def call_later(delay: float, callback: Any, *arguments: Any, **options: Any) -> Any:
+        if "keep_alive" in getattr(callback, "__name__", ""):
+            closings_s.append(delay)
+        return real(delay, callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    async with server.http() as http:
+        assert (await http.get("/health")).status_code == 200
+    assert closings_s
+    # Load balancers keep theirs for up to ten minutes.
+    assert min(closings_s) > 600

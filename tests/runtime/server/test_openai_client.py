@@ -245,3 +245,20 @@ async def test_clients_see_typed_errors(server: Server) -> None:
         await client.completions.create(model=MODEL, prompt="x" * 300)
     with pytest.raises(openai.BadRequestError, match="temperature is -1"):
         await client.completions.create(model=MODEL, prompt=PROMPT, temperature=-1)
+
+
+async def test_biases_are_the_engines(server: Server) -> None:
+    create = server.client().completions.create
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "temperature": 0}
+
+    forced = await create(**asked, logit_bias={"65": 100}, extra_body=IDS)
+    chat = await server.client().chat.completions.create(
+        model=MODEL, messages=TURNS, max_tokens=3, logit_bias={"66": 100}, extra_body=IDS
+    )
+    with pytest.raises(openai.BadRequestError, match="logit_bias of token 65 is 101"):
+        await create(**asked, logit_bias={"65": 101})
+    with pytest.raises(openai.BadRequestError, match="logit_bias has \\[999999\\]"):
+        await create(**asked, logit_bias={"999999": 1})
+
+    assert forced.choices[0].token_ids == [65] * 3
+    assert chat.choices[0].token_ids == [66] * 3

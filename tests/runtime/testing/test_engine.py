@@ -42,7 +42,7 @@ async def test_tokens_come_back_and_the_figures_add_up() -> None:
         dropped = await engine.flush()
         after = await engine.check()
 
-    assert set(stats) == {"scheduler", "gpu0", "gpu1", "restarts"}
+    assert set(stats) == {"scheduler", "gpu0", "gpu1", "restarts", "storage_errors"}
     assert stats["scheduler"]["generation_tokens"] == 20
     assert dropped == {"l1_pages": stats["scheduler"]["l1_cached_pages"]}
     assert after["scheduler"]["l1_cached_pages"] == 0

@@ -1,10 +1,13 @@
 import socket
+import threading
 
 import pytest
 import ray
 
 from raydix.errors import ConfigError
-from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster, find_cluster, join_cluster
+from raydix.runtime.actors.bootstrap.cluster_address import require_cluster
+from raydix.runtime.config.sections import RaySection
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +40,69 @@ def test_the_address_of_the_job_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConfigError, match=address):
         join_cluster(None)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nonsense", "expected HOST:PORT"),
+        ("127.0.0.1", "expected HOST:PORT"),
+        (":6379", "expected HOST:PORT"),
+        ("127.0.0.1:x", "expected HOST:PORT"),
+        ("http://127.0.0.1:8265", "is a dashboard"),
+        ("ray://127.0.0.1:10001", "Ray Client"),
+        ("local", "Leave the address out"),
+    ],
+)
+def test_what_is_no_address_is_told_so_at_once(address: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        join_cluster(address)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_what_answers_but_is_no_cluster_is_refused(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            connection.recv(1024)
+            connection.sendall(answer)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ConfigError, match="is no Ray cluster"):
+            join_cluster(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+
+
+@pytest.mark.ray
+def test_a_cluster_is_known_by_what_it_answers(
+    ray_cluster: PrivateCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # inside of this one, after all
+    require_cluster(ray.get_runtime_context().gcs_address)
+
+
+def test_without_a_cluster_on_this_host_auto_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ConfigError, match="no Ray cluster runs on this host"):
+        join_cluster("auto")
+
+
+@pytest.mark.parametrize("name", ["metrics_port", "dashboard_port"])
+def test_a_port_that_is_taken_is_refused_before_anything_starts(name: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"ray.{name} is {port}, which is taken"):
+            PrivateCluster(settings=RaySection(**{name: port}))
+
+
+def test_ports_are_refused_for_a_cluster_that_has_its_own() -> None:
+    with pytest.raises(ConfigError, match="section ray is for a cluster that Raydix starts itself"):
+        join_cluster("127.0.0.1:6379", RaySection(metrics_port=9000))

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors import engine_record
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
-from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, typed_error
 from raydix.runtime.actors.engine_record import EngineRecord, find_record
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
@@ -179,3 +180,19 @@ def test_facts_survive_the_way_through_an_answer(tmp_path: Path) -> None:
     facts = Engine(str(tmp_path)).facts
     values = facts.to_values()
     assert ClientFacts.from_values({**values, "eos_token_ids": [1, 2]}) == facts
+
+
+def test_ray_s_paragraph_about_a_dead_process_becomes_a_phrase() -> None:
+    paragraph = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: GpuActor\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+        "Worker exit detail: Some common causes include: ..."
+    )
+    error = typed_error(RayActorError(error_msg=paragraph), "gpu0")
+    assert str(error) == "gpu0 is gone: its process ended, SYSTEM_ERROR"
+    assert str(typed_error(RayActorError(), "gpu0")) == "gpu0 is gone: its process ended"
+
+
+def test_a_typed_error_stays_what_it_is() -> None:
+    error = ConfigError("cache.l3 is wrong")
+    assert typed_error(error, "gpu0") is error

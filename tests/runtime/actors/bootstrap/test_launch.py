@@ -223,7 +223,7 @@ async def test_counters_appear_on_the_metrics_endpoint_of_ray(shared_engine: Sha
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = {"ray_raydix_generation_tokens_total", "ray_raydix_l1_pages", "ray_raydix_l2_pages"}
     wanted |= {
-        "ray_raydix_l3_batches_total",
+        "ray_raydix_l3_batch_seconds_count",
         "ray_raydix_l3_active_batches",
         "ray_raydix_l3_breaker_state",
     }

@@ -1,0 +1,77 @@
+"""Brings the log of an engine's actors to the process that started it."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+
+from raydix.errors import RaydixError
+from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.engine_record import EngineRecord
+from raydix.runtime.actors.log_format import format_text
+from raydix.runtime.messages.log_line import LogLine
+
+logger = logging.getLogger(__name__)
+
+_LAST_LINES_S = 1.0
+"""For the last lines to come, once the engine has ended."""
+
+
+def deliver(line: LogLine) -> None:
+    """Hand an actor's line to this process's `logging`, as if it had been logged here.
+
+    The record has an `actor`. Where nobody has set `logging` up, warnings go to stderr.
+    """
+    target = logging.getLogger(line.logger)
+    if not target.isEnabledFor(line.level):
+        return
+    if not target.hasHandlers():
+        print(format_text(line), file=sys.stderr)
+        return
+    target.handle(
+        logging.makeLogRecord(
+            {
+                "name": line.logger,
+                "levelno": line.level,
+                "levelname": logging.getLevelName(line.level),
+                "created": line.time_s,
+                "msecs": line.time_s % 1 * 1000,
+                "msg": line.text,
+                "actor": line.actor,
+                "processName": line.actor,
+            }
+        )
+    )
+
+
+class LogFollower:
+    """Owns: a thread that fetches an engine's log for as long as the engine lives."""
+
+    def __init__(self, name: str, record: EngineRecord) -> None:
+        self._name = name
+        self._record = record
+        self._thread = threading.Thread(target=self._run, name=f"log-of-{name}", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait, a moment at most, for the last lines of an engine that has ended."""
+        self._thread.join(_LAST_LINES_S)
+
+    def _run(self) -> None:
+        # Whoever needs the engine hears of its end elsewhere.
+        with contextlib.suppress(RaydixError):
+            asyncio.run(self._follow())
+
+    async def _follow(self) -> None:
+        number = 0
+        while True:
+            answer = await call_supervisor(self._name, self._record, "next_lines", number)
+            if answer["first"] > number:
+                logger.warning(
+                    "%d lines of the engine's log were dropped, as they came too fast",
+                    answer["first"] - number,
+                )
+            for values in answer["lines"]:
+                deliver(LogLine.from_values(values))
+            number = answer["first"] + len(answer["lines"])

@@ -1,0 +1,45 @@
+"""A line of the log as it is shown: to people, or to programs as JSON."""
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from raydix.runtime.messages.log_line import LogLine
+
+FormatLine = Callable[[LogLine], str]
+"""A `LogLine` as one or more lines of a console, without the last newline."""
+
+
+def format_text(line: LogLine) -> str:
+    """Local time, level, actor and text; again for each line of the text, so that all can be
+    searched for.
+    """
+    when = datetime.fromtimestamp(line.time_s)
+    head = f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03} "
+    head += f"{logging.getLevelName(line.level):<8}{line.actor:<11}"
+    return "\n".join(head + _printable(part) for part in line.text.splitlines() or [""])
+
+
+def format_json(line: LogLine) -> str:
+    """One JSON object on one line; the time is UTC."""
+    when = datetime.fromtimestamp(line.time_s, UTC)
+    return json.dumps(
+        {
+            "time": f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z",
+            "level": logging.getLevelName(line.level).lower(),
+            "actor": line.actor,
+            "logger": line.logger,
+            "message": line.text,
+        }
+    )
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey: a text may quote what a client has sent."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each == "\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )

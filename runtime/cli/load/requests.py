@@ -1,0 +1,87 @@
+"""What a benchmark asks an engine for, known before anything is sent."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raydix.runtime.api.prompts import Prompt
+
+MAX_TOKEN_ID = 200
+"""Made-up prompts use ids below this only, which every vocabulary has."""
+_SMALL_IDS = bytes(byte % MAX_TOKEN_ID for byte in range(256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation, for the model's chat template."""
+
+    messages: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPrompt:
+    """A prompt of which only the identities of its blocks are known, as in Mooncake's traces."""
+
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    block_tokens: int
+
+    def token_ids(self) -> list[int]:
+        """Made-up tokens: equal blocks have equal ones, and others differ nearly surely."""
+        tokens = bytearray()
+        for block_id in self.block_ids:
+            tokens += random.Random(block_id).randbytes(self.block_tokens).translate(_SMALL_IDS)
+        return list(tokens[: self.num_tokens])
+
+
+AnyPrompt = Prompt | ChatPrompt | BlockPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """One request."""
+
+    prompt: AnyPrompt
+    output_tokens: int
+    arrival_s: float | None = None
+    """When its workload has it arrive, counted from the start; None: it does not say."""
+    after: int | None = None
+    """The request, by its place in the workload, that must have ended before: an earlier turn."""
+    is_measured: bool = True
+    """False: it prepares the cache, and only counts for throughput and errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """Made-up conversations that grow from turn to turn.
+
+    A first prompt has `prompt_tokens`; each later one begins with the one before it and has
+    `output_tokens`, in place of the answer, and `turn_tokens` more. First turns find nothing cached
+    and are not measured.
+    """
+
+    num_conversations: int
+    num_turns: int
+    prompt_tokens: int
+    turn_tokens: int
+    output_tokens: int
+    seed: int = 0
+
+    def requests(self) -> tuple[LoadRequest, ...]:
+        """All first turns, then all second ones, and so on."""
+        rng = random.Random(self.seed)
+        histories: list[list[int]] = [[] for _ in range(self.num_conversations)]
+        requests = []
+        for turn in range(self.num_turns):
+            num_new = self.turn_tokens + self.output_tokens if turn else self.prompt_tokens
+            for i, history in enumerate(histories):
+                history += [rng.randrange(MAX_TOKEN_ID) for _ in range(num_new)]
+                request = LoadRequest(
+                    prompt=tuple(history),
+                    output_tokens=self.output_tokens,
+                    after=(turn - 1) * self.num_conversations + i if turn else None,
+                    is_measured=turn > 0,
+                )
+                requests.append(request)
+        return tuple(requests)

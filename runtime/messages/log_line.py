@@ -1,0 +1,70 @@
+"""What an actor has to say to people, on its way to whoever started the engine."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from raydix.runtime.messages.control import pack_values, unpack_values
+
+MAX_TEXT_CHARACTERS = 8192
+"""Of a longer text the middle is left out: a traceback says most at its two ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One record of the log; its text may have several lines."""
+
+    time_s: float
+    """Of the wall clock, since the epoch."""
+    level: int
+    """As in `logging`."""
+    actor: str
+    """Who says it, such as `gpu0`."""
+    logger: str
+    text: str
+
+    def to_values(self) -> list[Any]:
+        """As plain values."""
+        return [self.time_s, self.level, self.actor, self.logger, self.text]
+
+    @staticmethod
+    def from_values(values: Any) -> "LogLine":
+        """What `to_values` made. Raises ValueError for anything else."""
+        if not isinstance(values, list):
+            raise ValueError(f"{type(values).__name__} is no log line")
+        time_s, level, actor, logger, text = values
+        return LogLine(
+            time_s=float(time_s),
+            level=int(level),
+            actor=str(actor),
+            logger=str(logger),
+            text=str(text),
+        )
+
+    def encode(self) -> bytes:
+        """As a datagram."""
+        return pack_values(self.to_values())
+
+    @staticmethod
+    def decode(data: bytes) -> "LogLine":
+        """What `encode` made. Raises ValueError for anything else."""
+        return LogLine.from_values(unpack_values(data))
+
+    @staticmethod
+    def of(record: logging.LogRecord, actor: str) -> "LogLine":
+        """What a record says, with the traceback of its exception."""
+        text = _PLAIN.format(record)
+        if len(text) > MAX_TEXT_CHARACTERS:
+            half = MAX_TEXT_CHARACTERS // 2
+            left_out = len(text) - 2 * half
+            text = f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"
+        return LogLine(
+            time_s=record.created,
+            level=record.levelno,
+            actor=actor,
+            logger=record.name,
+            text=text,
+        )
+
+
+_PLAIN = logging.Formatter("%(message)s")

@@ -1,0 +1,157 @@
+"""What `raydix serve` shows: the lines of all actors, and how it ends while it loads."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydix.runtime.actors.bootstrap.launch import find_engine
+from raydix.runtime.api.client import AsyncLLM
+from tests.ray_cluster import own_name
+from tests.runtime.actors.test_lives import here, pid_of, running
+from tests.runtime.api.small_tokenizers import byte_level_backend
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ENDS_S = 2.0
+"""Within which Ctrl-C ends an engine that starts, and all that belongs to it."""
+REQUEST = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+Line = dict[str, Any]
+
+
+def serving(
+    checkpoint: Path, name: str, *settings: str
+) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+    sizes = ["cache.l1.num_pages=128", "cache.l2.bytes_per_node=4MiB", "cache.l2.ratio=null"]
+    sets = [word for setting in (*sizes, *settings) for word in ("--set", setting)]
+    return running("-m", "raydix", "serve", str(checkpoint), "--name", name, "--log-json", *sets)
+
+
+def lines_until(process: "subprocess.Popen[str]", actor: str, message: str) -> list[Line]:
+    """All lines up to the first one of this actor with this text in it."""
+    assert process.stdout is not None
+    lines: list[Line] = []
+    for text in process.stdout:
+        lines.append(json.loads(text))
+        if lines[-1]["actor"] == actor and message in lines[-1]["message"]:
+            return lines
+    assert process.stderr is not None
+    raise AssertionError(f"{actor} never says {message!r}: {lines} {process.stderr.read()}")
+
+
+def left_of(driver: int) -> list[str]:
+    """Processes that have a file of this driver's private folder open."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            links = [os.readlink(link) for link in (entry / "fd").iterdir()]
+        except OSError:
+            continue
+        if any(link.startswith(f"/tmp/raydix-{driver}-") for link in links):
+            found.append(entry.name)
+    return found
+
+
+def without_end(checkpoint: Path, folder: Path) -> Path:
+    """The same checkpoint, but reading its weights never comes to an end."""
+    shutil.copytree(checkpoint, folder)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    return folder
+
+
+async def generate(name: str) -> None:
+    async with await AsyncLLM.connect(name) as engine:
+        async for _ in engine.generate(list(range(40)), REQUEST):
+            pass
+
+
+def test_lines_of_every_actor_reach_the_console_and_nothing_else_does(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    name, l3 = own_name("told"), f"cache.l3={{backend: file, path: {tmp_path}}}"
+    with serving(checkpoint, name, l3) as serve:
+        lines = lines_until(serve, "serve", f"engine {name} is ready")
+        asyncio.run(generate(name))
+        lines += lines_until(serve, "scheduler", "tokens/s")
+
+        os.kill(pid_of(name, "gpu0"), signal.SIGKILL)
+        lines += lines_until(serve, "supervisor", "gpu0 serves again as incarnation 2")
+        os.kill(pid_of(name, "scheduler"), signal.SIGKILL)
+        lines += lines_until(serve, "supervisor", "scheduler serves again")
+        asyncio.run(find_engine(name).call("wait_all_serving"))
+
+        serve.send_signal(signal.SIGTERM)
+        out, err = serve.communicate(timeout=60)
+        lines += [json.loads(text) for text in out.splitlines()]
+        assert serve.returncode == 0
+        assert err == ""
+
+    said = {actor: [] for actor in ("serve", "supervisor", "gpu0", "scheduler", "host", "storage1")}
+    for line in lines:
+        said[line["actor"]].append(line["message"])
+    for actor, start in (
+        ("serve", "Ray cluster joined in "),
+        ("serve", "resources reserved in "),
+        ("gpu0", "torch imported in "),
+        ("gpu0", "weights read: "),
+        ("host", "arena of 4MiB made in "),
+        ("host", "the link to the Scheduler is lost"),
+        ("storage1", "linked to HostMemory"),
+        ("scheduler", "0 running, 0 waiting; prompt "),
+        ("supervisor", "gpu0, incarnation 1, ended (its process ended)"),
+        ("serve", "stopping: requests may go on for 10 s"),
+    ):
+        assert any(each.startswith(start) for each in said[actor]), (actor, start, said)
+    assert sum("linked to the Scheduler" in each for each in said["gpu0"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("actor", "message"),
+    [
+        ("serve", "configuration checked"),
+        ("gpu0", "torch imported"),
+    ],
+)
+def test_ctrl_c_while_an_engine_starts_ends_it_and_all_of_it(
+    checkpoint: Path, tmp_path: Path, actor: str, message: str
+) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    name = own_name("endless")
+    with serving(without_end(checkpoint, tmp_path / "endless"), name) as serve:
+        lines_until(serve, actor, message)
+        stopped_s = time.monotonic()
+        serve.send_signal(signal.SIGINT)
+        assert serve.wait(timeout=60) == 130
+        while left_of(serve.pid):
+            assert time.monotonic() - stopped_s < here(ENDS_S)
+        assert time.monotonic() - stopped_s < here(ENDS_S)
+
+        out, err = serve.communicate()
+        messages = [json.loads(text)["message"] for text in out.splitlines()]
+        assert "stopping before the engine serves" in messages
+        assert err == ""
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert list(Path("/tmp").glob(f"raydix-{serve.pid}-*")) == []
+
+
+def test_a_broken_tokenizer_is_told_before_the_weights_are_read(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = without_end(checkpoint, tmp_path / "broken")
+    byte_level_backend().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text('{"model": 1')
+    with serving(folder, own_name("broken")) as serve:
+        out, err = serve.communicate(timeout=120)
+    assert serve.returncode == 1
+    (line,) = err.splitlines()
+    assert line.startswith(f"CheckpointError: The tokenizer in {folder} cannot be loaded")
+    assert {json.loads(text)["actor"] for text in out.splitlines()} == {"serve"}

@@ -1,0 +1,12 @@
+"""A page on its way between tiers."""
+
+from typing import NamedTuple
+
+
+class PageCopy(NamedTuple):
+    """One page on its way between L1 and L2."""
+
+    group: int
+    page: int
+    host_page: int
+    generation: int
