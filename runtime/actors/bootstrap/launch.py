@@ -76,6 +76,7 @@ def start_engine(
     address: str | None = None,
     supervision: Supervision | None = None,
     build_model: BuildModel = build_torch_model,
+    *,
     gateway: GatewaySettings | None = None,
     control: StartControl | None = None,
 ) -> EngineHandle:
@@ -125,14 +126,19 @@ def start_engine(
             release(placement)
         raise
 
-    logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
-    logger.info("metrics: %s", metrics_url(placement.node_id))
-    if cluster is not None and config.ray.dashboard_port is not None:
-        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
-        logger.info("Ray's dashboard: %s, its folder %s", url, cluster.ray_folder)
-    logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
     own = OwnEngine(supervisor, placement, cluster, follower)
+    _log_start(config, facts, own)
+    logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
     return EngineHandle(facts.client, facts.record, own)
+
+
+def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:
+    """Say how an engine was started, and where its figures are."""
+    logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
+    logger.info("metrics: %s", metrics_url(own.placement.node_id))
+    if own.cluster is not None and config.ray.dashboard_port is not None:
+        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
+        logger.info("Ray's dashboard: %s, its folder %s", url, own.cluster.ray_folder)
 
 
 def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
