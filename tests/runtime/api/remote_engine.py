@@ -1,12 +1,14 @@
 """An engine that listens for clients on other hosts, in this process and without Ray."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.actors.log_sender import LOGGERS
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -52,10 +54,25 @@ async def remote_engine(
         ),
         on_shut_down=lambda: None,
     )
-    await supervisor.open()
-    facts = await supervisor.start()
-    assert facts.client.listens_at is not None
+    with logging_as_before():
+        await supervisor.open()
+        try:
+            facts = await supervisor.start()
+            assert facts.client.listens_at is not None
+            yield RemoteEngine(name, facts.client.listens_at, supervisor)
+        finally:
+            await supervisor.shutdown()
+
+
+@contextlib.contextmanager
+def logging_as_before() -> Iterator[None]:
+    """Take back at the end that this process's log goes to an engine, as a Supervisor's does."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    former = [(each.level, tuple(each.handlers)) for each in loggers]
     try:
-        yield RemoteEngine(name, facts.client.listens_at, supervisor)
+        yield
     finally:
-        await supervisor.shutdown()
+        for each, (level, handlers) in zip(loggers, former, strict=True):
+            each.setLevel(level)
+            for handler in set(each.handlers).difference(handlers):
+                each.removeHandler(handler)
