@@ -15,9 +15,13 @@ Stream = AsyncGenerator[RequestOutput, None]
 
 
 def params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
-    """The sampling of one sample: each has a seed of its own, the first one the given one."""
+    """The sampling of one sample: each has a seed of its own, the first one the given one.
+
+    The first one alone tells of the prompt: who does computes it anew, and the others share it.
+    """
     seed = None if params.seed is None else (params.seed + index) % (_MAX_SEED + 1)
-    return replace(params, n=1, seed=seed)
+    prompt_logprobs = None if index else params.prompt_logprobs
+    return replace(params, n=1, seed=seed, prompt_logprobs=prompt_logprobs)
 
 
 def id_of_sample(request_id: RequestId, index: int) -> RequestId:
@@ -74,21 +78,25 @@ class _Samples:
 
     def output(self, index: int, kind: OutputKind) -> RequestOutput:
         """What the caller gets for news of a sample."""
+        known = [each for each in self._latest if each is not None]
+        # The first one computed the prompt for all, unless it is late.
+        first = self._latest[0] or known[0]
         if kind is OutputKind.DELTA:
             news = self._latest[index]
             assert news is not None, "it has news"
             completions = [replace(news.outputs[0], index=index)]
+            # Not again what the first one's latest news said.
+            prompt_logprobs = news.prompt_logprobs
         else:
             completions = self._completions()
+            prompt_logprobs = first.prompt_logprobs
 
-        known = [each for each in self._latest if each is not None]
-        # The first one computed the prompt for all, unless it is late.
-        first = self._latest[0] or known[0]
         return replace(
             first,
             request_id=self._request_id,
             outputs=completions,
             finished=self.is_finished,
+            prompt_logprobs=prompt_logprobs,
             metrics=_metrics(first, known, is_finished=self.is_finished),
         )
 

@@ -107,6 +107,17 @@ async def test_deltas_of_each_sample_join_to_its_output(
     assert joined == {index: [1, 2, 3] for index in range(3)}
 
 
+async def test_the_first_sample_alone_tells_of_the_prompt_and_once(
+    echoing: tuple[EngineClient, FakeLink],
+) -> None:
+    client, link = echoing
+    outputs = await collect(client, n=3, output_kind="delta", prompt_logprobs=0)
+    telling = [each for each in outputs if each.prompt_logprobs is not None]
+    assert [each.outputs[0].index for each in telling] == [0]
+    asked_for = [each.sampling.num_prompt_logprobs for each in link.sent_of(SubmitRequest)]
+    assert asked_for == [0, None, None]
+
+
 async def test_samples_without_a_seed_have_different_ones(
     echoing: tuple[EngineClient, FakeLink],
 ) -> None:
