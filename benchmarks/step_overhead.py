@@ -18,7 +18,7 @@ from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.links.link import Link
-from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest, TokenFrame
@@ -51,10 +51,8 @@ async def measure(
     handle: EngineHandle, num_requests: int, num_ranks: int, num_tokens: int
 ) -> Measurement:
     """Stream `num_requests` at once to their end."""
-    hello = Hello(
-        secret=handle.secret, role=Role.CLIENT, name="benchmark", incarnation=0, pid=os.getpid()
-    )
-    link = await connect(handle.client_address, hello)
+    hello = Hello(role=Role.CLIENT, name="benchmark", incarnation=0, pid=os.getpid())
+    link = await connect(handle.record.client_address, hello, handle.record.secret)
 
     before = (await handle.call("stats"))["scheduler"]
     for i in range(num_requests):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from raydix.errors import (
         AccountingError,
         BadRequest,
+        BatchFailed,
         Cancelled,
         CheckpointError,
         ConfigError,
@@ -33,6 +34,7 @@ __all__ = [
     "AccountingError",
     "AsyncLLM",
     "BadRequest",
+    "BatchFailed",
     "Cancelled",
     "CheckpointError",
     "CompletionOutput",

@@ -1,5 +1,10 @@
 """Every error that a user can see. All derive from `RaydixError` and survive pickling."""
 
+from collections.abc import Mapping, Sequence
+
+_MAX_NAMED = 3
+"""Failed prompts that the message of `BatchFailed` tells of."""
+
 
 class RaydixError(Exception):
     """Base of all errors that Raydix raises on purpose."""
@@ -45,6 +50,30 @@ class DeadlineExceeded(RaydixError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class BatchFailed(RaydixError):
+    """Some prompts of a batch have failed; all others are answered.
+
+    `errors` has the error of each by its position; `outputs` one output per prompt, None where
+    there is none.
+    """
+
+    def __init__(self, errors: Mapping[int, RaydixError], outputs: Sequence[object] = ()) -> None:
+        super().__init__(errors, outputs)
+        self.errors = dict(errors)
+        self.outputs = list(outputs)
+
+    def __str__(self) -> str:
+        named = [
+            f"prompt {index}: {type(error).__name__}: {error}"
+            for index, error in sorted(self.errors.items())
+        ]
+        more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+        return (
+            f"{len(named)} of {len(self.outputs)} prompts failed (the first is prompt 0): "
+            f"{'; '.join(named[:_MAX_NAMED])}{more}. The others are answered."
+        )
 
 
 class Cancelled(RaydixError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.lock_file import LockFile, LockHeld, read_if_held
 
 _ROOT = Path("/tmp")  # not the user's TMPDIR, which may differ between the user's processes
@@ -29,15 +30,24 @@ NAME_RELEASE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecord:
-    """Where an engine's Supervisor answers, and the secret that it asks for."""
+    """Where an engine is reached, and the secret that it asks for."""
 
     control_address: str
+    """Where its Supervisor answers."""
+    client_address: str
+    """Where requests are taken."""
     secret: bytes = field(repr=False)
+    tls: TlsFiles | None = None
+    """For addresses of TCP."""
 
     def encode(self) -> bytes:
-        """As it is written."""
+        """As it is written: what processes of this host use, who need no TLS."""
         return json.dumps(
-            {"control_address": self.control_address, "secret": self.secret.hex()}
+            {
+                "control_address": self.control_address,
+                "client_address": self.client_address,
+                "secret": self.secret.hex(),
+            }
         ).encode()
 
 
@@ -108,7 +118,11 @@ def _decode(content: bytes) -> EngineRecord | None:
     try:
         values = json.loads(content)
         secret = bytes.fromhex(values["secret"])
-        return EngineRecord(control_address=str(values["control_address"]), secret=secret)
+        return EngineRecord(
+            control_address=str(values["control_address"]),
+            client_address=str(values["client_address"]),
+            secret=secret,
+        )
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 

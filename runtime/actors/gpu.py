@@ -159,14 +159,14 @@ class GpuActor:
     async def start(self, setup: GpuSetup) -> None:
         """Connect to the Scheduler, and to each that follows it, and carry out its plans."""
         hello = Hello(
-            secret=setup.secret,
             role=Role.GPU,
             name=f"gpu{self._rank}",
             incarnation=self._incarnation,
             pid=os.getpid(),
             rank=Rank(self._rank),
         )
-        self.serve(lambda stop: connect_blocking(setup.scheduler_address, hello, RECONNECT_S, stop))
+        address, secret = setup.scheduler_address, setup.secret
+        self.serve(lambda stop: connect_blocking(address, hello, secret, RECONNECT_S, stop))
 
     def serve(self, dial: Dial) -> None:
         """Start with any way to reach a Scheduler."""

@@ -14,7 +14,8 @@ from raydix.ids import ConnectionId
 from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
-from raydix.runtime.actors.links.socket_link import Listener, connect, listen
+from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
 from raydix.runtime.actors.storage_news import INTERVAL_S as STORAGE_INTERVAL_S
@@ -143,7 +144,7 @@ class HostMemoryActor:
         self._page_tokens = setup.settings.page_size
 
         self._listener = await listen(
-            setup.storage_address, self._hello(setup.secret), self._serve_storage
+            setup.storage_address, self._hello(), setup.secret, self._serve_storage
         )
         self._add_task(self._follow_scheduler(setup))
         self._storage_log.start(self.stats)
@@ -222,9 +223,8 @@ class HostMemoryActor:
         if self._arena is not None:
             self._arena.close()
 
-    def _hello(self, secret: bytes) -> Hello:
+    def _hello(self) -> Hello:
         return Hello(
-            secret=secret,
             role=Role.HOST_MEMORY,
             name=self._name,
             incarnation=self._incarnation,
@@ -235,7 +235,7 @@ class HostMemoryActor:
         """Stay connected to whichever Scheduler listens at the address."""
         while True:
             try:
-                link = await connect(setup.scheduler_address, self._hello(setup.secret))
+                link = await connect(setup.scheduler_address, self._hello(), setup.secret)
             except LinkRefused:
                 await asyncio.sleep(_RETRY_S)
                 continue

@@ -15,7 +15,7 @@ from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
-from raydix.runtime.actors.links.socket_link import Listener, listen
+from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
@@ -133,7 +133,6 @@ class SchedulerActor:
         self._cpu_start_s = time.thread_time()
 
         own = Hello(
-            secret=setup.secret,
             role=Role.SCHEDULER,
             name=self._name,
             incarnation=self._incarnation,
@@ -141,7 +140,9 @@ class SchedulerActor:
         )
         max_client_frame_bytes = TOKEN_BYTES * setup.settings.max_model_len + _CLIENT_EXTRA_BYTES
         for address in setup.addresses:
-            self._listeners.append(await listen(address, own, self._serve, max_client_frame_bytes))
+            self._listeners.append(
+                await listen(address, own, setup.secret, self._serve, max_client_frame_bytes)
+            )
 
         # What is here stays: collections during steps need not walk it.
         gc.collect()

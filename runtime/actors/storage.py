@@ -9,7 +9,7 @@ from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
-from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
@@ -143,7 +143,6 @@ class StorageActor:
         Each one finds nothing under way that an earlier one ordered.
         """
         own = Hello(
-            secret=setup.secret,
             role=Role.STORAGE,
             name=setup.backend.backend,
             incarnation=self._incarnation,
@@ -153,7 +152,7 @@ class StorageActor:
         try:
             while True:
                 try:
-                    link = await connect(setup.host_address, own)
+                    link = await connect(setup.host_address, own, setup.secret)
                 except LinkRefused:
                     await asyncio.sleep(_RETRY_S)
                     continue

@@ -2,34 +2,29 @@
 
 import asyncio
 import contextlib
-import functools
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import BadRequest, EngineDead, RaydixError, UnknownRequest
-from raydix.runtime.actors.bootstrap.control_client import client_hello
-from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
-from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.errors import BadRequest, EngineDead, UnknownRequest
+from raydix.runtime.actors.bootstrap.control_client import dial_engine
+from raydix.runtime.actors.bootstrap.launch import EngineHandle
+from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_place import EnginePlace
+from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.api.threads import on_thread
-from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
+from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
-from raydix.runtime.config.paths import resolve_l3
-from raydix.runtime.phases import phase
-
-logger = logging.getLogger(__name__)
+from raydix.runtime.config.paths import require_absolute_l3, resolve_l3
+from raydix.runtime.messages.hello import Role
 
 
 class AsyncLLM:
@@ -41,13 +36,16 @@ class AsyncLLM:
     on.
     """
 
-    def __init__(self, name: str = "raydix", address: str | None = None) -> None:
-        """A handle that connects when first used.
-
-        address: the Ray cluster's; None: the one at hand.
-        """
+    def __init__(
+        self,
+        name: str = "raydix",
+        address: str | None = None,
+        secret_file: str | Path | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """A handle that connects when first used; the arguments are those of `connect`."""
         self.name = name
-        self.address = address
+        self.place = EnginePlace(name, address, secret_file, cluster)
         self._has_started_engine = False
         self._handle: EngineHandle | None = None
         self._client: EngineClient | None = None
@@ -62,26 +60,34 @@ class AsyncLLM:
         name: str | None = None,
         address: str | None = None,
         drain_s: float = DRAIN_S,
+        listen: str | None = None,
+        secret_file: str | Path | None = None,
         **sections: Any,
     ) -> Self:
         """Start an engine and connect to it.
 
         source: a YAML file, a checkpoint folder, `ORG/NAME` on the Hub, or a dict with the
         configuration; `sections` (`cache={...}`) are laid over it. name: by which others reach it;
-        None: one of its own, as a name is free for one engine of a user and host. drain_s: how long
-        requests may go on when the engine is shut down, and then writes to L3; new ones are refused
-        meanwhile. The engine ends with this process.
+        None: one of its own, as a name is free for one engine of a user and host. address: of the
+        Ray cluster; None: the one at hand, else a private one. drain_s: how long requests may go on
+        when the engine is shut down, and then writes to L3; new ones are refused meanwhile.
+        listen: `HOST:PORT` for clients on other hosts, who must know the secret, as `connect` finds
+        it; without one only this user may connect, by a loopback address. The engine ends with this
+        process.
 
         Raises ConfigError, CheckpointError or EngineDead.
         """
+        gateway = gateway_settings(listen, secret_file)
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
         # One that is broken is told before the weights are read, which may take minutes.
-        tokenizer = on_thread("tokenizer", _load_tokenizer, config.model.path)
-        handle = await _start_or_undo(config, name, address, supervision, tokenizer)
+        tokenizer = begin_tokenizer(config.model.path)
+        handle = await start_or_undo(
+            config, name, address, supervision, gateway=gateway, tokenizer=tokenizer
+        )
 
-        engine = cls(name, address)
+        engine = cls(name, cluster=address)
         # Not by the engine's own path, which of a model on the Hub names one commit.
         engine._tokenizers[config.model.path] = await asyncio.wrap_future(tokenizer)
         engine._handle = handle
@@ -95,9 +101,23 @@ class AsyncLLM:
         return engine
 
     @classmethod
-    async def connect(cls, name: str = "raydix", address: str | None = None) -> Self:
-        """Reach a running engine. Raises EngineDead if there is none of this name."""
-        engine = cls(name, address)
+    async def connect(
+        cls,
+        name: str = "raydix",
+        address: str | None = None,
+        *,
+        secret_file: str | Path | None = None,
+        cluster: str | None = None,
+    ) -> Self:
+        """Reach a running engine. Raises EngineDead if there is none of this name.
+
+        address: `HOST:PORT` where the engine listens, on whatever host; nothing of Ray is needed.
+        None: it is on this host. secret_file: a file of mode 0600 with the secret that an engine
+        elsewhere asks for; None: it is in RAYDIX_SECRET, or in the file that RAYDIX_SECRET_FILE
+        names. TLS is used where RAY_USE_TLS is set, with Ray's certificates. cluster: find the
+        engine through the Ray cluster of this address, which must have it on this host.
+        """
+        engine = cls(name, address, secret_file, cluster)
         await engine._connected()
         return engine
 
@@ -112,6 +132,7 @@ class AsyncLLM:
         session_id: str | None = None,
         routing_key: str | None = None,
         deadline_s: float | None = None,
+        sample_of: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request; the last one, and only that, is `finished`.
 
@@ -123,7 +144,8 @@ class AsyncLLM:
         routing_key: of requests that choose the same experts, say those of one task; with
         scheduler.policy `routing_key` they run together.
         deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so
-        far as `partial`.
+        far as `partial`. sample_of: a request of this handle with the same prompt, whose pages this
+        one is to share; with `n` that goes by itself.
 
         Raises BadRequest, PromptTooLong, Overloaded, DeadlineExceeded, EngineDead, and Cancelled if
         this handle is disconnected meanwhile. After EngineDead the next call connects anew.
@@ -135,6 +157,7 @@ class AsyncLLM:
             session_id=session_id,
             routing_key=routing_key,
             deadline_s=deadline_s,
+            sample_of=sample_of,
         )
         async with contextlib.aclosing(
             client.generate(prompt, sampling_params, request_id, options)
@@ -227,12 +250,14 @@ class AsyncLLM:
         """Use another L3 backend from now on, while requests run.
 
         section: as `cache.l3` of a configuration; a relative path starts at this process's working
-        directory. The former backend is left once its operations
-        have ended. Returns the names of both backends.
+        directory, and is refused where the engine may be on another host. The former backend is
+        left once its operations have ended. Returns the names of both backends.
 
         Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
         cannot be put to use in time; then the engine goes on with what it had.
         """
+        if self.place.address is not None:
+            require_absolute_l3(section)
         own = resolve_l3(section, Path.cwd())
         names: dict[str, Any] = await self._call("attach_storage", own)
         return names
@@ -256,6 +281,10 @@ class AsyncLLM:
                 f"Request {request_id!r} is not among the last 1,024 of this engine."
             )
         return explanation
+
+    async def listens_at(self) -> str | None:
+        """`HOST:PORT` where the engine listens for clients on other hosts; None: it does not."""
+        return (await self._found()).listens_at
 
     async def wait_ended(self) -> None:
         """Wait until the engine gives up, is shut down or is killed. Raises EngineDead: why."""
@@ -286,8 +315,9 @@ class AsyncLLM:
         else:
             await self.disconnect()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
-        return type(self), (self.name, self.address)
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        place = self.place
+        return type(self), (place.name, place.address, place.secret_file, place.cluster)
 
     async def _connected(self) -> EngineClient:
         """The open connection; a new one, to whatever engine has the name now, if there is none."""
@@ -326,17 +356,17 @@ class AsyncLLM:
 
     async def _found(self) -> EngineHandle:
         if self._handle is None:
-            self._handle = await asyncio.to_thread(find_engine, self.name, self.address)
+            self._handle = await self.place.find()
         return self._handle
 
     async def _open(self, handle: EngineHandle) -> EngineClient:
         tokenizer = await self._tokenizer_of(handle)
         try:
-            link = await connect(handle.client_address, client_hello(handle.secret))
+            link = await dial_engine(handle.record, Role.SCHEDULER)
         except (LinkClosed, OSError) as error:
             raise EngineDead(
-                f"The engine {self.name!r} does not answer at {handle.client_address} ({error}). "
-                "Start it, or wait until it has recovered. Clients must run on its host."
+                f"The engine {self.name!r} does not answer ({error}). Start it, or wait until it "
+                "has recovered."
             ) from error
 
         limits = ModelLimits(
@@ -358,43 +388,12 @@ class AsyncLLM:
 
     async def _tokenizer_of(self, handle: EngineHandle) -> Tokenizer | None:
         if handle.model_path not in self._tokenizers:
-            self._tokenizers[handle.model_path] = await asyncio.to_thread(
-                load_tokenizer, handle.model_path
-            )
+            self._tokenizers[handle.model_path] = await self._load_tokenizer(handle)
         return self._tokenizers[handle.model_path]
 
-
-async def _start_or_undo(
-    config: EngineConfig,
-    name: str,
-    address: str | None,
-    supervision: Supervision,
-    tokenizer: "Future[Tokenizer | None]",
-) -> EngineHandle:
-    """Start an engine on a thread, as that blocks.
-
-    A cancelled start is called off, and what it had made is undone before this returns.
-    """
-    control = StartControl(precondition=tokenizer)
-    starting = asyncio.wrap_future(
-        on_thread(
-            "start",
-            functools.partial(start_engine, control=control),
-            config,
-            name,
-            address,
-            supervision,
-        )
-    )
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        control.call_off()
-        with contextlib.suppress(RaydixError):
-            await (await starting).shutdown()
-        raise
-
-
-def _load_tokenizer(folder: str) -> Tokenizer | None:
-    with phase(logger, "tokenizer read"):
-        return load_tokenizer(folder)
+    async def _load_tokenizer(self, handle: EngineHandle) -> Tokenizer | None:
+        if self.place.address is None:
+            return await asyncio.to_thread(load_tokenizer, handle.model_path)
+        # The path means something on the engine's host; here it may hold another model.
+        files = await handle.call("tokenizer_files")
+        return await asyncio.to_thread(load_tokenizer_files, files)

@@ -5,8 +5,8 @@ import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
@@ -16,6 +16,7 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt, TokenPrompt, check_token_ids, read_prompt
 from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
+from raydix.runtime.api.samples import id_of_sample, outputs_of_samples, params_of_sample
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.messages.arrays import Int32Array
@@ -77,6 +78,8 @@ class EngineClient:
         """Askings whose last delta has not come."""
         self._in_use: dict[RequestId, AskingId] = {}
         """Request ids of unanswered askings that the Scheduler was not told to end."""
+        self._samples: dict[RequestId, Sequence[RequestId]] = {}
+        """Of requests for several samples, the ids of all."""
         self._is_closed = False
 
         self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
@@ -96,7 +99,7 @@ class EngineClient:
         """Requests that the Scheduler has not ended yet."""
         return len(self._unanswered)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
@@ -105,8 +108,41 @@ class EngineClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a request and yield its outputs; leaving before the last one aborts it."""
         params = SamplingParams.of(sampling_params)
+        check_text("request_id", request_id)
+        name = RequestId(uuid.uuid4().hex if request_id is None else request_id)
+        stream = self._stream if params.n == 1 else self._stream_samples
+        return stream(prompt, params, name, options or RequestOptions())
+
+    async def _stream_samples(
+        self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """One request for each sample; they meet where the first one is."""
         text, token_ids = await self._tokenize(prompt)
-        submission = self._submission(params, request_id, token_ids, options or RequestOptions())
+        names = [id_of_sample(name, index) for index in range(params.n)]
+        joined = replace(options, sample_of=name)
+        streams = [
+            self._stream(
+                token_ids, params_of_sample(params, index), each, joined if index else options
+            )
+            for index, each in enumerate(names)
+        ]
+
+        self._samples[name] = names
+        try:
+            async with contextlib.aclosing(
+                outputs_of_samples(name, streams, params.output_kind)
+            ) as outputs:
+                async for output in outputs:
+                    yield replace(output, prompt=text)
+        finally:
+            if self._samples.get(name) is names:
+                del self._samples[name]
+
+    async def _stream(
+        self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
+    ) -> AsyncGenerator[RequestOutput, None]:
+        text, token_ids = await self._tokenize(prompt)
+        submission = self._submission(params, name, token_ids, options)
         live = self._submit(submission, params, text)
 
         try:
@@ -149,9 +185,11 @@ class EngineClient:
 
         Its stream yields a finished output with reason `abort`.
         """
-        asking = self._in_use.get(RequestId(request_id))
-        if asking is not None:
-            self._tell_to_end(AbortRequest(asking=asking, request_id=RequestId(request_id)))
+        name = RequestId(request_id)
+        for each in self._samples.get(name, (name,)):
+            asking = self._in_use.get(each)
+            if asking is not None:
+                self._tell_to_end(AbortRequest(asking=asking, request_id=each))
 
     async def close(self) -> None:
         """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
@@ -179,7 +217,7 @@ class EngineClient:
     def _submission(
         self,
         params: SamplingParams,
-        request_id: str | None,
+        request_id: RequestId,
         token_ids: Int32Array,
         options: RequestOptions,
     ) -> SubmitRequest:
@@ -197,12 +235,11 @@ class EngineClient:
                 f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this "
                 "process can read. Use stop_token_ids."
             )
-        check_text("request_id", request_id)
         options.check()
 
         return SubmitRequest(
             asking=self._next_asking(),
-            request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
+            request_id=request_id,
             token_ids=token_ids,
             sampling=params.to_device(self._limits.eos_token_ids, secrets.randbits(63)),
             max_tokens=params.max_tokens,
@@ -212,6 +249,7 @@ class EngineClient:
             session_id=options.session_id,
             routing_key=options.routing_key,
             deadline_s=None if options.deadline_s is None else float(options.deadline_s),
+            sample_of=None if options.sample_of is None else RequestId(options.sample_of),
         )
 
     def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
@@ -258,7 +296,9 @@ class EngineClient:
         # By now its id may stand for a later asking.
         is_in_use = self._in_use.get(submission.request_id) == submission.asking
         if is_in_use and not live.stream.has_ended:
-            self.abort(submission.request_id)
+            self._tell_to_end(
+                AbortRequest(asking=submission.asking, request_id=submission.request_id)
+            )
 
     async def _read_frames(self) -> None:
         """Sort frames into streams until the link closes."""

@@ -3,24 +3,21 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from rich.console import Console
+
 from raydix.errors import BadRequest, EngineDead, Overloaded
+from raydix.runtime.api.batch import Open, answer_batch
+from raydix.runtime.api.batch_progress import batch_progress
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
-
-MAX_IN_FLIGHT = 256
-"""Requests of one `generate` that are with the engine at a time.
-
-They fill its batches, and are far from so many that it would answer `Overloaded`.
-"""
 
 MAX_PREFETCHES_IN_FLIGHT = 16
 """Prefetches of one call that are with the engine at a time."""
@@ -67,18 +64,27 @@ class LLM:
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
         """Finished outputs of one prompt or of several, in the order of the prompts.
 
         prompts: a str, token ids, a dict, or a list or generator of those. sampling_params: one for
-        all, or one per prompt. options: keyword arguments of `AsyncLLM.generate`, the same for all.
-        The first error of any request is raised, and the others are aborted. A full engine is
-        waited for.
+        all, or one per prompt. use_tqdm: vLLM's name for a progress bar, which is shown on a
+        terminal alone, and for several prompts. options: keyword arguments of `AsyncLLM.generate`,
+        the same for all. A full engine is waited for.
+
+        A prompt that fails does not keep the others from being answered: then BatchFailed is
+        raised, which names it and has the other outputs. Of a single prompt its own error is
+        raised, and EngineDead at once.
         """
         listed = _list_prompts(prompts)
-        return self._wait(
-            self._generate_all(listed, _list_params(sampling_params, len(listed)), options)
+        params = _list_params(sampling_params, len(listed))
+        return self._answer(
+            lambda index: self._engine.generate(listed[index], params[index], **options),
+            len(listed),
+            use_tqdm=use_tqdm,
         )
 
     def chat(
@@ -87,19 +93,22 @@ class LLM:
         sampling_params: Params | Sequence[Params] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answers to one conversation or a list of them, as by `generate`; see `AsyncLLM.chat`."""
         is_one = all(isinstance(each, Mapping) for each in messages)
         conversations: Any = [messages] if is_one else messages
-        variables = chat_template_kwargs or {}
-        prompts = [
-            self._wait(self._engine.apply_chat_template(conversation, **variables))
-            for conversation in conversations
-        ]
-
-        return self._wait(
-            self._generate_all(prompts, _list_params(sampling_params, len(prompts)), options)
+        params = _list_params(sampling_params, len(conversations))
+        return self._answer(
+            lambda index: self._engine.chat(
+                conversations[index],
+                params[index],
+                chat_template_kwargs=chat_template_kwargs,
+                **options,
+            ),
+            len(conversations),
+            use_tqdm=use_tqdm,
         )
 
     def prefetch(
@@ -143,6 +152,10 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    def _answer(self, open_stream: Open, number: int, *, use_tqdm: bool) -> list[RequestOutput]:
+        with batch_progress(number if use_tqdm else 0, Console(stderr=True)) as on_output:
+            return self._wait(answer_batch(open_stream, number, on_output))
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():
             work.close()
@@ -163,41 +176,6 @@ class LLM:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    async def _generate_all(
-        self,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        options: Mapping[str, Any],
-    ) -> list[RequestOutput]:
-        """Run a bounded window of requests; outputs come in the order of the prompts."""
-        outputs: dict[int, RequestOutput] = {}
-        # All workers share one iterator, so that each prompt is taken once.
-        remaining = iter(enumerate(zip(prompts, params, strict=True)))
-
-        async def work() -> None:
-            for i, (prompt, each) in remaining:
-                outputs[i] = await self._generate_one(prompt, each, options)
-
-        workers = [asyncio.create_task(work()) for _ in range(min(MAX_IN_FLIGHT, len(prompts)))]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-        return [outputs[i] for i in range(len(prompts))]
-
-    async def _generate_one(
-        self, prompt: Prompt, params: SamplingParams, options: Mapping[str, Any]
-    ) -> RequestOutput:
-        while True:
-            try:
-                async with aclosing(self._engine.generate(prompt, params, **options)) as outputs:
-                    return await anext(outputs)
-            except Overloaded as error:
-                # Others fill the engine. Nothing of this request has run: it can be sent again.
-                await asyncio.sleep(error.retry_after_s)
 
 
 async def prefetch_all(

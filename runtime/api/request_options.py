@@ -21,12 +21,14 @@ class RequestOptions:
     session_id: str | None = None
     routing_key: str | None = None
     deadline_s: float | None = None
+    sample_of: str | None = None
 
     def check(self) -> None:
         """Raise BadRequest for what would fail in the Scheduler, which serves others, too."""
         check_text("cache_salt", self.cache_salt)
         check_text("session_id", self.session_id)
         check_text("routing_key", self.routing_key)
+        check_text("sample_of", self.sample_of)
 
         priority, deadline_s = self.priority, self.deadline_s
         if not (_is(priority, Integral) and abs(priority) <= _MAX_PRIORITY):

@@ -12,6 +12,7 @@ from raydix.errors import BadRequest
 from raydix.runtime.messages.plan import MAX_BIAS, MAX_BIASED_TOKENS, DeviceSampling
 
 MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 # Logits times, or over, such numbers stay within float32.
@@ -40,7 +41,7 @@ class _Range:
 
 
 _RANGES = {
-    "n": _Range(1, 1, "1. Send one request per sample; they share the prompt's pages"),
+    "n": _Range(1, MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
     "temperature": _Range(0, _MAX_TEMPERATURE, f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}"),
     "top_k": _Range(-1, _MAX_INT32, "1 or more, or 0 or -1 to keep all tokens"),
     # From the first float above 0: a top_p of 0 would keep no token at all.
@@ -80,7 +81,9 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Only 1: send several requests for several samples; they share the prompt's pages."""
+    """Samples of the prompt, at most 128; it is computed once, but for what its last page lacks.
+    Sample i has the seed `seed + i`.
+    """
     temperature: float = 1.0
     """0 is greedy, and so is what is below 1e-5: float32 cannot tell it apart."""
     top_k: int = 0
@@ -234,6 +237,11 @@ class SamplingParams:
             raise BadRequest(
                 f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}; expected "
                 "min_tokens <= max_tokens. Raise max_tokens or lower min_tokens."
+            )
+        if self.n > 1 and self.temperature == 0:
+            raise BadRequest(
+                f"n is {self.n} and temperature is 0; greedy samples are all equal. Set n=1, or a "
+                "temperature."
             )
         if self.stop and not self.detokenize:
             raise BadRequest(

@@ -4,6 +4,7 @@
 """
 
 import functools
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ def load_tokenizer(path: str | Path) -> "Tokenizer | None":
             "them to work with token ids alone."
         ) from error
     return Tokenizer(loaded)
+
+
+def load_tokenizer_files(files: Mapping[str, bytes]) -> "Tokenizer | None":
+    """The tokenizer that these files make, by their names, or None if they make none.
+
+    Raises CheckpointError if they cannot be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="raydix-tokenizer-") as folder:
+        for name, content in files.items():
+            # They come from another host: none may land elsewhere.
+            (Path(folder) / Path(name).name).write_bytes(content)
+        return load_tokenizer(folder)
 
 
 class Tokenizer:

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from raydix.errors import BadRequest, ConfigError
 from raydix.runtime.cli.cache_tables import explanation_table, prefetch_table, stats_tables
-from raydix.runtime.cli.engine_access import reach_engine
+from raydix.runtime.cli.engine_access import Where
+from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import (
     PROMPT_FILE_HELP,
     Address,
@@ -39,6 +40,7 @@ app = typer.Typer(
 def stats(
     connect: Connect = "raydix",
     address: Address = None,
+    secret_file: SecretFile = None,
     show_all: Annotated[
         bool, typer.Option("--all", help="Every figure of every actor, by name.")
     ] = False,
@@ -48,7 +50,8 @@ def stats(
 
     JSON has every figure.
     """
-    figures = asyncio.run(_ask(connect, address, lambda engine: engine.stats()))
+    where = Where(connect, address, secret_file)
+    figures = ask_engine(where, lambda engine: engine.stats())
     if as_json or show_all:
         print_values(figures, as_json)
         return
@@ -60,11 +63,13 @@ def stats(
 def flush(
     connect: Connect = "raydix",
     address: Address = None,
+    secret_file: SecretFile = None,
     l3: Annotated[bool, typer.Option("--l3", help="Also this model's objects in storage.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop what a running engine has cached in L1 and L2; pages in use stay."""
-    dropped = asyncio.run(_ask(connect, address, lambda engine: engine.flush(l3=l3)))
+    where = Where(connect, address, secret_file)
+    dropped = ask_engine(where, lambda engine: engine.flush(l3=l3))
     print_values(dropped, as_json)
 
 
@@ -72,6 +77,7 @@ def flush(
 def attach(
     connect: Connect = "raydix",
     address: Address = None,
+    secret_file: SecretFile = None,
     settings: Settings = None,
     lazy: Lazy = False,
     as_json: AsJson = False,
@@ -81,7 +87,8 @@ def attach(
     Name it by --set cache.l3.backend=file --set cache.l3.path=DIR.
     """
     section = _l3_section(lazy_storage(lazy, sections_of(settings)))
-    names = asyncio.run(_ask(connect, address, lambda engine: engine.attach_storage(section)))
+    where = Where(connect, address, secret_file)
+    names = ask_engine(where, lambda engine: engine.attach_storage(section))
     if as_json:
         print_json(names)
         return
@@ -90,9 +97,15 @@ def attach(
 
 
 @app.command()
-def detach(connect: Connect = "raydix", address: Address = None, as_json: AsJson = False) -> None:
+def detach(
+    connect: Connect = "raydix",
+    address: Address = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
     """Go on without L3. Requests go on, and what L3 holds stays there."""
-    names = asyncio.run(_ask(connect, address, lambda engine: engine.detach_storage()))
+    where = Where(connect, address, secret_file)
+    names = ask_engine(where, lambda engine: engine.detach_storage())
     if as_json:
         print_json(names)
         return
@@ -105,13 +118,14 @@ def prefetch(
     file: Annotated[Path, typer.Option("--file", help=PROMPT_FILE_HELP)],
     connect: Connect = "raydix",
     address: Address = None,
+    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring to L2 what L3 has of a file's prompts, and say where their tokens were.
 
     Computes nothing.
     """
-    sources_by_prompt = asyncio.run(prefetch_file(connect, address, file))
+    sources_by_prompt = asyncio.run(prefetch_file(Where(connect, address, secret_file), file))
     if as_json:
         print_json(sources_by_prompt)
         return
@@ -123,17 +137,19 @@ def explain(
     request_id: Annotated[str, typer.Argument(help="One of the last 1,024 requests.")],
     connect: Connect = "raydix",
     address: Address = None,
+    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Say for each range of a request's prompt which tier it came from, or why it was computed."""
-    explanation = asyncio.run(_ask(connect, address, lambda engine: engine.explain(request_id)))
+    where = Where(connect, address, secret_file)
+    explanation = ask_engine(where, lambda engine: engine.explain(request_id))
     if as_json:
         print_json(explanation)
         return
     Console().print(explanation_table(explanation))
 
 
-async def prefetch_file(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
+async def prefetch_file(where: Where, path: Path) -> list[dict[str, int]]:
     """Prefetch a file's prompts on a running engine; for each prompt its tokens by source.
 
     Raises BadRequest for a file without prompts, and if the engine has no L3 to fetch from.
@@ -144,19 +160,24 @@ async def prefetch_file(name: str, address: str | None, path: Path) -> list[dict
     if not prompts:
         raise BadRequest(f"--file {path} holds no prompt; expected one per line.")
 
-    async with await reach_engine(name, address) as engine:
+    async with await where.reach() as engine:
         host = (await engine.stats()).get("host")
         if host is not None and host["l3_breaker"] == "none":
             raise BadRequest(
-                f"Engine {name} has no L3 to fetch from. Set cache.l3, or use raydix cache attach."
+                f"Engine {engine.name} has no L3 to fetch from. Set cache.l3, or use raydix cache "
+                "attach."
             )
         return await prefetch_all(engine, prompts, None)
 
 
-async def _ask(name: str, address: str | None, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:
+def ask_engine(where: Where, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:
     """The answer of a running engine, which goes on."""
-    async with await reach_engine(name, address) as engine:
-        return await ask(engine)
+
+    async def run() -> T:
+        async with await where.reach() as engine:
+            return await ask(engine)
+
+    return asyncio.run(run())
 
 
 def _l3_section(sections: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,12 @@ that was reached running.
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from raydix.errors import ConfigError
+from raydix.runtime.cli.listen_options import split_connect
 from raydix.runtime.cli.stop_signal import (
     STOPPED_STATUS,
     StoppedWhileStarting,
@@ -27,7 +31,7 @@ _UNDO_S = 1.0
 
 
 async def start_engine(
-    config: EngineConfig, name: str | None, address: str | None, **options: float
+    config: EngineConfig, name: str | None, address: str | None, **options: Any
 ) -> "AsyncLLM":
     """Start an engine; `address` is the Ray cluster's. options: those of `AsyncLLM.start`.
 
@@ -49,19 +53,39 @@ async def start_engine(
     return engine
 
 
-async def reach_engine(name: str, address: str | None) -> "AsyncLLM":
-    """Reach the running engine of this name."""
-    from raydix.runtime.api.client import AsyncLLM
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What `--connect`, `--address` and `--secret-file` say of a running engine."""
 
-    return await AsyncLLM.connect(name, address=address)
+    connect: str
+    """`NAME`, of this host or of a Ray cluster, or `NAME@HOST:PORT`."""
+    cluster: str | None = None
+    secret_file: Path | None = None
+
+    async def reach(self) -> "AsyncLLM":
+        """Reach the engine. Raises ConfigError for options that contradict each other."""
+        from raydix.runtime.api.client import AsyncLLM
+
+        name, address = split_connect(self.connect)
+        if address is None and self.secret_file is not None:
+            raise ConfigError(
+                "--secret-file is for engines on other hosts. Name where yours listens: "
+                f"--connect {name}@HOST:PORT."
+            )
+        return await AsyncLLM.connect(
+            name, address, secret_file=self.secret_file, cluster=self.cluster
+        )
 
 
 async def open_engine(
-    config: EngineConfig | None, connect: str | None, address: str | None
+    config: EngineConfig | None,
+    connect: str | None,
+    address: str | None,
+    secret_file: Path | None = None,
 ) -> "AsyncLLM":
-    """Reach the engine named `connect`; if there is no name, start one by `config`."""
+    """Reach the engine that `connect` names; if it names none, start one by `config`."""
     if connect is not None:
-        return await reach_engine(connect, address)
+        return await Where(connect, address, secret_file).reach()
     assert config is not None, "an engine is either reached or configured"
     # Without a name: whoever connects to the default one means an engine that stays up.
     return await start_engine(config, None, address)

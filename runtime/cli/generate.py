@@ -1,18 +1,22 @@
 """`raydix generate`: answers to prompts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
 
-from raydix.errors import BadRequest
+from raydix.errors import BatchFailed, Cancelled, EngineDead, RaydixError
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
-from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.cli.answer_printer import JsonPrinter, Printer, TextPrinter
 from raydix.runtime.cli.engine_access import open_engine
+from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import (
     PROMPT_FILE_HELP,
     Address,
@@ -22,13 +26,31 @@ from raydix.runtime.cli.options import (
     Source,
     config_unless_connected,
 )
-from raydix.runtime.cli.output import print_json, standard_output
+from raydix.runtime.cli.output import standard_output
 from raydix.runtime.cli.prompt_file import read_prompts
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
 
 _MAX_CONCURRENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How an engine is asked for each prompt."""
+
+    engine: "AsyncLLM"
+    params: SamplingParams
+    as_chat: bool
+    routing_key: str | None = None
+
+    def stream(self, prompt: Prompt, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of one prompt."""
+        params = replace(self.params, output_kind=kind)
+        if self.as_chat:
+            messages = [{"role": "user", "content": prompt}]
+            return self.engine.chat(messages, params, routing_key=self.routing_key)
+        return self.engine.generate(prompt, params, routing_key=self.routing_key)
 
 
 def generate(
@@ -47,6 +69,9 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Take each prompt as a user's message.")
     ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print as it comes, one prompt after the other.")
+    ] = False,
     routing_key: Annotated[
         str | None,
         typer.Option(help="Requests of one key run together, if scheduler.policy is routing_key."),
@@ -54,6 +79,7 @@ def generate(
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
+    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate from prompts, with an engine of its own or a running one."""
@@ -64,39 +90,77 @@ def generate(
     )
 
     async def run(out: Console, stdout: TextIO) -> None:
-        async with await open_engine(config, connect, address) as engine:
-            answers = generate_all(engine, prompts, params, as_chat=chat, routing_key=routing_key)
-            async for answer in answers:
-                if as_json:
-                    print_json(answer, stdout)
-                else:
-                    out.print(answer["text"] or answer["token_ids"], markup=False, highlight=False)
+        show = JsonPrinter(stdout) if as_json else TextPrinter(out, stdout)
+        async with await open_engine(config, connect, address, secret_file) as engine:
+            asking = Asking(engine, params, as_chat=chat, routing_key=routing_key)
+            if stream:
+                await stream_all(asking, prompts, show)
+            else:
+                await print_all(asking, prompts, show)
 
     with standard_output(as_json) as (out, stdout):
         asyncio.run(run(out, stdout))
 
 
+async def print_all(asking: Asking, prompts: Sequence[Prompt], show: Printer) -> None:
+    """Print whole answers, in the order of the prompts.
+
+    A prompt that fails does not keep the others from being answered; raises what `fail_by` raises.
+    """
+    errors: dict[int, RaydixError] = {}
+    index = 0
+    async for answer in generate_all(asking, prompts):
+        if isinstance(answer, RaydixError):
+            errors[index] = answer
+            show.failure(index, answer)
+        else:
+            show.answer(answer)
+        index += 1
+    fail_by(errors, len(prompts))
+
+
+async def stream_all(asking: Asking, prompts: Sequence[Prompt], show: Printer) -> None:
+    """Print answers as they come, one prompt after the other; see `print_all`."""
+    errors: dict[int, RaydixError] = {}
+    for index, prompt in enumerate(prompts):
+        try:
+            async with contextlib.aclosing(asking.stream(prompt, OutputKind.DELTA)) as outputs:
+                async for output in outputs:
+                    show.piece(output)
+        except (EngineDead, Cancelled):
+            raise
+        except RaydixError as error:
+            errors[index] = error
+            show.failure(index, error)
+    fail_by(errors, len(prompts))
+
+
+def fail_by(errors: Mapping[int, RaydixError], num_prompts: int) -> None:
+    """Raise BatchFailed if prompts have failed; of a single one its own error."""
+    if errors and num_prompts == 1:
+        raise errors[0]
+    if errors:
+        raise BatchFailed(errors, [None] * num_prompts)
+
+
 async def generate_all(
-    engine: "AsyncLLM",
-    prompts: Sequence[Prompt],
-    params: SamplingParams,
-    *,
-    as_chat: bool,
-    routing_key: str | None = None,
-) -> AsyncIterator[dict[str, Any]]:
-    """Run all prompts, a bounded number at a time; answers come in the order of the prompts."""
+    asking: Asking, prompts: Sequence[Prompt]
+) -> AsyncIterator[RequestOutput | RaydixError]:
+    """Run all prompts, a bounded number at a time; answers come in the order of the prompts.
+
+    Raises EngineDead and Cancelled, which concern all.
+    """
     admitted = asyncio.Semaphore(_MAX_CONCURRENT)
 
-    async def answer(prompt: Prompt) -> dict[str, Any]:
+    async def answer(prompt: Prompt) -> RequestOutput | RaydixError:
         async with admitted:
-            if as_chat:
-                prompt = await engine.apply_chat_template([{"role": "user", "content": prompt}])
-            last = None
-            async for output in engine.generate(prompt, params, routing_key=routing_key):
-                last = output
-        if last is None:
-            raise BadRequest("the stream ended without an output")
-        return _record_of(last)
+            try:
+                async with contextlib.aclosing(asking.stream(prompt, OutputKind.FINAL)) as outputs:
+                    return await anext(outputs)
+            except (EngineDead, Cancelled):
+                raise
+            except RaydixError as error:
+                return error
 
     tasks = [asyncio.create_task(answer(prompt)) for prompt in prompts]
     try:
@@ -106,15 +170,3 @@ async def generate_all(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _record_of(output: RequestOutput) -> dict[str, Any]:
-    completion = output.outputs[0]
-    return {
-        "request_id": output.request_id,
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "num_prompt_tokens": len(output.prompt_token_ids),
-        "cached_tokens_by_source": output.metrics.cached_tokens_by_source,
-    }

@@ -31,10 +31,19 @@ Address = Annotated[
 ]
 OptionalConnect = Annotated[
     str | None,
-    typer.Option("--connect", help="Use the running engine of this name.", metavar="NAME"),
+    typer.Option(
+        "--connect",
+        help="Use the running engine of this name, or one that listens on another host.",
+        metavar="NAME[@HOST:PORT]",
+    ),
 ]
 Connect = Annotated[
-    str, typer.Option("--connect", help="Name of the running engine.", metavar="NAME")
+    str,
+    typer.Option(
+        "--connect",
+        help="Name of the running engine, and where it listens if that is another host.",
+        metavar="NAME[@HOST:PORT]",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 

@@ -1,7 +1,10 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
+import ipaddress
 import logging
+import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +26,7 @@ from raydix.runtime.cli.http_front import (
     read_http_options,
     serving_http,
 )
+from raydix.runtime.cli.listen_options import Listen, SecretFile
 from raydix.runtime.cli.options import (
     METRICS_PORT,
     Address,
@@ -67,6 +71,8 @@ def serve(
     lazy: Lazy = False,
     dry_run: DryRun = False,
     log_json: LogJson = False,
+    listen: Listen = None,
+    secret_file: SecretFile = None,
     http: Http = None,
     http_replicas: NumReplicas = None,
     keys: KeyFile = None,
@@ -74,7 +80,8 @@ def serve(
 ) -> None:
     """Start an engine and keep it up until Ctrl-C.
 
-    Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
+    Reach it with AsyncLLM.connect(NAME) here, with --listen also from other hosts, or over HTTP.
+    Ends with an error if the engine does.
     """
     config = load_config(source, lazy_storage(lazy, sections_of(settings)))
     options = HttpOptions(http, http_replicas, keys, model_name)
@@ -88,7 +95,11 @@ def serve(
         asyncio.Runner(loop_factory=loop_factory(front)) as runner,
     ):
         config = with_metrics_port(config, address)
-        runner.run(serve_until_stopped(config, name, address, drain_s, front))
+        runner.run(
+            serve_until_stopped(
+                config, name, address, drain_s, front, listen=listen, secret_file=secret_file
+            )
+        )
 
 
 def with_metrics_port(config: EngineConfig, address: str | None) -> EngineConfig:
@@ -112,13 +123,18 @@ async def serve_until_stopped(
     address: str | None,
     drain_s: float,
     front: HttpFront | None,
+    *,
+    listen: str | None = None,
+    secret_file: Path | None = None,
 ) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
 
     Raises EngineDead, saying why, if it ends before, and StoppedWhileStarting.
     """
     async with (
-        await start_engine(config, name, address, drain_s=drain_s) as engine,
+        await start_engine(
+            config, name, address, drain_s=drain_s, listen=listen, secret_file=secret_file
+        ) as engine,
         serving_http(front, engine, drain_s) as url,
     ):
         logger.info(
@@ -126,7 +142,21 @@ async def serve_until_stopped(
             name,
             name,
         )
+        listens_at = await engine.listens_at()
+        if listens_at is not None:
+            logger.info(
+                "for clients elsewhere: raydix generate --connect %s@%s --secret-file FILE ...",
+                name,
+                _dialled(listens_at),
+            )
         if front is not None:
             logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
         await until_stopped(engine.wait_ended())
         logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)
+
+
+def _dialled(listens_at: str) -> str:
+    """What clients dial: where every interface is listened at, this host's name."""
+    host, _, port = listens_at.rpartition(":")
+    is_any = host.strip("[]") in (str(ipaddress.IPv4Address(0)), str(ipaddress.IPv6Address(0)))
+    return f"{socket.gethostname()}:{port}" if is_any else listens_at

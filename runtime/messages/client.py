@@ -58,6 +58,10 @@ class SubmitRequest:
     session_id: str | None = None
     routing_key: str | None = None
     deadline_s: float | None = None
+    sample_of: RequestId | None = None
+    """A request of this client with the same prompt. While that one lives, this one goes where it
+    is, so that the prompt is computed once.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""The first frame on every link, in both directions."""
+"""Who stands at either end of a link, told while the link is opened."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from raydix.ids import Rank
@@ -19,12 +19,8 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who speaks.
+    """Who speaks. The connecting end tells it first, then the listener, each with its proof."""
 
-    The connecting end sends it first; the listener answers with its own once the secret is right.
-    """
-
-    secret: bytes = field(repr=False)
     role: Role
     name: str
     incarnation: int
@@ -32,3 +28,5 @@ class Hello:
     pid: int
     rank: Rank | None = None
     """For GPU actors alone."""
+    seeks: Role | None = None
+    """Whom a client wants, where one address stands for several actors."""

@@ -117,6 +117,15 @@ class Replica:
         effects, self._effects = self._effects, []
         return effects
 
+    def first_of_samples(self, request: RequestState) -> RequestState | None:
+        """The living request with which this one shares its prompt, if it is on a lane."""
+        name = request.submit.sample_of
+        # Where suspects may run is not theirs to choose.
+        first = None if name is None or request.is_suspect else self.requests.get(name)
+        if first is None or first.client_id != request.client_id or name in self.hashing:
+            return None
+        return None if first is request else first
+
     def is_in_use(self, name: RequestId) -> bool:
         """A request or hint of this name lives."""
         return name in self.requests or name in self.hints

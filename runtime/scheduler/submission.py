@@ -130,10 +130,15 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
 def _choose_lane(
     replica: Replica, request: RequestState, now_s: float
 ) -> tuple[CachedPrefix, Lane]:
-    """The lane with the least predicted time to first token.
+    """The lane with the least predicted time to first token; for a sample that of its prompt.
 
     Ties go to the session's lane, then to the longest prefix, then to the fewest requests.
     """
+    first = replica.first_of_samples(request)
+    if first is not None and replica.lanes[first.lane].is_attached:
+        lane = replica.lanes[first.lane]
+        return replica.find_prefix(request, lane), lane
+
     lanes = [lane for lane in replica.lanes if lane.is_attached] or replica.lanes
     if not lanes:
         raise AccountingError("the replica has no lane; expected parallel.dp of them")

@@ -24,6 +24,7 @@ class ServedEngine(Protocol):
         session_id: str | None = None,
         routing_key: str | None = None,
         deadline_s: float | None = None,
+        sample_of: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request."""
         ...

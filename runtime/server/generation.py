@@ -74,6 +74,7 @@ def _open(
         params = replace(params, seed=seed, prompt_logprobs=None)
     request_id = generation.request_id
     options = generation.options
+    first = f"{request_id}-{index - sample}"
 
     return engine.generate(
         generation.prompts[prompt],
@@ -83,6 +84,7 @@ def _open(
         session_id=options.session_id,
         routing_key=options.routing_key,
         deadline_s=options.deadline_s,
+        sample_of=first if sample else None,
     )
 
 

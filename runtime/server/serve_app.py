@@ -34,7 +34,8 @@ class ServeArguments(BaseModel):
     """Required: where Ray Serve lets a replica listen is not known here."""
     engine: str = "raydix"
     address: str | None = None
-    """See `AsyncLLM.connect`."""
+    secret_file: Path | None = None
+    """For these two see `AsyncLLM.connect`."""
     model_name: str | None = None
     """What clients call the model; None: as the engine is called."""
     num_replicas: int = Field(default=1, ge=1)
@@ -84,7 +85,7 @@ class HttpReplica:
 def app(arguments: ServeArguments) -> Application:
     """The application by Ray Serve's arguments. Raises ConfigError if the keys cannot be read."""
     replicas = Replicas(
-        engine=AsyncLLM(arguments.engine, arguments.address),
+        engine=AsyncLLM(arguments.engine, arguments.address, arguments.secret_file),
         model_name=arguments.model_name or arguments.engine,
         # Their digests alone leave this process.
         keys=load_keys(arguments.keys),

@@ -12,7 +12,7 @@ from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
-from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
@@ -58,10 +58,9 @@ class InProcessEngine:
         """Another client with a link of its own; closed with the engine at the latest."""
         facts = self.facts.client
         name = f"client{len(self._clients)}"
-        hello = Hello(
-            secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid()
-        )
-        link = await connect(facts.client_address, hello)
+        hello = Hello(role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid())
+        record = self.facts.record
+        link = await connect(record.client_address, hello, record.secret)
 
         limits = ModelLimits(
             max_model_len=facts.max_model_len,

@@ -1,5 +1,6 @@
 """Control calls to an engine's Supervisor over a link of their own: Ray is not needed."""
 
+import asyncio
 import os
 import uuid
 from typing import Any
@@ -13,8 +14,9 @@ from raydix.errors import (
     RaydixError,
 )
 from raydix.runtime.actors.engine_record import EngineRecord
-from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.actors.supervision.engine_facts import ClientFacts
 from raydix.runtime.messages.control import (
     ControlCall,
     ControlErrorKind,
@@ -25,6 +27,9 @@ from raydix.runtime.messages.control import (
 )
 from raydix.runtime.messages.hello import Hello, Role
 
+DIAL_S = 10.0
+"""A Scheduler may be being restarted."""
+_FIND_S = 10.0
 _CONNECT_S = 0.5
 """A Supervisor listens from before it can be found until it ends."""
 _ERRORS: dict[ControlErrorKind, type[RaydixError]] = {
@@ -37,15 +42,34 @@ _ERRORS: dict[ControlErrorKind, type[RaydixError]] = {
 }
 
 
-def client_hello(secret: bytes) -> Hello:
+async def dial_engine(record: EngineRecord, seeks: Role, timeout_s: float = DIAL_S) -> Link:
+    """A link to an engine's Supervisor or to its Scheduler.
+
+    Raises LinkClosed, OSError or ConfigError.
+    """
+    address = record.control_address if seeks is Role.SUPERVISOR else record.client_address
+    tls = None if record.tls is None else record.tls.for_dialer()
+    return await connect(address, client_hello(seeks), record.secret, timeout_s, tls)
+
+
+def client_hello(seeks: Role) -> Hello:
     """How a client of this process introduces itself, by a name that is used once."""
     return Hello(
-        secret=secret,
         role=Role.CLIENT,
         name=f"client-{uuid.uuid4().hex}",
         incarnation=0,
         pid=os.getpid(),
+        seeks=seeks,
     )
+
+
+async def ask_facts(name: str, record: EngineRecord) -> ClientFacts:
+    """What a client must know of an engine that serves. Raises EngineDead."""
+    try:
+        async with asyncio.timeout(_FIND_S):
+            return ClientFacts.from_values(await call_supervisor(name, record, "client_facts"))
+    except TimeoutError:
+        raise EngineDead(f"engine {name} does not answer for {_FIND_S:g} s") from None
 
 
 async def call_supervisor(name: str, record: EngineRecord, method: str, *arguments: Any) -> Any:
@@ -60,7 +84,7 @@ async def call_supervisor(name: str, record: EngineRecord, method: str, *argumen
         raise BadRequest(f"{method}: {error}") from error
 
     try:
-        link = await connect(record.control_address, client_hello(record.secret), _CONNECT_S)
+        link = await dial_engine(record, Role.SUPERVISOR, _CONNECT_S)
     except (LinkClosed, OSError) as error:
         raise _gone(name, error) from error
 
@@ -82,4 +106,9 @@ async def call_supervisor(name: str, record: EngineRecord, method: str, *argumen
 
 
 def _gone(name: str, error: Exception) -> EngineDead:
+    if isinstance(error, LinkRefused):
+        return EngineDead(
+            f"the Supervisor of engine {name} refuses this client: {error}. Both need the same "
+            "secret, the same version of Raydix, and TLS or none."
+        )
     return EngineDead(f"the Supervisor of engine {name} is gone: {error}")

@@ -75,17 +75,18 @@ class EngineHandle:
     Works on any event loop, and on several: each call has a link of its own.
     """
 
-    def __init__(self, facts: ClientFacts, own: OwnEngine | None = None) -> None:
+    def __init__(
+        self, facts: ClientFacts, record: EngineRecord, own: OwnEngine | None = None
+    ) -> None:
         """`own`: what was made for this engine, if this process has started it."""
         self.name = facts.name
-        self.client_address = facts.client_address
-        self.secret = facts.secret
+        self.listens_at = facts.listens_at
+        self.record = record
         self.model_path = facts.model_path
         self.max_model_len = facts.max_model_len
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = facts.eos_token_ids
 
-        self._record = EngineRecord(control_address=facts.control_address, secret=facts.secret)
         self._own = own
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -93,7 +94,7 @@ class EngineHandle:
 
         Arguments and result are plain values: tuples arrive as lists.
         """
-        return await call_supervisor(self.name, self._record, method, *arguments)
+        return await call_supervisor(self.name, self.record, method, *arguments)
 
     async def wait_ended(self) -> None:
         """Wait until the engine ends, however that happens. Raises EngineDead that says why."""

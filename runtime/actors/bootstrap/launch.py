@@ -17,7 +17,7 @@ from raydix.runtime.actors.bootstrap.cluster import (
     metrics_url,
     named_cluster,
 )
-from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.control_client import ask_facts
 from raydix.runtime.actors.bootstrap.engine_handle import (
     EngineHandle,
     OwnEngine,
@@ -37,7 +37,8 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
-from raydix.runtime.actors.supervision.engine_facts import ClientFacts, EngineFacts
+from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor, actor_name
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -50,7 +51,6 @@ from raydix.runtime.phases import phase
 logger = logging.getLogger(__name__)
 
 _RAY_KILL_S = 0.5
-_FIND_S = 10.0
 _NAME_RELEASE_S = 5.0
 _NAME_RETRY_S = 0.05
 _GPU_ENVIRONMENT = {
@@ -76,13 +76,15 @@ def start_engine(
     address: str | None = None,
     supervision: Supervision | None = None,
     build_model: BuildModel = build_torch_model,
+    *,
+    gateway: GatewaySettings | None = None,
     control: StartControl | None = None,
 ) -> EngineHandle:
     """Start an engine and wait until it serves; it ends with this process.
 
     Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on
     this host. What its actors log is logged in this process, too. `build_model`: what GPU actors
-    drive.
+    drive. `gateway`: where it listens for clients on other hosts.
 
     Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine,
     and if `control` calls the start off.
@@ -109,7 +111,12 @@ def start_engine(
             engine=name, placement=placement, config=config, build_model=build_model
         )
         supervisor, follower, facts = _start_supervisor(
-            config, name, spawner, supervision or Supervision(), control
+            spawner,
+            control,
+            name=name,
+            config=config,
+            supervision=supervision or Supervision(),
+            gateway=gateway,
         )
     except BaseException:
         if cluster is not None:
@@ -119,13 +126,19 @@ def start_engine(
             release(placement)
         raise
 
-    logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
-    logger.info("metrics: %s", metrics_url(placement.node_id))
-    if cluster is not None and config.ray.dashboard_port is not None:
-        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
-        logger.info("Ray's dashboard: %s, its folder %s", url, cluster.ray_folder)
+    own = OwnEngine(supervisor, placement, cluster, follower)
+    _log_start(config, facts, own)
     logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
-    return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster, follower))
+    return EngineHandle(facts.client, facts.record, own)
+
+
+def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:
+    """Say how an engine was started, and where its figures are."""
+    logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
+    logger.info("metrics: %s", metrics_url(own.placement.node_id))
+    if own.cluster is not None and config.ray.dashboard_port is not None:
+        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
+        logger.info("Ray's dashboard: %s, its folder %s", url, own.cluster.ray_folder)
 
 
 def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
@@ -136,7 +149,7 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
     """
     record = find_record(name) if named_cluster(address) is None else None
     if record is not None:
-        return EngineHandle(asyncio.run(_ask_facts(name, record)))
+        return EngineHandle(asyncio.run(ask_facts(name, record)), record)
 
     find_cluster(address, name)
     supervisor = find_supervisor(name)
@@ -144,29 +157,17 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
         facts: EngineFacts = ray.get(supervisor.facts.remote())
     except RayError as error:
         raise typed_error(error, f"engine {name}") from error
-    return EngineHandle(facts.client)
-
-
-async def _ask_facts(name: str, record: EngineRecord) -> ClientFacts:
-    try:
-        async with asyncio.timeout(_FIND_S):
-            return ClientFacts.from_values(await call_supervisor(name, record, "client_facts"))
-    except TimeoutError:
-        raise EngineDead(f"engine {name} does not answer for {_FIND_S:g} s") from None
+    return EngineHandle(facts.client, facts.record)
 
 
 def _start_supervisor(
-    config: EngineConfig,
-    name: str,
-    spawner: "RaySpawner",
-    supervision: Supervision,
-    control: StartControl,
+    spawner: "RaySpawner", control: StartControl, *, name: str, **arguments: Any
 ) -> tuple[Any, LogFollower, EngineFacts]:
     """The Supervisor's Ray handle, which must be kept, its log, and facts of the running engine."""
     supervisor = _make_supervisor(
         spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
         name,
-        {"name": name, "config": config, "spawner": spawner, "supervision": supervision},
+        {"name": name, "spawner": spawner, **arguments},
     )
 
     follower: LogFollower | None = None

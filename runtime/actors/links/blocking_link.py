@@ -15,8 +15,10 @@ from raydix.runtime.actors.links.frames import (
     FrameTooLarge,
     frame,
 )
+from raydix.runtime.actors.links.handshake import DialerHandshake, HandshakeFailed, new_nonce
 from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
-from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, retry_delays_s, trusted_hello
+from raydix.runtime.actors.links.socket_dialer import retry_delays_s
+from raydix.runtime.actors.links.socket_link import HANDSHAKE_S
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello
 
@@ -28,8 +30,8 @@ _RECEIVE_BYTES = 256 << 10
 class BlockingSocketLink:
     """A `BlockingLink` over a connected socket."""
 
-    def __init__(self, connection: socket.socket, own: Hello) -> None:
-        """Exchange hellos; takes `connection` over. Raises LinkRefused."""
+    def __init__(self, connection: socket.socket, handshake: DialerHandshake) -> None:
+        """Carry the handshake out; takes `connection` over. Raises LinkRefused."""
         self._connection = connection
         self._reader = FrameReader(MAX_HELLO_BYTES)
         self._scratch = bytearray(_RECEIVE_BYTES)
@@ -38,18 +40,11 @@ class BlockingSocketLink:
         self._receive_lock = threading.Lock()
 
         try:
-            connection.settimeout(HANDSHAKE_S)
-            connection.sendall(frame(encode(own)))
-            hello = trusted_hello(self._next_body(time.monotonic() + HANDSHAKE_S), own.secret)
+            self._hello = self._shake(handshake)
             connection.settimeout(None)
-        except (OSError, LinkClosed, FrameTooLarge) as error:
+        except (OSError, LinkClosed, FrameTooLarge, HandshakeFailed) as error:
             connection.close()
-            raise LinkRefused(f"the listener hung up on our hello: {error}") from error
-
-        if hello is None:
-            connection.close()
-            raise LinkRefused("the listener's first frame does not show the secret")
-        self._hello = hello
+            raise LinkRefused(f"the handshake with the listener failed: {error}") from error
         self._reader.accept(MAX_FRAME_BYTES)
 
     @property
@@ -103,6 +98,15 @@ class BlockingSocketLink:
         with self._receive_lock, self._send_lock:
             self._connection.close()
 
+    def _shake(self, handshake: DialerHandshake) -> Hello:
+        """Who listens there."""
+        deadline_s = time.monotonic() + HANDSHAKE_S
+        while handshake.peer is None:
+            answer = handshake.take(self._next_body(deadline_s))
+            if answer is not None:
+                self._connection.sendall(frame(answer))
+        return handshake.peer
+
     def _shut(self) -> None:
         self._is_closed = True
         with contextlib.suppress(OSError):
@@ -124,11 +128,15 @@ class BlockingSocketLink:
 
 
 def connect_blocking(
-    address: str, own: Hello, timeout_s: float = 10.0, stop: threading.Event | None = None
+    address: str,
+    own: Hello,
+    secret: bytes,
+    timeout_s: float = 10.0,
+    stop: threading.Event | None = None,
 ) -> BlockingSocketLink:
     """Connect, trying again while nobody listens there.
 
-    Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for
+    Raises LinkRefused if either end does not believe the other, LinkClosed if nobody listened for
     `timeout_s` or if `stop` is set meanwhile.
     """
     stop = threading.Event() if stop is None else stop
@@ -142,5 +150,5 @@ def connect_blocking(
             if delay_s is None or stop.wait(delay_s):
                 raise LinkClosed(f"nobody listens at {address}: {error}") from error
         else:
-            return BlockingSocketLink(connection, own)
+            return BlockingSocketLink(connection, DialerHandshake(own, secret, new_nonce()))
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -18,6 +18,11 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
         self._end: str | None = None
 
+    @property
+    def end_reason(self) -> str | None:
+        """Why nothing more will come; None while something may."""
+        return self._end
+
     def put(self, body: bytes) -> None:
         """Add a body; after the end it is dropped."""
         if self._end is None:

@@ -22,7 +22,7 @@ class LinkClosed(RaydixError):
 
 
 class LinkRefused(LinkClosed):
-    """The listener hung up during the exchange of hellos: another secret, or it is closing."""
+    """The handshake failed: another secret, another build, no TLS there, or the end is closing."""
 
 
 def max_buffered_bytes(peer: Role) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from raydix.errors import BadRequest, RaydixError
 from raydix.runtime.actors.engine_record import EngineName, EngineRecord
 from raydix.runtime.actors.links.link import Link, LinkClosed
-from raydix.runtime.actors.links.socket_link import Listener, listen
+from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.messages.control import (
     ControlCall,
     ControlErrorKind,
@@ -70,13 +70,14 @@ class ControlDesk:
         """Take the name, answer calls and be found. Raises EngineDead if the name is taken."""
         self._engine_name = EngineName(self._name)
         own = Hello(
-            secret=self._record.secret,
             role=Role.SUPERVISOR,
             name=self._name,
             incarnation=1,
             pid=os.getpid(),
         )
-        self._listener = await listen(self._record.control_address, own, self._serve)
+        self._listener = await listen(
+            self._record.control_address, own, self._record.secret, self.serve
+        )
         self._engine_name.publish(self._record)
 
     def withdraw(self) -> None:
@@ -90,7 +91,7 @@ class ControlDesk:
         if self._listener is not None:
             await self._listener.close()
 
-    async def _serve(self, link: Link) -> None:
+    async def serve(self, link: Link) -> None:
         """Answer one call."""
         with contextlib.suppress(LinkClosed):
             call = await link.receive()

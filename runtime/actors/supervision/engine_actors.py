@@ -61,10 +61,11 @@ class EngineActors:
         self._folder = folder
         self._log_path = log_path
         self._secret = secrets.token_bytes(_SECRET_BYTES)
-        self._scheduler_address = f"unix:{folder}/scheduler.sock"
         self._storage_address = f"unix:{folder}/host.sock"
         self.record = EngineRecord(
-            control_address=f"unix:{folder}/control.sock", secret=self._secret
+            control_address=f"unix:{folder}/control.sock",
+            client_address=f"unix:{folder}/scheduler.sock",
+            secret=self._secret,
         )
 
         num_ranks = config.parallel.num_ranks
@@ -105,16 +106,17 @@ class EngineActors:
         )
         client = ClientFacts(
             name=self._name,
-            client_address=self._scheduler_address,
-            control_address=self.record.control_address,
-            secret=self._secret,
             model_path=self._config.model.path,
             max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
             eos_token_ids=report.eos_token_ids,
         )
         return EngineFacts(
-            client=client, layout=report.layout, num_pages=num_pages, arena_bytes=arena_bytes
+            client=client,
+            record=self.record,
+            layout=report.layout,
+            num_pages=num_pages,
+            arena_bytes=arena_bytes,
         )
 
     async def wait_attached(self) -> None:
@@ -222,7 +224,7 @@ class EngineActors:
             self._arenas.note_holder(rank, own, epoch)
 
         await self.scheduler.serving()
-        setup = GpuSetup(scheduler_address=self._scheduler_address, secret=self._secret)
+        setup = GpuSetup(scheduler_address=self.record.client_address, secret=self._secret)
         await actor.call("start", setup)
 
     async def _bring_up_scheduler(self, actor: RunningActor, incarnation: int) -> None:
@@ -237,7 +239,7 @@ class EngineActors:
             report.experts,
         )
         setup = SchedulerSetup(
-            settings=settings, addresses=(self._scheduler_address,), secret=self._secret
+            settings=settings, addresses=(self.record.client_address,), secret=self._secret
         )
         await actor.call("start", setup)
 
@@ -256,7 +258,7 @@ class EngineActors:
             settings=host_settings(
                 self._config, facts.layout, has_storage=self.storage.current is not None
             ),
-            scheduler_address=self._scheduler_address,
+            scheduler_address=self.record.client_address,
             storage_address=self._storage_address,
             secret=self._secret,
         )

@@ -1,21 +1,19 @@
 """What a client, and whoever starts it, needs to know of a running engine."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.config.kv_layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFacts:
-    """Where a running engine is reached, and what its clients check requests against."""
+    """What clients of a running engine check requests against."""
 
     name: str
-    client_address: str
-    """The Scheduler's."""
-    control_address: str
-    """The Supervisor's."""
-    secret: bytes = field(repr=False)
+    listens_at: str | None = None
+    """`HOST:PORT` for clients on other hosts; None: it has none."""
     model_path: str
     max_model_len: int
     vocab_size: int
@@ -36,6 +34,8 @@ class EngineFacts:
     """All that is known of a running engine once its ranks have loaded."""
 
     client: ClientFacts
+    record: EngineRecord
+    """How processes of its host reach it."""
     layout: KvLayout
     num_pages: tuple[int, ...]
     """Usable L1 pages per rank."""

@@ -3,21 +3,26 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.engine_record import EngineRecord
+from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.log_desk import LogDesk
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner
+from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files
 from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
@@ -38,9 +43,13 @@ class SupervisorActor:
         config: EngineConfig,
         spawner: Spawner,
         supervision: Supervision,
+        gateway: GatewaySettings | None = None,
         on_shut_down: Callable[[], None] = exit_process,
     ) -> None:
-        """`on_shut_down` is called after a shutdown that a client has asked for."""
+        """`on_shut_down` is called after a shutdown that a client has asked for.
+
+        `gateway`: where clients on other hosts connect; None: nowhere.
+        """
         self._name = name
         self._config = config
         self._supervision = supervision
@@ -55,7 +64,12 @@ class SupervisorActor:
             log_path=self._log.path,
         )
 
-        self._desk = ControlDesk(name, self._actors.record, self._calls(), on_shut_down)
+        record = self._actors.record
+        self._desk = ControlDesk(name, record, self._calls(), on_shut_down)
+        self._gateway = (
+            None if gateway is None else Gateway(name, gateway, record, self._desk.serve)
+        )
+        self._listens_at: str | None = None
 
         self._facts: EngineFacts | None = None
         self._failure: BaseException | None = None
@@ -71,11 +85,13 @@ class SupervisorActor:
         """Take the engine's name on this host and be found by it, before the engine starts.
 
         Returns by what. From here on all that this process logs goes to the engine's log. Raises
-        EngineDead if a living engine has the name.
+        EngineDead if a living engine has the name, ConfigError if the gateway cannot listen.
         """
         await self._desk.open()
         self._log.open()
         send_log(self._log.path, ActorKind.SUPERVISOR)
+        if self._gateway is not None:
+            self._listens_at = await self._gateway.open(TlsFiles.of(os.environ))
         return self._actors.record
 
     async def start(self) -> EngineFacts:
@@ -93,7 +109,8 @@ class SupervisorActor:
             await self.stop()
             raise failure or EngineDead(f"engine {self._name} was stopped while it started")
 
-        self._facts = ready.result()
+        facts = ready.result()
+        self._facts = replace(facts, client=replace(facts.client, listens_at=self._listens_at))
         return self._facts
 
     def facts(self) -> EngineFacts:
@@ -107,6 +124,10 @@ class SupervisorActor:
     def client_facts(self) -> dict[str, Any]:
         """`ClientFacts` as plain values. Raises EngineDead unless the engine serves."""
         return self.facts().client.to_values()
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """What makes the tokenizer, for clients on other hosts. Raises CheckpointError."""
+        return await asyncio.to_thread(read_tokenizer_files, self._config.model.path)
 
     async def wait_ended(self) -> None:
         """Wait until the engine gives up or is stopped. Raises EngineDead that says why."""
@@ -200,6 +221,8 @@ class SupervisorActor:
         await self._actors.storage.end()
         self._actors.close()
         self._desk.withdraw()
+        if self._gateway is not None:
+            self._gateway.withdraw()
         self._is_over.set()
         self._folder.remove()
 
@@ -229,6 +252,7 @@ class SupervisorActor:
         """What clients may ask for."""
         acts = (
             self.client_facts,
+            self.tokenizer_files,
             self.stats,
             self.health,
             self.flush,

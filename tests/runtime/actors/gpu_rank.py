@@ -46,8 +46,8 @@ from raydix.runtime.tiers.transfers import (
 )
 
 SECRET = b"secret"
-SCHEDULER = Hello(secret=SECRET, role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=1)
-GPU = Hello(secret=SECRET, role=Role.GPU, name="gpu0", incarnation=1, pid=1)
+SCHEDULER = Hello(role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=1)
+GPU = Hello(role=Role.GPU, name="gpu0", incarnation=1, pid=1)
 CONFIG = EngineConfig.model_validate(
     {"model": {"path": "/nowhere"}, "cache": {"l1": {"num_pages": 8}}}
 )

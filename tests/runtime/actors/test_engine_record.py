@@ -16,14 +16,19 @@ from raydix.runtime.actors.engine_record import (
     require_free_name,
 )
 
-RECORD = EngineRecord(control_address="unix:/somewhere", secret=b"s3cret")
+RECORD = EngineRecord(
+    control_address="unix:/somewhere", client_address="unix:/nearby", secret=b"s3cret"
+)
 OWNER = """
 import sys
 from pathlib import Path
 from raydix.runtime.actors import engine_record
 engine_record._ROOT = Path(sys.argv[1])
 name = engine_record.EngineName("mine")
-name.publish(engine_record.EngineRecord(control_address="unix:/there", secret=b"theirs"))
+record = engine_record.EngineRecord(
+    control_address="unix:/there", client_address="unix:/there", secret=b"theirs"
+)
+name.publish(record)
 print("up", flush=True)
 sys.stdin.read()
 """

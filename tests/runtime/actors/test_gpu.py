@@ -13,7 +13,7 @@ from raydix.runtime.actors import gpu
 from raydix.runtime.actors.gpu import GpuActor, GpuSetup
 from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
-from raydix.runtime.actors.links.socket_link import Listener, listen
+from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Role
@@ -238,7 +238,7 @@ async def test_it_finds_its_scheduler_by_address_and_says_who_it_is(tmp_path: Pa
         build_model=partial(build_sleeping_model, step_s=0.0),
     )
     await actor.prepare((await actor.load()).num_pages)
-    listener: Listener = await listen("tcp:127.0.0.1:0", SCHEDULER, links.put)
+    listener: Listener = await listen("tcp:127.0.0.1:0", SCHEDULER, SECRET, links.put)
 
     await actor.start(GpuSetup(scheduler_address=listener.address, secret=SECRET))
     link = await asyncio.wait_for(links.get(), WAIT_S)

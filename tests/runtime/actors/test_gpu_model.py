@@ -29,8 +29,8 @@ from raydix.runtime.testing.links import InProcessLink, in_process_blocking_pair
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.checkpoints import make_checkpoint
 
-SCHEDULER = Hello(secret=b"s", role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=1)
-GPU = Hello(secret=b"s", role=Role.GPU, name="gpu0", incarnation=1, pid=1)
+SCHEDULER = Hello(role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=1)
+GPU = Hello(role=Role.GPU, name="gpu0", incarnation=1, pid=1)
 PAGE = 4
 NUM_TOKENS = 8
 PROMPT = int32_array(range(3, 3 + 3 * PAGE))

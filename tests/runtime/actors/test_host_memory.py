@@ -11,7 +11,8 @@ import pytest
 from raydix.ids import LeaseId, LookupId
 from raydix.runtime.actors.host_memory import HostMemoryActor, HostMemorySetup
 from raydix.runtime.actors.links.link import Link
-from raydix.runtime.actors.links.socket_link import connect, listen
+from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.cache.host.events import ToScheduler
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.messages.arrays import int32_array
@@ -39,7 +40,7 @@ Wanted = TypeVar("Wanted")
 
 
 def hello(role: Role) -> Hello:
-    return Hello(secret=SECRET, role=role, name="x", incarnation=1, pid=os.getpid())
+    return Hello(role=role, name="x", incarnation=1, pid=os.getpid())
 
 
 class World:
@@ -52,7 +53,9 @@ class World:
         self._storage_address = f"unix:{folder}/storage"
 
     async def start(self) -> None:
-        self.listener = await listen(self._scheduler_address, hello(Role.SCHEDULER), self.links.put)
+        self.listener = await listen(
+            self._scheduler_address, hello(Role.SCHEDULER), SECRET, self.links.put
+        )
         await self.actor.create_arena(LAYOUT, 64 * LAYOUT.host_page_bytes(0))
         settings = HostSettings(
             page_size=LAYOUT.page_size, storage=StorageSettings(min_tokens=1), has_storage=True
@@ -66,7 +69,7 @@ class World:
         await self.actor.start(setup)
 
     async def connect_storage(self) -> Link:
-        return await connect(self._storage_address, hello(Role.STORAGE))
+        return await connect(self._storage_address, hello(Role.STORAGE), SECRET)
 
     async def stop(self) -> None:
         await self.actor.stop()

@@ -8,18 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.control_client import client_hello
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import find_engine, start_engine
 from raydix.runtime.actors.engine_record import find_record
+from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
+from raydix.runtime.actors.links.link import LinkRefused
+from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.messages.hello import Role
+from tests.network_namespace import OtherHost, other_host
 from tests.ray_cluster import SharedEngine, own_name
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -32,6 +39,9 @@ SILENCE_S = 90.0
 RAY_ENDS_S = 1.0
 """For Ray, and then the kernel, to end the other actors of an engine that gives up."""
 SERVE_ENDS_S = 10.0
+CABLE_S = 15.0
+"""For a client to notice that nothing comes from its engine's host any more."""
+SECRET = "0123456789abcdef" * 4
 PROMPT = list(range(40))
 LONG = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 CLIENT = """
@@ -47,7 +57,7 @@ async def generate(engine, max_tokens):
     return len(output.outputs[0].token_ids)
 
 async def main():
-    engine = await AsyncLLM.connect(sys.argv[1])
+    engine = await AsyncLLM.connect(*sys.argv[1:])
     try:
         await generate(engine, 1500)
     except EngineDead as error:
@@ -72,17 +82,18 @@ def here(seconds: float) -> float:
 
 def user_environment() -> dict[str, str]:
     """As users have it: a private cluster, with token authentication."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAYDIX_SECRET": SECRET}
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
         environment.pop(name, None)
     return environment
 
 
 @contextlib.contextmanager
-def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that nothing leaves behind, whatever fails."""
+def running(*command: str, host: OtherHost | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process that nothing leaves behind, whatever fails; `host`: where it runs."""
+    words = [sys.executable, *command]
     process = subprocess.Popen(
-        [sys.executable, *command],
+        words if host is None else host.command(*words),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -97,11 +108,11 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def serving(
-    checkpoint: Path, name: str
+    checkpoint: Path, name: str, *options: str
 ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
     settings = ["cache.l1.num_pages=128", "cache.l2.bytes_per_node=4MiB", "cache.l2.ratio=null"]
     sets = [word for setting in settings for word in ("--set", setting)]
-    return running("-m", "raydix", "serve", str(checkpoint), "--name", name, *sets)
+    return running("-m", "raydix", "serve", str(checkpoint), "--name", name, *sets, *options)
 
 
 def line_of(process: subprocess.Popen[str], word: str) -> str:
@@ -249,3 +260,82 @@ async def test_control_calls_need_no_ray(shared_engine: SharedEngine) -> None:
         out, err = await asyncio.to_thread(client.communicate, timeout=60)
     expected = ["gpu0", "gpu1", "host", "restarts", "scheduler", "storage", "storage_errors"]
     assert out == f"{expected} ['l1_pages', 'l2_pages'] False\n", err
+
+
+@dataclass(frozen=True)
+class Listening:
+    """An engine that listens for clients on other hosts, on every interface."""
+
+    name: str
+    port: int
+
+
+@pytest.fixture(scope="module")
+def listening(checkpoint: Path) -> Iterator[Listening]:
+    name = own_name("afar")
+    with serving(checkpoint, name, "--listen", "0.0.0.0:0") as serve:
+        words = line_of(serve, "--connect").split()
+        connect = words[words.index("--connect") + 1]
+        assert connect == name
+        (connect,) = [word for word in line_of(serve, "elsewhere").split() if f"{name}@" in word]
+        yield Listening(name, int(connect.rpartition(":")[2]))
+        serve.send_signal(signal.SIGTERM)
+        serve.communicate(timeout=60)
+
+
+async def record_of_a_handshake(port: int) -> tuple[bytes, int]:
+    """What a true client says first, and how much of it the gateway answers."""
+    said, heard = bytearray(), bytearray()
+
+    async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter, into: bytearray):
+        while data := await source.read(1 << 16):
+            into += data
+            sink.write(data)
+        sink.close()
+
+    async def stand_between(near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        far, far_out = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(near, far_out, said), pass_on(far, near_out, heard))
+
+    server = await asyncio.start_server(stand_between, "127.0.0.1", 0)
+    address = f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    link = await connect(address, client_hello(Role.SCHEDULER), SECRET.encode())
+    link.close()
+    server.close()
+    return bytes(said), len(heard)
+
+
+async def test_wrong_and_replayed_hellos_over_tcp_are_refused(listening: Listening) -> None:
+    address = f"tcp:127.0.0.1:{listening.port}"
+    for secret in (b"0" * 64, SECRET[:-1].encode()):
+        with pytest.raises(LinkRefused):
+            await connect(address, client_hello(Role.SCHEDULER), secret)
+
+    said, num_heard = await record_of_a_handshake(listening.port)
+    assert SECRET.encode() not in said
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    writer.write(said)
+    answer = await reader.read()
+    writer.close()
+    # The challenge, and nothing that the recorded client was told besides.
+    assert len(answer) == 4 + len(GREETING) + NONCE_BYTES < num_heard
+
+
+def test_a_client_on_another_host_streams_and_notices_when_the_engines_host_is_gone(
+    listening: Listening,
+) -> None:
+    with other_host() as host:
+        address = f"{host.gateway}:{listening.port}"
+        connect = f"{listening.name}@{address}"
+        with running("-m", "raydix", "cache", "stats", "--connect", connect, host=host) as stats:
+            out, err = stats.communicate(timeout=60)
+            assert stats.returncode == 0, err
+            assert "l1" in out.lower()
+
+        # With no way but the cable, it cannot have found the engine by anything on this host.
+        with running("-c", CLIENT, listening.name, address, host=host) as client:
+            line_of(client, "streams")
+            host.pull_cable()
+            pulled_s = time.monotonic()
+            _, heard_s, _ = line_of(client, "dead").split(maxsplit=2)
+            assert float(heard_s) - pulled_s < here(CABLE_S)

@@ -21,7 +21,7 @@ class RecordingLink:
     """A link that keeps what is sent, encoded or not, and counts as busy when told."""
 
     def __init__(self) -> None:
-        self.hello = Hello(secret=b"", role=Role.CLIENT, name="c", incarnation=0, pid=1)
+        self.hello = Hello(role=Role.CLIENT, name="c", incarnation=0, pid=1)
         self.buffered_bytes = 0
         self.is_closed = False
         self.frames: list[TokenFrame] = []

@@ -9,7 +9,7 @@ import pytest
 
 from raydix.ids import AskingId, Rank, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
-from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.scheduler import SchedulerActor, SchedulerSetup
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FinishReason, StopRequest, SubmitRequest, TokenFrame
@@ -33,7 +33,7 @@ WIDE = TokenLogprobs(
 
 def hello(role: Role, name: str, rank: int | None = None) -> Hello:
     own_rank = None if rank is None else Rank(rank)
-    return Hello(secret=SECRET, role=role, name=name, incarnation=1, pid=os.getpid(), rank=own_rank)
+    return Hello(role=role, name=name, incarnation=1, pid=os.getpid(), rank=own_rank)
 
 
 def submit(
@@ -61,7 +61,7 @@ class Bench:
         await self.actor.start(
             SchedulerSetup(settings=SETTINGS, addresses=(self.address,), secret=SECRET)
         )
-        link = await connect(self.address, hello(Role.GPU, "g", 0))
+        link = await connect(self.address, hello(Role.GPU, "g", 0), SECRET)
         self._rank = asyncio.create_task(self._serve_plans(link))
         await self.actor.wait_ready()
 
@@ -71,7 +71,7 @@ class Bench:
             await self._rank
 
     async def connect(self, name: str = "c") -> Link:
-        return await connect(self.address, hello(Role.CLIENT, name))
+        return await connect(self.address, hello(Role.CLIENT, name), SECRET)
 
     def _fail(self) -> None:
         self.num_fatal += 1

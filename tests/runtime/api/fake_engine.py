@@ -8,7 +8,9 @@ from typing import Any
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
@@ -21,8 +23,10 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
     TokenFrame,
 )
+from raydix.runtime.messages.hello import Role
 
 CLOSED = object()
+RECORD = EngineRecord(control_address="fake:1", client_address="fake:2", secret=b"secret")
 
 
 class FakeLink:
@@ -128,8 +132,8 @@ class FakeHandle:
     """What `start_engine` and `find_engine` give."""
 
     model_path: str
-    client_address: str = "fake:1"
-    secret: bytes = b"secret"
+    record: EngineRecord = RECORD
+    listens_at: str | None = None
     max_model_len: int = 64
     vocab_size: int = 300
     eos_token_ids: tuple[int, ...] = (256,)
@@ -160,15 +164,16 @@ class FakeCluster:
         self.engines: dict[str, FakeHandle] = {}
         self.configs: list[Any] = []
         self.supervisions: list[Supervision] = []
+        self.gateways: list[GatewaySettings | None] = []
         self.links: list[FakeLink] = []
         self.refuses_links = False
         self.answer: Callable[[FakeLink, Any], None] = echo
 
     def install(self, monkeypatch: Any) -> None:
         """Replace what `raydix.runtime.api.client` imports from the launching side."""
-        monkeypatch.setattr("raydix.runtime.api.client.start_engine", self._start)
-        monkeypatch.setattr("raydix.runtime.api.client.find_engine", self._find)
-        monkeypatch.setattr("raydix.runtime.api.client.connect", self._connect)
+        monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", self._start)
+        monkeypatch.setattr("raydix.runtime.api.engine_place.find_engine", self._find)
+        monkeypatch.setattr("raydix.runtime.api.client.dial_engine", self._connect)
 
     def _start(
         self,
@@ -176,9 +181,11 @@ class FakeCluster:
         name: str,
         address: str | None,
         supervision: Supervision,
+        gateway: GatewaySettings | None,
         control: StartControl,
     ) -> FakeHandle:
         control.wait_precondition()
+        self.gateways.append(gateway)
         self.configs.append((config, address))
         self.supervisions.append(supervision)
         self.engines[name] = self.handle
@@ -189,7 +196,7 @@ class FakeCluster:
             raise EngineDead(f"there is no engine {name!r} at {address}")
         return self.engines[name]
 
-    async def _connect(self, address: str, hello: Any) -> FakeLink:
+    async def _connect(self, record: EngineRecord, seeks: Role) -> FakeLink:
         if self.refuses_links:
             raise LinkClosed("nobody listens")
         self.links.append(FakeLink(self.answer))

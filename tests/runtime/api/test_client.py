@@ -72,12 +72,12 @@ async def test_an_engine_that_cannot_be_reached_is_shut_down_again(cluster, chec
 async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monkeypatch):
     is_starting, may_go_on = threading.Event(), threading.Event()
 
-    def start_slowly(config, name, address, supervision, control):
+    def start_slowly(config, name, address, supervision, gateway, control):
         is_starting.set()
         may_go_on.wait(5)
         return cluster.handle
 
-    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_slowly)
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_slowly)
     task = asyncio.create_task(AsyncLLM.start(checkpoint))
     await asyncio.to_thread(is_starting.wait, 5)
     task.cancel()
@@ -91,7 +91,7 @@ async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monk
 async def test_a_start_that_is_cancelled_is_called_off_and_waited_for(checkpoint, monkeypatch):
     is_starting, is_undone = threading.Event(), threading.Event()
 
-    def start_for_ever(config, name, address, supervision, control):
+    def start_for_ever(config, name, address, supervision, gateway, control):
         is_starting.set()
         try:
             while True:
@@ -99,7 +99,7 @@ async def test_a_start_that_is_cancelled_is_called_off_and_waited_for(checkpoint
         finally:
             is_undone.set()
 
-    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_for_ever)
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_for_ever)
     task = asyncio.create_task(AsyncLLM.start(checkpoint))
     await asyncio.to_thread(is_starting.wait, 5)
     task.cancel()
@@ -139,7 +139,7 @@ async def test_the_block_of_a_started_engine_shuts_it_down(cluster, checkpoint):
 async def test_a_pickled_handle_connects_by_name(cluster, checkpoint):
     engine = await AsyncLLM.start(checkpoint, name="mine", address="here")
     copy = pickle.loads(pickle.dumps(engine))
-    assert (copy.name, copy.address) == ("mine", "here")
+    assert (copy.name, copy.place.cluster) == ("mine", "here")
     assert (await last(copy.generate([1, 2]))).outputs[0].token_ids == [1, 2]
     async with copy:
         pass

@@ -13,7 +13,8 @@ from raydix.errors import (
     PromptTooLong,
 )
 from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.actors.links.socket_link import connect, listen
+from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
@@ -104,10 +105,12 @@ async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
                 link.send(TokenFrame(deltas=(first, rest)))
 
     def hello(role):
-        return Hello(secret=b"secret", role=role, name="test", incarnation=0, pid=1)
+        return Hello(role=role, name="test", incarnation=0, pid=1)
 
-    listener = await listen(f"unix:{tmp_path}/s", hello(Role.SCHEDULER), serve)
-    client = EngineClient(await connect(listener.address, hello(Role.CLIENT)), LIMITS, TOKENIZER)
+    listener = await listen(f"unix:{tmp_path}/s", hello(Role.SCHEDULER), b"secret", serve)
+    client = EngineClient(
+        await connect(listener.address, hello(Role.CLIENT), b"secret"), LIMITS, TOKENIZER
+    )
     outputs = await collect(client.generate([65, 66, 67], {"logprobs": 0, "seed": 2**63 - 1}))
     assert outputs[-1].outputs[0].token_ids == [65, 66, 67]
     assert outputs[-1].outputs[0].finish_reason == "length"

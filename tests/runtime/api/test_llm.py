@@ -1,10 +1,15 @@
+import io
+import pickle
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from raydix.errors import BadRequest, EngineDead
+from raydix.errors import BadRequest, BatchFailed, EngineDead
+from raydix.runtime.api import batch
 from raydix.runtime.api import llm as llm_module
 from raydix.runtime.api.llm import LLM
 from raydix.runtime.api.sampling_params import SamplingParams
@@ -114,7 +119,7 @@ def test_sampling_params_may_differ_per_prompt(llm, cluster):
 
 
 def test_a_full_engine_is_waited_for_with_a_bounded_window(cluster, checkpoint, monkeypatch):
-    monkeypatch.setattr(llm_module, "MAX_IN_FLIGHT", 4)
+    monkeypatch.setattr(batch, "MAX_IN_FLIGHT", 4)
     refused = set()
     running = set()
 
@@ -136,21 +141,82 @@ def test_a_full_engine_is_waited_for_with_a_bounded_window(cluster, checkpoint, 
     assert len(refused) == 30
 
 
-def test_the_first_error_is_raised_and_the_others_are_aborted(cluster, checkpoint):
+def refuse_nines(link, message):
+    if isinstance(message, SubmitRequest) and message.token_ids.tolist() == [9]:
+        link.deliver(failed(message.request_id, FailureKind.BAD_REQUEST, "no nines"))
+    else:
+        echo(link, message)
+
+
+def test_a_prompt_that_fails_is_named_and_the_others_are_answered(cluster, checkpoint):
+    cluster.answer = refuse_nines
+    with LLM(checkpoint) as llm:
+        with pytest.raises(BatchFailed) as caught:
+            llm.generate([[1], [9], [2], [], [3]])
+        error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error).startswith(
+        "2 of 5 prompts failed (the first is prompt 0): prompt 1: BadRequest: no nines; "
+        "prompt 3: BadRequest: The prompt is empty"
+    )
+    assert [type(each) for each in error.errors.values()] == [BadRequest, BadRequest]
+    answers = [each and each.outputs[0].token_ids for each in error.outputs]
+    assert answers == [[1], None, [2], None, [3]]
+
+
+def test_many_failures_are_counted_and_not_all_told(cluster, checkpoint):
+    cluster.answer = refuse_nines
+    with LLM(checkpoint) as llm, pytest.raises(BatchFailed, match="; and 7 more") as caught:
+        llm.generate([[9]] * 10)
+    assert str(caught.value).count("no nines") == 3
+
+
+def test_a_single_prompt_fails_by_its_own_error(cluster, checkpoint):
+    cluster.answer = refuse_nines
+    with LLM(checkpoint) as llm:
+        for prompts in ([9], [[9]]):
+            with pytest.raises(BadRequest, match="no nines"):
+                llm.generate(prompts)
+
+
+def test_a_conversation_that_fails_does_not_fail_the_others(llm):
+    good = [{"role": "user", "content": "he"}]
+    bad = [{"role": "user", "content": [{"type": "image"}]}]
+    with pytest.raises(BatchFailed, match=r"1 of 2 .*prompt 1: BadRequest: .*'image'") as caught:
+        llm.chat([good, bad])
+    assert caught.value.outputs[0].finished
+
+
+def test_the_end_of_the_engine_ends_the_batch_and_aborts_what_runs(cluster, checkpoint):
     def answer(link, message):
-        if isinstance(message, AbortRequest):
+        if isinstance(message, SubmitRequest) and message.token_ids.tolist() == [9]:
+            link.deliver(failed(message.request_id, FailureKind.ENGINE_DEAD, "it is over"))
+        elif isinstance(message, AbortRequest):
             echo(link, message)
-        elif message.token_ids.tolist() == [9]:
-            link.deliver(failed(message.request_id, FailureKind.BAD_REQUEST, "no nines"))
 
     cluster.answer = answer
     with LLM(checkpoint) as llm:
-        with pytest.raises(BadRequest, match="no nines"):
+        with pytest.raises(EngineDead, match="it is over"):
             llm.generate([[1], [9], [2]])
         submitted = {each.request_id for each in cluster.links[0].sent_of(SubmitRequest)}
         aborted = {each.request_id for each in cluster.links[0].sent_of(AbortRequest)}
     assert len(submitted) == 3
     assert len(aborted) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "num_prompts", "is_terminal", "is_shown"),
+    [({}, 3, True, True), ({}, 1, True, False), ({}, 3, False, False)]
+    + [({"use_tqdm": False}, 3, True, False)],
+)
+def test_progress_is_shown_on_a_terminal_alone(
+    llm, monkeypatch, options, num_prompts, is_terminal, is_shown
+):
+    screen = io.StringIO()
+    console = partial(Console, file=screen, force_terminal=is_terminal, width=100)
+    monkeypatch.setattr(llm_module, "Console", lambda **_: console())
+    llm.generate([[1, 2]] * num_prompts, **options)
+    assert ("3/3" in screen.getvalue()) is is_shown
+    assert ("tokens/s" in screen.getvalue()) is is_shown
 
 
 def test_control_calls(llm, cluster):
@@ -181,7 +247,7 @@ def test_a_failed_start_leaves_no_thread(cluster, checkpoint):
 def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypatch):
     is_starting, is_interrupted = threading.Event(), threading.Event()
 
-    def start_slowly(config, name, address, supervision, control):
+    def start_slowly(config, name, address, supervision, gateway, control):
         is_starting.set()
         is_interrupted.wait(5)
         return cluster.handle
@@ -191,7 +257,7 @@ def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypa
         is_interrupted.set()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_slowly)
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_slowly)
     monkeypatch.setattr("concurrent.futures.Future.result", once(interrupt))
     with pytest.raises(KeyboardInterrupt):
         LLM(checkpoint)

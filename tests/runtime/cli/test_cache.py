@@ -8,6 +8,7 @@ import pytest
 
 from raydix.errors import BadRequest
 from raydix.runtime.cli import cache
+from raydix.runtime.cli.engine_access import Where
 from tests.runtime.api.fake_engine import FakeCluster
 
 
@@ -23,8 +24,8 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
         {"l3": 7},
     ]
 
-    async def prefetch(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
-        assert (name, path) == ("engine", Path("prompts.jsonl"))
+    async def prefetch(where: Where, path: Path) -> list[dict[str, int]]:
+        assert (where.connect, path) == ("engine", Path("prompts.jsonl"))
         return sources
 
     monkeypatch.setattr(cache, "prefetch_file", prefetch)
@@ -131,7 +132,7 @@ async def test_a_file_without_prompts_is_not_prefetched(tmp_path, content, what)
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
     with pytest.raises(BadRequest, match=what):
-        await cache.prefetch_file("raydix", None, path)
+        await cache.prefetch_file(Where("raydix"), path)
 
 
 @pytest.mark.parametrize("breaker", ["closed", "none"])
@@ -145,7 +146,7 @@ async def test_a_file_is_prefetched_if_there_is_an_l3(cluster, tmp_path, monkeyp
     path = tmp_path / "prompts.txt"
     path.write_text("one\nfour\n")
     if breaker == "closed":
-        assert await cache.prefetch_file("mine", None, path) == [{"l3": 3}, {"l3": 4}]
+        assert await cache.prefetch_file(Where("mine"), path) == [{"l3": 3}, {"l3": 4}]
         return
     with pytest.raises(BadRequest, match="cache attach"):
-        await cache.prefetch_file("mine", None, path)
+        await cache.prefetch_file(Where("mine"), path)

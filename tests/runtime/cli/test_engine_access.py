@@ -1,4 +1,8 @@
-from raydix.runtime.cli.engine_access import open_engine
+import pytest
+
+from raydix.errors import ConfigError
+from raydix.runtime.cli.engine_access import Where, open_engine
+from raydix.runtime.cli.listen_options import split_connect
 from raydix.runtime.config.loading import load_config
 
 
@@ -18,3 +22,25 @@ async def test_a_running_engine_is_reached_and_goes_on(cluster):
     async with await open_engine(None, "mine", None) as engine:
         assert engine.name == "mine"
     assert not cluster.handle.is_shut_down
+
+
+@pytest.mark.parametrize(
+    ("connect", "expected"),
+    [
+        ("raydix", ("raydix", None)),
+        ("me@home", ("me@home", None)),
+        ("mine@gpu7:8901", ("mine", "gpu7:8901")),
+        ("me@home@[::1]:0", ("me@home", "[::1]:0")),
+    ],
+)
+def test_a_name_may_be_followed_by_an_address(connect, expected):
+    assert split_connect(connect) == expected
+
+
+async def test_options_that_contradict_each_other_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="expected NAME or NAME@HOST:PORT"):
+        await Where("@gpu7:8901").reach()
+    with pytest.raises(ConfigError, match="--connect mine@HOST:PORT"):
+        await Where("mine", None, tmp_path).reach()
+    with pytest.raises(ConfigError, match="Leave one out"):
+        await Where("mine@gpu7:8901", "ray-head:6379").reach()

@@ -1,20 +1,117 @@
+"""`raydix generate` against engines that are scripts."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydix.errors import RaydixError
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.cli.engine_access import reach_engine
-from raydix.runtime.cli.generate import generate_all
+from raydix.runtime.cli.engine_access import Where
+from raydix.runtime.cli.generate import Asking, generate_all
+from raydix.runtime.messages.client import FailureKind, FinishReason, SubmitRequest
+from tests.runtime.api.fake_engine import FakeCluster, FakeLink, delta, echo, failed
 
 
-async def test_answers_keep_the_order_of_the_prompts(cluster):
+def refuse_nines(link: FakeLink, message: Any) -> None:
+    if isinstance(message, SubmitRequest) and message.token_ids.tolist() == [9]:
+        link.deliver(failed(message.request_id, FailureKind.BAD_REQUEST, "no nines"))
+    else:
+        echo(link, message)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, cluster: FakeCluster) -> str:
+    """A file of three prompts, of which an engine named mine refuses the second."""
+    cluster.engines["mine"] = cluster.handle
+    cluster.answer = refuse_nines
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"hello"\n[9]\n"you"\n')
+    return str(path)
+
+
+async def test_answers_keep_the_order_of_the_prompts(cluster: FakeCluster) -> None:
     cluster.engines["mine"] = cluster.handle
     prompts = [f"prompt {i}" for i in range(100)]
-    async with await reach_engine("mine", None) as engine:
-        answers = [
-            each async for each in generate_all(engine, prompts, SamplingParams(), as_chat=False)
-        ]
-    assert [answer["text"] for answer in answers] == prompts
-    assert all(
-        sum(answer["cached_tokens_by_source"].values()) in (0, answer["num_prompt_tokens"])
-        for answer in answers
-    )
+    async with await Where("mine").reach() as engine:
+        asking = Asking(engine, SamplingParams(), as_chat=False)
+        answers = [each async for each in generate_all(asking, prompts)]
+    texts = [each.outputs[0].text for each in answers if not isinstance(each, RaydixError)]
+    assert texts == prompts
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_a_prompt_that_fails_is_named_and_the_others_are_answered(
+    run: Callable[..., int], prompts: str, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert run("generate", "--connect", "mine", "--prompts-file", prompts, *flags) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["hello", "you"]
+    assert printed.err.splitlines() == [
+        "prompt 1: BadRequest: no nines",
+        "BatchFailed: 1 of 3 prompts failed (the first is prompt 0): "
+        "prompt 1: BadRequest: no nines. The others are answered.",
+    ]
+
+
+def test_a_single_prompt_fails_by_its_own_error(
+    run: Callable[..., int], cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.engines["mine"] = cluster.handle
+    assert run("generate", "--connect", "mine", "--prompt", "") == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("BadRequest: The prompt is empty")
+
+
+def test_json_has_a_line_for_each_prompt(
+    run: Callable[..., int], prompts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", "--connect", "mine", "--prompts-file", prompts, "--json") == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.get("text") for line in lines] == ["hello", None, "you"]
+    assert lines[1] == {"prompt": 1, "error": "BadRequest", "message": "no nines"}
+    assert lines[0]["num_prompt_tokens"] == sum(lines[0]["cached_tokens_by_source"].values())
+
+
+def test_a_stream_comes_in_pieces_that_join_to_the_answer(
+    run: Callable[..., int], cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer_in_turns(link: FakeLink, message: Any) -> None:
+        """A token at a time."""
+        loop = asyncio.get_running_loop()
+        for i in range(3):
+            news = delta(
+                message.request_id,
+                [65 + i],
+                asking=message.asking,
+                finished=FinishReason.LENGTH if i == 2 else None,
+            )
+            loop.call_later(0.02 * i, link.deliver, news)
+
+    cluster.engines["mine"] = cluster.handle
+    cluster.answer = answer_in_turns
+    flags = ("--stream", "--json")
+    assert run("generate", "--connect", "mine", "--prompt", "hello", *flags) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["token_ids"] for line in lines] == [[65], [66], [67]]
+    assert [line["finish_reason"] for line in lines] == [None, None, "length"]
+    assert lines[-1]["num_prompt_tokens"] > 0
+
+
+def test_a_stream_without_text_is_of_token_ids(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.handle.model_path = str(tmp_path)
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "ids.jsonl"
+    path.write_text("[5, 6, 7]\n")
+    assert run("generate", "--connect", "mine", "--prompts-file", str(path), "--stream") == 0
+    assert capsys.readouterr().out.split() == ["5", "6", "7"]
 
 
 def test_the_routing_key_goes_with_every_request(cluster, run):

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 
@@ -58,6 +59,28 @@ def test_a_signal_drains_the_engine_for_as_long_as_asked(
     assert run("serve", checkpoint, "--drain-s", "42") == 0
     assert cluster.supervisions[0].drain_timeout_s == 42.0
     assert cluster.handle.is_shut_down
+
+
+@pytest.mark.parametrize(
+    ("listens_at", "dialled"), [("10.0.0.7:8901", "10.0.0.7:8901"), ("[::]:8901", "gpu7:8901")]
+)
+def test_it_is_told_what_clients_elsewhere_dial(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    checkpoint: str,
+    fate: list[Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listens_at: str,
+    dialled: str,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu7")
+    cluster.handle.listens_at = listens_at
+    fate.append(lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert run("serve", checkpoint) == 0
+    assert f"clients elsewhere: raydix generate --connect raydix@{dialled} " in (
+        capsys.readouterr().out
+    )
 
 
 def test_metrics_have_one_port_unless_told_otherwise(
@@ -126,13 +149,13 @@ def test_a_signal_while_the_engine_starts_ends_serve_as_a_shell_expects(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def start_for_ever(*_arguments: object, control: StartControl) -> None:
+    def start_for_ever(*_arguments: object, gateway: object, control: StartControl) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         while True:
             control.check()
             time.sleep(0.001)
 
-    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_for_ever)
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_for_ever)
     assert run("serve", checkpoint) == 130
     printed = capsys.readouterr()
     assert "stopping before the engine serves" in printed.out

@@ -20,7 +20,6 @@ from raydix.runtime.messages.client import (
     TokenFrame,
 )
 from raydix.runtime.messages.codec import MESSAGE_TYPES, MessageError, decode, encode
-from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, TransfersDone
 
@@ -239,9 +238,3 @@ def test_entries_of_a_clients_tuples_are_checked() -> None:
         sampling = replace(submit.sampling, masked_until_min_tokens=(odd,))
         with pytest.raises(MessageError, match="masked_until_min_tokens"):
             decode(encode(replace(submit, sampling=sampling)))
-
-
-def test_a_hello_does_not_print_its_secret() -> None:
-    assert "hunter2" not in repr(
-        Hello(secret=b"hunter2", role=Role.GPU, name="gpu0", incarnation=1, pid=2)
-    )

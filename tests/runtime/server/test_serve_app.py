@@ -35,7 +35,7 @@ def test_arguments_of_a_config_make_the_deployment(key_file: Path) -> None:
 
     assert deployment.num_replicas == 3
     assert deployment._deployment_config.graceful_shutdown_timeout_s > DEREGISTER_S + 20
-    assert (engine.name, engine.address, model_name) == ("mine", None, "mine")
+    assert (engine.name, engine.place.address, model_name) == ("mine", None, "mine")
     assert isinstance(keys.judge(Access.TENANT, ALICE), Caller)
     assert keys.judge(Access.TENANT, None) is Verdict.NO_KEY
 

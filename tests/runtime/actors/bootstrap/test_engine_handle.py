@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ class Engine:
     """Stands in for a Supervisor: what a desk calls."""
 
     def __init__(self, folder: str) -> None:
-        self.record = EngineRecord(control_address=f"unix:{folder}/control.sock", secret=SECRET)
+        self.record = EngineRecord(
+            control_address=f"unix:{folder}/control.sock",
+            client_address="unix:/nowhere",
+            secret=SECRET,
+        )
         self.is_over = asyncio.Event()
         self.may_attach = asyncio.Event()
         self.attached: list[str] = []
@@ -42,15 +47,12 @@ class Engine:
         self.desk = ControlDesk("mine", self.record, calls, lambda: self.exits.append(True))
         self.facts = ClientFacts(
             name="mine",
-            client_address="unix:/nowhere",
-            control_address=self.record.control_address,
-            secret=SECRET,
             model_path="/nowhere",
             max_model_len=8,
             vocab_size=8,
             eos_token_ids=(1, 2),
         )
-        self.handle = EngineHandle(self.facts)
+        self.handle = EngineHandle(self.facts, self.record)
 
     async def attach(self, name: str) -> None:
         await self.may_attach.wait()
@@ -115,7 +117,7 @@ async def test_a_bug_of_one_call_is_told_and_others_are_served(engine: Engine) -
 
 
 async def test_who_does_not_know_the_secret_calls_nothing(engine: Engine) -> None:
-    stranger = EngineRecord(control_address=engine.record.control_address, secret=b"x" * 32)
+    stranger = replace(engine.record, secret=b"x" * 32)
     with pytest.raises(EngineDead):
         await call_supervisor("mine", stranger, "shutdown")
     assert not engine.is_over.is_set()

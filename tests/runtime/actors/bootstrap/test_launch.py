@@ -191,7 +191,7 @@ def test_a_running_engine_has_its_cpus_and_its_arena_reserved(
 def test_second_engine_of_a_name_is_refused(shared_engine: SharedEngine) -> None:
     with pytest.raises(EngineDead, match="runs already"):
         start_engine(shared_engine.config, shared_engine.name)
-    assert find_engine(shared_engine.name).secret == shared_engine.handle.secret
+    assert find_engine(shared_engine.name).record == shared_engine.handle.record
 
 
 async def test_flush_drops_l1_and_l2_and_says_how_much(shared_engine: SharedEngine) -> None:

@@ -20,7 +20,11 @@ class Engine:
     """The desks of a Supervisor."""
 
     def __init__(self, folder: str) -> None:
-        self.record = EngineRecord(control_address=f"unix:{folder}/control.sock", secret=b"s" * 32)
+        self.record = EngineRecord(
+            control_address=f"unix:{folder}/control.sock",
+            client_address=f"unix:{folder}/clients.sock",
+            secret=b"s" * 32,
+        )
         self.log = LogDesk(folder)
         calls = {"next_lines": Call(self.log.next_lines, CallKind.WAITS)}
         self.desk = ControlDesk("mine", self.record, calls, lambda: None)

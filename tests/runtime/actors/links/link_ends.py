@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 
 from raydix.runtime.actors.links.link import BlockingLink, Link
-from raydix.runtime.actors.links.socket_link import Listener, listen
+from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role
@@ -18,8 +18,8 @@ from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import StepPlan
 
 SECRET = b"s3cret"
-NEAR = Hello(secret=SECRET, role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=os.getpid())
-FAR = Hello(secret=SECRET, role=Role.CLIENT, name="far", incarnation=2, pid=os.getpid())
+NEAR = Hello(role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=os.getpid())
+FAR = Hello(role=Role.CLIENT, name="far", incarnation=2, pid=os.getpid())
 
 
 class ThreadedLink:
@@ -69,7 +69,7 @@ Pair = tuple[Link, FarEnd]
 @contextlib.asynccontextmanager
 async def listening(address: str) -> AsyncIterator[tuple[Listener, "asyncio.Queue[Link]"]]:
     links: asyncio.Queue[Link] = asyncio.Queue()
-    listener = await listen(address, NEAR, links.put)
+    listener = await listen(address, NEAR, SECRET, links.put)
     try:
         yield listener, links
     finally:

@@ -9,12 +9,13 @@ import pytest
 from raydix.runtime.actors.links import frames
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.testing.links import in_process_blocking_pair, in_process_pair
 from tests.runtime.actors.links.link_ends import (
     FAR,
     NEAR,
+    SECRET,
     FarEnd,
     LoopLink,
     Pair,
@@ -43,11 +44,11 @@ async def _socket_pair(
 
 
 async def _dial(address: str) -> FarEnd:
-    return LoopLink(await connect(address, FAR))
+    return LoopLink(await connect(address, FAR, SECRET))
 
 
 async def _dial_blocking(address: str) -> FarEnd:
-    return ThreadedLink(await asyncio.to_thread(connect_blocking, address, FAR))
+    return ThreadedLink(await asyncio.to_thread(connect_blocking, address, FAR, SECRET))
 
 
 @pytest.fixture(

@@ -14,17 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.actors.links import blocking_link, socket_link
+from raydix.runtime.actors.links import blocking_link, socket_link, socket_listener
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, frame
+from raydix.runtime.actors.links.handshake import (
+    GREETING,
+    NONCE_BYTES,
+    DialerHandshake,
+    new_nonce,
+)
 from raydix.runtime.actors.links.link import AddressTaken, Link, LinkClosed, LinkRefused
-from raydix.runtime.actors.links.socket_link import SocketLink, connect, listen, retry_delays_s
-from raydix.runtime.messages.codec import encode
+from raydix.runtime.actors.links.socket_dialer import connect, retry_delays_s
+from raydix.runtime.actors.links.socket_link import SocketLink
+from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan
 from tests.runtime.actors.links.link_ends import (
     FAR,
     NEAR,
+    SECRET,
     large,
     listening,
     numbered,
@@ -33,6 +41,7 @@ from tests.runtime.actors.links.link_ends import (
 )
 
 ROOT = Path(__file__).parents[4]
+CHALLENGE_FRAME_BYTES = 4 + len(GREETING) + NONCE_BYTES
 
 
 @pytest.fixture
@@ -43,26 +52,26 @@ def folder() -> Iterator[str]:
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
 async def test_a_wrong_secret_is_refused_before_anything_else(scheme: str, folder: str) -> None:
-    stranger = Hello(secret=b"guess", role=Role.CLIENT, name="stranger", incarnation=1, pid=1)
+    stranger = Hello(role=Role.CLIENT, name="stranger", incarnation=1, pid=1)
     address = unique_unix_address(folder) if scheme == "unix" else "tcp:127.0.0.1:0"
     async with listening(address) as (listener, links):
         with pytest.raises(LinkRefused):
-            await connect(listener.address, stranger)
+            await connect(listener.address, stranger, b"guess")
         with pytest.raises(LinkRefused):
-            await asyncio.to_thread(connect_blocking, listener.address, stranger)
+            await asyncio.to_thread(connect_blocking, listener.address, stranger, b"guess")
 
         assert links.empty()
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n", frame(b"\xc1"), frame(b"\x91\x01"), frame(b"x" * 5000)]
+    "data", [b"GET / HTTP/1.1\r\n\r\n", frame(b""), frame(b"x" * 200), frame(b"x" * 5000)]
 )
 async def test_a_connection_that_is_no_hello_is_dropped(data: bytes, folder: str) -> None:
     async with listening(unique_unix_address(folder)) as (listener, links):
         reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
         writer.write(data)
 
-        assert await reader.read() == b""
+        assert len(await reader.read()) == CHALLENGE_FRAME_BYTES
         assert links.empty()
         writer.close()
 
@@ -74,23 +83,23 @@ async def test_a_connection_that_says_nothing_is_dropped(
     async with listening(unique_unix_address(folder)) as (listener, _):
         reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
 
-        assert await reader.read() == b""
+        assert len(await reader.read()) == CHALLENGE_FRAME_BYTES
         writer.close()
 
 
 async def test_strangers_who_say_nothing_make_room_for_peers_who_know_the_secret(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_link, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(socket_listener, "_MAX_STRANGERS", 4)
     async with listening(unique_unix_address(folder)) as (listener, links):
         path = listener.address.removeprefix("unix:")
         strangers = [await asyncio.open_unix_connection(path) for _ in range(10)]
 
-        link = await connect(listener.address, FAR)
+        link = await connect(listener.address, FAR, SECRET)
 
         assert (await links.get()).hello == FAR
         for reader, _ in strangers[:6]:
-            assert await reader.read() == b""
+            assert len(await reader.read()) == CHALLENGE_FRAME_BYTES
         for _, writer in strangers:
             writer.close()
         link.close()
@@ -102,11 +111,14 @@ async def test_what_a_frame_may_hold_is_bounded_by_what_its_peer_may_need(
 ) -> None:
     links: asyncio.Queue[Link] = asyncio.Queue()
     listener = await listen(
-        unique_unix_address(folder), NEAR, links.put, max_client_frame_bytes=1000
+        unique_unix_address(folder), NEAR, SECRET, links.put, max_client_frame_bytes=1000
     )
     reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
     bound = 1000 if role is Role.CLIENT else MAX_FRAME_BYTES
-    writer.write(frame(encode(replace(FAR, role=role))) + struct.pack("<I", bound + 1))
+    dialer = DialerHandshake(replace(FAR, role=role), SECRET, new_nonce())
+    answer = dialer.take((await reader.readexactly(CHALLENGE_FRAME_BYTES))[4:])
+    assert answer is not None
+    writer.write(frame(answer) + struct.pack("<I", bound + 1))
 
     with pytest.raises(LinkClosed, match=f"at most {bound} are accepted"):
         await (await links.get()).receive()
@@ -116,14 +128,14 @@ async def test_what_a_frame_may_hold_is_bounded_by_what_its_peer_may_need(
     await listener.close()
 
 
-async def test_a_hello_that_comes_byte_by_byte_is_not_waited_for(
+async def test_a_challenge_that_comes_byte_by_byte_is_not_waited_for(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocking_link, "HANDSHAKE_S", 0.2)
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            for byte in frame(encode(NEAR)):
+            for byte in frame(GREETING + bytes(NONCE_BYTES)):
                 writer.write(bytes((byte,)))
                 await writer.drain()
                 await asyncio.sleep(0.05)
@@ -131,7 +143,7 @@ async def test_a_hello_that_comes_byte_by_byte_is_not_waited_for(
 
     server = await asyncio.start_unix_server(drip, f"{folder}/slow")
     with pytest.raises(LinkRefused, match="timed out"):
-        await asyncio.to_thread(connect_blocking, f"unix:{folder}/slow", FAR)
+        await asyncio.to_thread(connect_blocking, f"unix:{folder}/slow", FAR, SECRET)
     server.close()
 
 
@@ -140,7 +152,7 @@ async def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_read(
 ) -> None:
     monkeypatch.setattr(socket_link, "_CLOSE_FLUSH_S", 0.01)
     async with listening(unique_unix_address(folder)) as (listener, links):
-        blocking = await asyncio.to_thread(connect_blocking, listener.address, FAR)
+        blocking = await asyncio.to_thread(connect_blocking, listener.address, FAR, SECRET)
         link = await links.get()
         assert isinstance(link, SocketLink)
         link.send(large(1 << 20))
@@ -157,8 +169,8 @@ import sys, time
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ProcessDrained
-hello = Hello(secret=b"s3cret", role=Role.GPU, name="gpu0", incarnation=1, pid=1)
-link = connect_blocking(sys.argv[1], hello)
+hello = Hello(role=Role.GPU, name="gpu0", incarnation=1, pid=1)
+link = connect_blocking(sys.argv[1], hello, b"s3cret")
 link.send(ProcessDrained(pid=5))
 link.receive()
 """
@@ -179,7 +191,7 @@ async def test_the_death_of_the_peer_process_ends_the_link(folder: str) -> None:
 
 async def test_connecting_waits_for_a_listener_to_come(folder: str) -> None:
     address = unique_unix_address(folder)
-    connecting = asyncio.create_task(connect(address, FAR))
+    connecting = asyncio.create_task(connect(address, FAR, SECRET))
     await asyncio.sleep(0)
 
     async with listening(address) as (_, links):
@@ -194,9 +206,9 @@ async def test_connecting_gives_up_in_the_end(folder: str) -> None:
     stop.set()
 
     with pytest.raises(LinkClosed, match="nobody listens"):
-        await connect(address, FAR, timeout_s=0.02)
+        await connect(address, FAR, SECRET, timeout_s=0.02)
     with pytest.raises(LinkClosed, match="nobody listens"):
-        connect_blocking(address, FAR, stop=stop)
+        connect_blocking(address, FAR, SECRET, stop=stop)
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
@@ -206,20 +218,20 @@ async def test_a_second_listener_at_the_address_of_a_living_one_is_refused(
     address = unique_unix_address(folder) if scheme == "unix" else "tcp:127.0.0.1:0"
     async with listening(address) as (first, links):
         with pytest.raises(AddressTaken, match="another listener lives"):
-            await listen(first.address, NEAR, asyncio.Queue[Link]().put)
+            await listen(first.address, NEAR, SECRET, asyncio.Queue[Link]().put)
 
-        link = await connect(first.address, FAR, timeout_s=0.0)
+        link = await connect(first.address, FAR, SECRET, timeout_s=0.0)
         assert (await links.get()).hello == FAR
         link.close()
 
 
 _LISTENER = """
 import asyncio, sys
-from raydix.runtime.actors.links.socket_link import listen
+from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.messages.hello import Hello, Role
 async def main():
-    own = Hello(secret=b"s3cret", role=Role.SCHEDULER, name="first", incarnation=1, pid=1)
-    await listen(sys.argv[1], own, asyncio.Queue().put)
+    own = Hello(role=Role.SCHEDULER, name="first", incarnation=1, pid=1)
+    await listen(sys.argv[1], own, b"s3cret", asyncio.Queue().put)
     print("up", flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
@@ -235,12 +247,12 @@ async def test_a_new_listener_takes_over_the_address_of_a_dead_one(folder: str) 
         await asyncio.to_thread(process.stdout.readline)
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(AddressTaken):
-            await listen(address, NEAR, asyncio.Queue[Link]().put)
+            await listen(address, NEAR, SECRET, asyncio.Queue[Link]().put)
         process.kill()
     assert os.path.exists(address.removeprefix("unix:"))
 
     async with listening(address) as (_, links):
-        link = await connect(address, FAR, timeout_s=0.0)
+        link = await connect(address, FAR, SECRET, timeout_s=0.0)
         assert link.hello == NEAR
         await links.get()
         link.close()
@@ -252,7 +264,7 @@ async def test_a_listener_that_cannot_bind_leaves_the_address_free(folder: str) 
     path = Path(folder) / "s"
     path.mkdir()
     with pytest.raises(OSError, match=r"in use|directory"):
-        await listen(f"unix:{path}", NEAR, asyncio.Queue[Link]().put)
+        await listen(f"unix:{path}", NEAR, SECRET, asyncio.Queue[Link]().put)
     assert path.is_dir()
     path.rmdir()
 
@@ -270,8 +282,8 @@ async def test_closing_a_listener_ends_its_links_and_awaits_those_who_serve_them
             await link.receive()
         ended.append(link.hello.name)
 
-    listener = await listen(unique_unix_address(folder), NEAR, serve)
-    link = await connect(listener.address, FAR)
+    listener = await listen(unique_unix_address(folder), NEAR, SECRET, serve)
+    link = await connect(listener.address, FAR, SECRET)
 
     await listener.close()
 
@@ -286,8 +298,8 @@ async def test_a_failing_server_task_closes_its_link_alone(
     async def fail(_: Link) -> None:
         raise ValueError("broken on purpose")
 
-    listener = await listen(unique_unix_address(folder), NEAR, fail)
-    link = await connect(listener.address, FAR)
+    listener = await listen(unique_unix_address(folder), NEAR, SECRET, fail)
+    link = await connect(listener.address, FAR, SECRET)
 
     with pytest.raises(LinkClosed):
         await link.receive()
@@ -298,7 +310,7 @@ async def test_a_failing_server_task_closes_its_link_alone(
 
 async def test_blocking_senders_in_several_threads_do_not_mix_frames(folder: str) -> None:
     async with listening(unique_unix_address(folder)) as (listener, links):
-        blocking = await asyncio.to_thread(connect_blocking, listener.address, FAR)
+        blocking = await asyncio.to_thread(connect_blocking, listener.address, FAR, SECRET)
         link = await links.get()
 
         def flood() -> None:

@@ -11,6 +11,7 @@ from raydix.runtime.testing.links import in_process_blocking_pair
 from tests.runtime.actors.links.link_ends import (
     FAR,
     NEAR,
+    SECRET,
     large,
     listening,
     numbered,
@@ -78,7 +79,7 @@ ANSWERED = ["ask", "ProcessDrained", *["StepPlan"] * 8, "tick"]
 async def test_answers_in_a_socket_are_heard_before_the_deadline_is_judged() -> None:
     with short_folder() as folder:
         async with listening(unique_unix_address(folder)) as (listener, links):
-            far = await asyncio.to_thread(connect_blocking, listener.address, FAR)
+            far = await asyncio.to_thread(connect_blocking, listener.address, FAR, SECRET)
             assert await _judge(await links.get(), far) == ANSWERED
             far.close()
 

@@ -1,0 +1,24 @@
+"""The files of a checkpoint that make its tokenizer, for clients that cannot read its folder."""
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.hub import settings_folder
+
+_PATTERNS = (
+    *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.tiktoken", "chat_template.*", "config.json"),
+)
+_MAX_BYTES = 128 << 20
+"""Of all files together; what is larger is no tokenizer."""
+
+
+def read_tokenizer_files(model_path: str) -> dict[str, bytes]:
+    """Names and contents. Raises CheckpointError if there is too much, or no such model."""
+    folder = settings_folder(model_path)
+    paths = {path for pattern in _PATTERNS for path in folder.glob(pattern) if path.is_file()}
+    num_bytes = sum(path.stat().st_size for path in paths)
+    if num_bytes > _MAX_BYTES:
+        raise CheckpointError(
+            f"The tokenizer's files in {folder} have {num_bytes} bytes; at most {_MAX_BYTES} are "
+            "sent to clients. Use token ids on other hosts."
+        )
+    return {path.name: path.read_bytes() for path in sorted(paths)}

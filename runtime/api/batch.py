@@ -1,0 +1,76 @@
+"""A batch of prompts: a bounded window of them runs, and each has its own fate."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from raydix.errors import BatchFailed, Cancelled, EngineDead, Overloaded, RaydixError
+from raydix.runtime.api.outputs import RequestOutput
+
+MAX_IN_FLIGHT = 256
+"""Requests of one batch that are with the engine at a time.
+
+They fill its batches, and are far from so many that it would answer `Overloaded`.
+"""
+
+
+Open = Callable[[int], AsyncGenerator[RequestOutput, None]]
+"""Asks for the prompt of this position, for its final output alone."""
+
+
+async def answer_batch(
+    open_stream: Open, num_prompts: int, on_output: Callable[[RequestOutput], None]
+) -> list[RequestOutput]:
+    """Finished outputs in the order of the prompts; `on_output` has each as soon as it is there.
+
+    Raises BatchFailed once all others are answered if prompts have failed; of a single prompt its
+    own error; EngineDead and Cancelled at once, as they concern all.
+    """
+    outputs: list[RequestOutput | None] = [None] * num_prompts
+    errors: dict[int, RaydixError] = {}
+
+    async def answer(index: int) -> None:
+        try:
+            output = await _answer_one(open_stream, index)
+        except (EngineDead, Cancelled):
+            raise
+        except RaydixError as error:
+            errors[index] = error
+        else:
+            outputs[index] = output
+            on_output(output)
+
+    await _in_window(answer, num_prompts)
+    if errors and num_prompts == 1:
+        raise errors[0]
+    if errors:
+        raise BatchFailed(errors, outputs)
+    return [output for output in outputs if output is not None]
+
+
+async def _in_window(work: Callable[[int], Awaitable[None]], number: int) -> None:
+    """Do `work` for every index, a bounded number at a time. The first error ends all."""
+    # All workers share one iterator, so that each index is taken once.
+    remaining = iter(range(number))
+
+    async def take() -> None:
+        for index in remaining:
+            await work(index)
+
+    workers = [asyncio.create_task(take()) for _ in range(min(MAX_IN_FLIGHT, number))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def _answer_one(open_stream: Open, index: int) -> RequestOutput:
+    while True:
+        try:
+            async with contextlib.aclosing(open_stream(index)) as outputs:
+                return await anext(outputs)
+        except Overloaded as error:
+            # Others fill the engine. Nothing of this request has run: it can be sent again.
+            await asyncio.sleep(error.retry_after_s)

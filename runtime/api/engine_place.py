@@ -1,0 +1,38 @@
+"""Where a handle looks for its engine."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine
+from raydix.runtime.actors.bootstrap.remote import reach_engine
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """An engine's name, and where it is; see `AsyncLLM.connect`. Can be pickled.
+
+    Says where the secret is, not what it is: a copy may travel in the clear. Raises ConfigError for
+    an address beside a cluster.
+    """
+
+    name: str
+    address: str | None = None
+    """`HOST:PORT` where it listens; None: it is on this host."""
+    secret_file: str | Path | None = None
+    cluster: str | None = None
+    """The address of the Ray cluster through which it is found."""
+
+    def __post_init__(self) -> None:
+        if self.address is not None and self.cluster is not None:
+            raise ConfigError(
+                f"Engine {self.name} is looked for at {self.address} and in the Ray cluster at "
+                f"{self.cluster}. Leave one out."
+            )
+
+    async def find(self) -> EngineHandle:
+        """The engine that has the name there now. Raises EngineDead or ConfigError."""
+        if self.address is not None:
+            return await reach_engine(self.name, self.address, self.secret_file)
+        return await asyncio.to_thread(find_engine, self.name, self.cluster)

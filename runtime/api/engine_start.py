@@ -1,0 +1,63 @@
+"""Starting an engine for a handle, so that a start that is cancelled leaves none."""
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import Future
+
+from raydix.errors import RaydixError
+from raydix.runtime.actors.bootstrap.launch import EngineHandle, start_engine
+from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.api.threads import on_thread
+from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.phases import phase
+
+logger = logging.getLogger(__name__)
+
+
+def begin_tokenizer(folder: str) -> "Future[Tokenizer | None]":
+    """Load a checkpoint's tokenizer on a thread, while its engine starts."""
+    return on_thread("tokenizer", _load_tokenizer, folder)
+
+
+async def start_or_undo(
+    config: EngineConfig,
+    name: str,
+    address: str | None,
+    supervision: Supervision,
+    *,
+    gateway: GatewaySettings | None,
+    tokenizer: "Future[Tokenizer | None]",
+) -> EngineHandle:
+    """Start an engine on a thread, as that blocks; a tokenizer that cannot be read ends the start.
+
+    A cancelled start is called off, and what it had made is undone before this returns.
+    """
+    control = StartControl(precondition=tokenizer)
+    starting = asyncio.wrap_future(
+        on_thread(
+            "start",
+            start_engine,
+            config,
+            name,
+            address,
+            supervision,
+            gateway=gateway,
+            control=control,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        control.call_off()
+        with contextlib.suppress(RaydixError):
+            await (await starting).shutdown()
+        raise
+
+
+def _load_tokenizer(folder: str) -> Tokenizer | None:
+    with phase(logger, "tokenizer read"):
+        return load_tokenizer(folder)

@@ -1,0 +1,86 @@
+"""How `raydix generate` prints answers: for people, or a line of JSON each."""
+
+import sys
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+
+from raydix.errors import RaydixError
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.cli.output import print_json
+
+
+class Printer(Protocol):
+    """Prints what becomes of each prompt, in the order of the prompts."""
+
+    def answer(self, output: RequestOutput) -> None:
+        """A whole answer."""
+
+    def piece(self, output: RequestOutput) -> None:
+        """What is new of an answer that is still coming, or its end."""
+
+    def failure(self, index: int, error: RaydixError) -> None:
+        """There is no answer, or not all of it."""
+
+
+class TextPrinter:
+    """Text, or token ids where there is no tokenizer; failures go to standard error."""
+
+    def __init__(self, console: Console, stdout: TextIO) -> None:
+        self._console = console
+        self._stdout = stdout
+
+    def answer(self, output: RequestOutput) -> None:
+        """See `Printer`."""
+        completion = output.outputs[0]
+        self._console.print(completion.text or completion.token_ids, markup=False, highlight=False)
+
+    def piece(self, output: RequestOutput) -> None:
+        """See `Printer`."""
+        completion = output.outputs[0]
+        # Not by the console, which would break lines where a piece reaches its edge.
+        has_text = completion.text or not completion.token_ids
+        ids = "".join(f"{token_id} " for token_id in completion.token_ids)
+        self._stdout.write(completion.text if has_text else ids)
+        if output.finished:
+            self._stdout.write("\n")
+        self._stdout.flush()
+
+    def failure(self, index: int, error: RaydixError) -> None:
+        """See `Printer`."""
+        print(f"prompt {index}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+class JsonPrinter:
+    """A line of JSON for each answer or piece, and for each failure."""
+
+    def __init__(self, stdout: TextIO) -> None:
+        self._stdout = stdout
+
+    def answer(self, output: RequestOutput) -> None:
+        """See `Printer`."""
+        sources = output.metrics.cached_tokens_by_source
+        record = {**_piece_of(output), "num_prompt_tokens": len(output.prompt_token_ids)}
+        print_json({**record, "cached_tokens_by_source": sources}, self._stdout)
+
+    def piece(self, output: RequestOutput) -> None:
+        """See `Printer`."""
+        if output.finished:
+            self.answer(output)
+        else:
+            print_json(_piece_of(output), self._stdout)
+
+    def failure(self, index: int, error: RaydixError) -> None:
+        """See `Printer`."""
+        record = {"prompt": index, "error": type(error).__name__, "message": str(error)}
+        print_json(record, self._stdout)
+
+
+def _piece_of(output: RequestOutput) -> dict[str, Any]:
+    completion = output.outputs[0]
+    return {
+        "request_id": output.request_id,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+    }

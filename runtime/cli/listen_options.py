@@ -1,0 +1,37 @@
+"""Options by which clients on other hosts reach an engine: where it listens, and the secret."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydix.errors import ConfigError
+
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        help="Let clients on other hosts connect there. Beyond loopback with a secret.",
+        metavar="HOST:PORT",
+    ),
+]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret-file",
+        help="File of mode 0600 with the secret between an engine and clients on other hosts. "
+        "Default: RAYDIX_SECRET, or the file that RAYDIX_SECRET_FILE names.",
+        metavar="FILE",
+    ),
+]
+
+
+def split_connect(connect: str) -> tuple[str, str | None]:
+    """Name and address of `NAME@HOST:PORT`; of `NAME` the address is None. Raises ConfigError."""
+    name, at, address = connect.rpartition("@")
+    # A name may hold an @, but an address has a port.
+    if not at or ":" not in address:
+        return connect, None
+    if not name:
+        raise ConfigError(f"--connect is {connect!r}; expected NAME or NAME@HOST:PORT.")
+    return name, address
