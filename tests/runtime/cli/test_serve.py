@@ -69,6 +69,7 @@ def test_it_is_told_what_clients_elsewhere_dial(
     cluster: FakeCluster,
     checkpoint: str,
     fate: list[Callable[[], None]],
+    *,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     listens_at: str,
