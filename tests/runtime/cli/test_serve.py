@@ -66,6 +66,7 @@ def test_it_is_told_what_clients_elsewhere_dial(
     cluster: FakeCluster,
     checkpoint: str,
     fate: list[Callable[[], None]],
+    *,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
