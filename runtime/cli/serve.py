@@ -1,9 +1,11 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -92,17 +94,18 @@ def serve(
     with (
         logging_to_console(format_json if log_json else format_text, _ACTOR),
         ray_serve_environment(front),
+        having_metrics_port(config, address) as with_port,
         asyncio.Runner(loop_factory=loop_factory(front)) as runner,
     ):
-        config = with_metrics_port(config, address)
         runner.run(
             serve_until_stopped(
-                config, name, address, drain_s, front, listen=listen, secret_file=secret_file
+                with_port, name, address, drain_s, front, listen=listen, secret_file=secret_file
             )
         )
 
 
-def with_metrics_port(config: EngineConfig, address: str | None) -> EngineConfig:
+@contextlib.contextmanager
+def having_metrics_port(config: EngineConfig, address: str | None) -> Iterator[EngineConfig]:
     """The configuration with the port that Prometheus is told once, where it names none.
 
     Whoever joins a cluster uses its ports.
@@ -110,11 +113,22 @@ def with_metrics_port(config: EngineConfig, address: str | None) -> EngineConfig
     from raydix.runtime.actors.bootstrap.cluster import is_free_port, named_cluster
 
     if config.ray.metrics_port is not None or named_cluster(address) is not None:
-        return config
-    if not is_free_port(METRICS_PORT):
-        logger.warning("port %d is taken; metrics have another one", METRICS_PORT)
-        return config
-    return load_config(config, {"ray": {"metrics_port": METRICS_PORT}})
+        yield config
+        return
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            # Ray listens only seconds later: until then a name that ends with this process says
+            # that the port is spoken for.
+            claim.bind(f"\0raydix-metrics-{METRICS_PORT}")
+        except OSError:
+            is_ours = False
+        else:
+            is_ours = is_free_port(METRICS_PORT)
+        if is_ours:
+            yield load_config(config, {"ray": {"metrics_port": METRICS_PORT}})
+        else:
+            logger.warning("port %d is taken; metrics have another one", METRICS_PORT)
+            yield config
 
 
 async def serve_until_stopped(

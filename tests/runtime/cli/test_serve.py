@@ -15,6 +15,7 @@ from raydix.runtime.actors.bootstrap import cluster as cluster_module
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.cli import serve
 from raydix.runtime.cli.stop_signal import StopsTooSlowly, unless_stopped, until_stopped
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from tests.runtime.api.fake_engine import FakeCluster
 
@@ -77,21 +78,50 @@ def test_it_is_told_what_clients_elsewhere_dial(
     assert "clients elsewhere: raydix generate --connect raydix@gpu7:8901 " in caplog.text
 
 
+def own_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Instead of the one that an engine beside these tests may have."""
+    port = 20_000 + os.getpid() % 20_000
+    monkeypatch.setattr(serve, "METRICS_PORT", port)
+    return port
+
+
 def test_metrics_have_one_port_unless_told_otherwise(
     checkpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    taken = {7000, 9477}
+    port = own_port(monkeypatch)
+    taken = {7000, port}
     monkeypatch.setattr(cluster_module, "is_free_port", lambda port: port not in taken)
     monkeypatch.setattr(cluster_module, "named_cluster", lambda address: address)
     config = load_config(checkpoint)
     named = load_config(checkpoint, {"ray": {"metrics_port": 7000}})
 
-    assert serve.with_metrics_port(named, None).ray.metrics_port == 7000
-    assert serve.with_metrics_port(config, "10.0.0.1:6379").ray.metrics_port is None
-    assert serve.with_metrics_port(config, None).ray.metrics_port is None
-    assert "port 9477 is taken" in caplog.text
+    def port_of(config: EngineConfig, address: str | None = None) -> int | None:
+        with serve.having_metrics_port(config, address) as having:
+            return having.ray.metrics_port
+
+    assert port_of(named) == 7000
+    assert port_of(config, "10.0.0.1:6379") is None
+    assert port_of(config) is None
+    assert f"port {port} is taken" in caplog.text
     taken.clear()
-    assert serve.with_metrics_port(config, None).ray.metrics_port == 9477
+    assert port_of(config) == port
+
+
+def test_of_two_that_start_at_once_one_has_the_port(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither listens there yet."""
+    monkeypatch.setattr(cluster_module, "is_free_port", lambda port: True)
+    monkeypatch.setattr(cluster_module, "named_cluster", lambda address: None)
+    config = load_config(checkpoint)
+
+    port = own_port(monkeypatch)
+
+    having = [serve.having_metrics_port(config, None) for _ in range(3)]
+    with having[0] as first, having[1] as second:
+        assert (first.ray.metrics_port, second.ray.metrics_port) == (port, None)
+    with having[2] as next_one:
+        assert next_one.ray.metrics_port == port
 
 
 async def test_who_waits_no_longer_leaves_no_handler_of_signals() -> None:
