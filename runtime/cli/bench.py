@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from raydix import __version__
-from raydix.errors import BadRequest
+from raydix.errors import BadRequest, ConfigError
 from raydix.runtime.cli.engine_access import open_engine
 from raydix.runtime.cli.load import options
 from raydix.runtime.cli.load.arrivals import (
@@ -147,17 +147,19 @@ def measure(
     """Carry out a plan on what `opening` opens, and report. Exits with 1 if a request failed."""
     if png is not None:
         require_matplotlib()
+        if not png.absolute().parent.is_dir():
+            raise ConfigError(f"--png {png} is in a folder that does not exist. Make it first.")
 
     with standard_output(as_json) as (out, stdout):
         outcomes = asyncio.run(run_plan(plan, opening, out))
         summaries = {title: summarise(each, plan.slo) for title, each in outcomes.items()}
         for table in tables(summaries):
             out.print(table)
+        if as_json:
+            print_json(record_of(plan, summaries), stdout)
         if png is not None:
             draw(png, outcomes, summaries, plan.slo)
             out.print(f"Drawn in {png}.")
-        if as_json:
-            print_json(record_of(plan, summaries), stdout)
 
         errors = Counter[str]()
         for summary in summaries.values():

@@ -53,7 +53,12 @@ def dashboards(
     written = []
     if out is not None:
         endpoint = Endpoint.HTTP if http else Endpoint.RAY
-        written += write_files(out, endpoint, targets or [f"localhost:{METRICS_PORT}"])
+        try:
+            written += write_files(out, endpoint, targets or [f"localhost:{METRICS_PORT}"])
+        except OSError as error:
+            raise ConfigError(
+                f"--out {out} cannot be written: {error.strerror}. Name a folder of yours."
+            ) from error
     if ray is not None:
         folder = ray / _RAYS_DASHBOARDS
         if not folder.is_dir():

@@ -68,8 +68,9 @@ def demo(
             stack.callback(private.remove)
             folder = Path(private.path)
 
+        # A relative one of two parts could be a model on the Hub.
         options = DemoOptions(
-            folder=folder, sections=sections_of(settings), verify=verify, hold=hold
+            folder=folder.absolute(), sections=sections_of(settings), verify=verify, hold=hold
         )
         record = asyncio.run(run_demo(options, out))
         if as_json:

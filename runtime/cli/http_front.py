@@ -94,7 +94,7 @@ def read_http_options(
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
     from raydix.runtime.server.keys import load_keys
-    from raydix.runtime.server.listener import HttpAddress
+    from raydix.runtime.server.listener import HttpAddress, bind
 
     address = HttpAddress.parse(options.http)
     if options.key_file is None and not address.is_loopback:
@@ -103,6 +103,8 @@ def read_http_options(
             "Add --keys FILE, or listen at 127.0.0.1."
         )
     keys = None if options.key_file is None else load_keys(options.key_file)
+    # It listens once the engine serves; that the port is taken can be told before.
+    bind(address).close()
     model_name = options.model_name or model_label(config.model.path)
     return HttpFront(address, keys, model_name, options.num_replicas)
 

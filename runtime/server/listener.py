@@ -75,7 +75,7 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     At the end no connection is taken any more, and streams may go on for `drain_s` before they
     are cut. Raises ConfigError if the port cannot be had.
     """
-    listener = _bind(address)
+    listener = bind(address)
     config = uvicorn.Config(
         _ended_quietly(app),
         # It would close every handler that there is; who serves has set up its own.
@@ -100,7 +100,7 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
 
 def free_port(address: HttpAddress) -> int:
     """The address's port, or a free one for port 0. Raises ConfigError if it cannot be had."""
-    with _bind(address) as listener:
+    with bind(address) as listener:
         return _bound_address(listener).port
 
 
@@ -115,7 +115,8 @@ def _ended_quietly(app: ASGIApp) -> ASGIApp:
     return cut
 
 
-def _bind(address: HttpAddress) -> socket.socket:
+def bind(address: HttpAddress) -> socket.socket:
+    """Listen there. Raises ConfigError if that cannot be."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)

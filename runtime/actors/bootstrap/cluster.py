@@ -41,23 +41,31 @@ class PrivateCluster:
         self._folder = PrivateFolder()
         reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
-        _on_lasting_thread(
-            lambda: ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                num_cpus=num_cpus,
-                include_dashboard=settings.dashboard_port is not None,
-                dashboard_port=settings.dashboard_port,
-                _metrics_export_port=settings.metrics_port,
-                # Ray would let engines reserve part of it alone.
-                _memory=available_memory_bytes(),
-                object_store_memory=_OBJECT_STORE_BYTES,
-                # Each process of Ray opens Ray's own folders to everybody, again and again: in
-                # ours nobody else reaches them.
-                _temp_dir=self.ray_folder,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+        try:
+            _on_lasting_thread(lambda: self._start(num_cpus, settings))
+        except Exception as error:
+            text = str(error).partition("\n")[0]
+            raise EngineDead(
+                f"Ray did not start on this host: {text} Try again once it has less to do, or join "
+                "a cluster that runs already (--address)."
+            ) from error
+
+    def _start(self, num_cpus: int | None, settings: RaySection) -> None:
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=num_cpus,
+            include_dashboard=settings.dashboard_port is not None,
+            dashboard_port=settings.dashboard_port,
+            _metrics_export_port=settings.metrics_port,
+            # Ray would let engines reserve part of it alone.
+            _memory=available_memory_bytes(),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            # Each process of Ray opens Ray's own folders to everybody, again and again: in
+            # ours nobody else reaches them.
+            _temp_dir=self.ray_folder,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
 
     @property

@@ -22,11 +22,15 @@ logger = logging.getLogger(__name__)
 
 def typed_error(error: RayError | RaydixError, who: str) -> RaydixError:
     """What a user sees of a failed Ray call: never a bare RayTaskError."""
-    if isinstance(error, RaydixError):
-        return error
+    # First: of an error of ours Ray makes one that is both, whose text is a traceback. It has one
+    # inside of it if an actor passes on what another one raised.
     if isinstance(error, RayTaskError):
         cause = error.cause
+        while isinstance(cause, RayTaskError):
+            cause = cause.cause
         return cause if isinstance(cause, RaydixError) else RaydixError(f"{who} failed: {cause!r}")
+    if isinstance(error, RaydixError):
+        return error
     if isinstance(error, RayActorError | GetTimeoutError):
         return EngineDead(f"{who} is gone: {_brief(error)}")
     return RaydixError(f"{who}: {error}")

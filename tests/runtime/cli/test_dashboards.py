@@ -51,3 +51,9 @@ def test_a_folder_that_is_none_of_rays_is_refused(tmp_path: Path) -> None:
         run("--ray", str(tmp_path))
     with pytest.raises(ConfigError, match="nothing says where to write"):
         run()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(ConfigError, match=r"--out .*taken cannot be written: "):
+        run("--out", str(tmp_path / "taken"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors import engine_record
@@ -191,6 +191,17 @@ def test_ray_s_paragraph_about_a_dead_process_becomes_a_phrase() -> None:
     error = typed_error(RayActorError(error_msg=paragraph), "gpu0")
     assert str(error) == "gpu0 is gone: its process ended, SYSTEM_ERROR"
     assert str(typed_error(RayActorError(), "gpu0")) == "gpu0 is gone: its process ended"
+
+
+def test_an_error_of_ours_has_no_traceback_of_ray_however_many_actors_pass_it_on() -> None:
+    """Ray's own class for it is one of ours, too."""
+    error = ConfigError("cache.l3.path is nowhere")
+    once = RayTaskError("open", "a traceback", error).as_instanceof_cause()
+    twice = RayTaskError("start", "another traceback", once).as_instanceof_cause()
+
+    assert isinstance(once, ConfigError)
+    for passed_on in (once, twice):
+        assert str(typed_error(passed_on, "storage")) == "cache.l3.path is nowhere"
 
 
 def test_a_typed_error_stays_what_it_is() -> None:
