@@ -89,12 +89,23 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_every_error_is_public_and_survives_pickling() -> None:
-    public = [value for value in vars(errors).values() if isinstance(value, type)]
-    for kind in public:
+    batch = errors.BatchFailed({1: errors.BadRequest("empty")}, ["answer", None])
+    kinds = {
+        value
+        for value in vars(errors).values()
+        if getattr(value, "__module__", "") == errors.__name__
+    }
+    texts = [kind("what was wrong") for kind in kinds - {errors.BatchFailed}]
+
+    for error in (batch, *texts):
+        kind = type(error)
         assert getattr(raydix, kind.__name__) is kind
         assert issubclass(kind, errors.RaydixError)
-        copy = pickle.loads(pickle.dumps(kind("what was wrong")))
-        assert (type(copy), str(copy)) == (kind, "what was wrong")
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy)) == (kind, str(error))
+        assert str(error) == "what was wrong" or error is batch
+    copy = pickle.loads(pickle.dumps(batch))
+    assert (str(copy.errors), copy.outputs) == (str(batch.errors), batch.outputs)
 
 
 @pytest.mark.parametrize("package", ["cache", "scheduler", "messages"])
