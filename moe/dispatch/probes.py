@@ -200,14 +200,14 @@ def _host_libraries(*needed: tuple[str, str, str | None, str]) -> Check:
 
 
 def _wrong_sums(machine: "Machine") -> str | None:
-    """No release has passed the suite: 0.3.13.post1 failed it on two H200 without InfiniBand.
+    """With 0.3.13.post1 the suite fails on two H200 without InfiniBand; why is not known.
 
-    It failed in some of many exchanges, and went on with what it had summed, so that no trial at
-    the start would find it. DeepEP and NIXL-EP pass the same suite.
+    It is wrong in some of many exchanges, and goes on, so that no trial at the start would find it.
+    The fault may be this adapter's. DeepEP and NIXL-EP pass the same suite.
     """
     return (
-        "its sums are wrong now and then between GPUs that NVLink alone connects (release "
-        "0.3.13.post1; no other has been tried); take symmetric, nccl, deepep or nixl_ep"
+        "sums through it are wrong now and then between GPUs that NVLink alone connects (release "
+        "0.3.13.post1, the only one tried); take symmetric, nccl, deepep or nixl_ep"
     )
 
 

@@ -3,18 +3,18 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.api.samples import params_of_sample
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.wire.generation import (
     GenerationFields,
     check_num_choices,
-    seed_of_sample,
 )
 
 Choices = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -67,11 +67,7 @@ def _open(
     engine: ServedEngine, generation: Generation, index: int
 ) -> AsyncGenerator[RequestOutput, None]:
     prompt, sample = divmod(index, generation.num_samples)
-    params = generation.params
-    if sample:
-        # The first sample tells of the prompt, and the others find its pages.
-        seed = seed_of_sample(params.seed, sample)
-        params = replace(params, seed=seed, prompt_logprobs=None)
+    params = params_of_sample(generation.params, sample)
     request_id = generation.request_id
     options = generation.options
     first = f"{request_id}-{index - sample}"

@@ -12,7 +12,6 @@ from raydix.runtime.server.wire.base import Text, WireRequest
 MAX_SAMPLES = 128
 MAX_CHOICES = 1024
 """Of one HTTP request: prompts times samples."""
-_MAX_SEED = 2**63 - 1
 _MAX_STOPS = 64
 """Every token of the output is searched for all of them, on the loop that serves everybody."""
 _MAX_STOP_IDS = 1024
@@ -93,11 +92,6 @@ def sampling_of(
         prompt_logprobs=prompt_logprobs,
         output_kind=kind,
     )
-
-
-def seed_of_sample(seed: int | None, sample: int) -> int | None:
-    """Samples of one prompt differ: each has a seed of its own, the first one the given one."""
-    return None if seed is None else (seed + sample) % (_MAX_SEED + 1)
 
 
 def check_stream_options(fields: GenerationFields, options: StreamOptions | None) -> StreamOptions:

@@ -17,7 +17,6 @@ from raydix.runtime.server.wire.generation import (
     check_num_choices,
     check_stream_options,
     sampling_of,
-    seed_of_sample,
 )
 from raydix.runtime.server.wire.messages import template_messages
 from raydix.runtime.server.wire.responses import ResponsesRequest, conversation_of, session_of
@@ -122,11 +121,6 @@ def test_sampling_has_the_given_values_and_the_engines_defaults() -> None:
     assert (params.top_k, params.stop, params.min_tokens, params.max_tokens) == (3, ("x",), 2, 9)
     assert (params.temperature, params.output_kind) == (1.0, "delta")
     assert sampling_of(chat(), max_tokens=None).output_kind == "final"
-
-
-def test_seeds_of_samples_wrap_around() -> None:
-    assert [seed_of_sample(2**63 - 1, sample) for sample in (0, 1)] == [2**63 - 1, 0]
-    assert seed_of_sample(None, 3) is None
 
 
 def test_usage_counts_each_prompt_once_and_all_outputs() -> None:
