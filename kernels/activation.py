@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
 """The activation of a gated feed-forward.
 
-Legend: T tokens of the step, I intermediate.
+Legend: T tokens of the step, I intermediate, S summands.
 """
 
 from typing import assert_never
@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
+from raydix.kernels.summands import check_summands, sum_rounded
 
 _BLOCK = 1024
 _SILU = tl.constexpr(0)
@@ -19,13 +21,17 @@ _GELU_TANH = tl.constexpr(1)
 _CLAMPED = tl.constexpr(2)
 
 
-def glu(gate_up_TI: Tensor, form: GluForm) -> Tensor:
+def glu(gate_up_TI: Tensor, form: GluForm, *, dtype: torch.dtype | None = None) -> Tensor:
     """The hidden layer of a feed-forward, from gate and up in the halves of the last dimension.
 
     Rounded where `reference.activation.glu` rounds, but that a clamped one rounds once. bf16 or
-    float32, contiguous in the last dimension. Raises ValueError if a shape, dtype or stride
-    differs.
+    float32, contiguous in the last dimension; or float32 summands [S, T, 2 x I] of a product in
+    `dtype`. Raises ValueError if a shape, dtype or stride differs.
     """
+    summands, num_summands = gate_up_TI, 1
+    if gate_up_TI.dim() == 3:
+        num_summands = check_summands(summands, summands.shape[1:])
+        gate_up_TI = summands[0]
     if gate_up_TI.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"Gate and up are {gate_up_TI.dtype}; expected bfloat16 or float32.")
     if gate_up_TI.dim() != 2 or gate_up_TI.shape[1] % 2 or gate_up_TI.stride(1) != 1:
@@ -35,19 +41,21 @@ def glu(gate_up_TI: Tensor, form: GluForm) -> Tensor:
         )
 
     num_tokens, size = gate_up_TI.shape[0], gate_up_TI.shape[1] // 2
-    out_TI = torch.empty((num_tokens, size), dtype=gate_up_TI.dtype, device=gate_up_TI.device)
+    out_TI = gate_up_TI.new_empty((num_tokens, size), dtype=dtype)
     kind, slope, limit = glu_constants(form)
     if num_tokens:
         _glu[(num_tokens, triton.cdiv(size, _BLOCK))](
-            gate_up_TI,
+            summands,
             out_TI,
             gate_up_TI.stride(0),
             size,
             KIND=kind,
             SLOPE=slope,
             LIMIT=limit,
+            SUMMANDS=num_summands,
             BLOCK=_BLOCK,
             num_warps=4,
+            **early_launch(gate_up_TI.device),
         )
     return out_TI
 
@@ -74,16 +82,20 @@ def _glu(
     KIND: tl.constexpr,
     SLOPE: tl.constexpr,
     LIMIT: tl.constexpr,
+    SUMMANDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One block of one token; the activation is rounded before the product."""
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < size
     gate_ptr = gate_up_ptr + token * stride + column
-    gate = tl.load(gate_ptr, mask=is_column, other=0.0).to(tl.float32)
-    up = tl.load(gate_ptr + size, mask=is_column, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
+    apart = tl.num_programs(0).to(tl.int64) * stride
+    gate = sum_rounded(gate_ptr, apart, is_column, SUMMANDS, dtype)
+    up = sum_rounded(gate_ptr + size, apart, is_column, SUMMANDS, dtype)
     if KIND == _CLAMPED:
         out = activate(gate, KIND, SLOPE, LIMIT) * offset_up(up, KIND, LIMIT)
     else:

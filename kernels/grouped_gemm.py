@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.activation import activate, glu_constants, offset_up
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.expert_inputs import INTERLEAVED, check_biases, check_experts
 from raydix.kernels.expert_tiles import TileShape, choose_tiles
@@ -145,6 +146,7 @@ def _gate_up(
         PRECISION=_precision(x_TC.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
+        **early_launch(x_TC.device),
     )
 
 
@@ -182,6 +184,7 @@ def _down(
         PRECISION=_precision(x_XI.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
+        **early_launch(x_XI.device),
     )
 
 
@@ -197,6 +200,7 @@ def _sum_over_choices(choices_TKC: Tensor, expert_ids_TK: Tensor, num_experts: i
         HIDDEN=hidden,
         BLOCK=_SUM_BLOCK,
         num_warps=4,
+        **early_launch(choices_TKC.device),
     )
     return out_TC
 
@@ -243,8 +247,10 @@ def _gate_up_glu(
     SLOPE: tl.constexpr,
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The hidden layer of the tokens of a block: out[X, I], rows in the order of `slots`."""
+    wait_for_inputs(EARLY)
     tiles_per_block: tl.constexpr = (INTERMEDIATE + COLUMNS - 1) // COLUMNS
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     depth = tl.arange(0, DEPTH)
@@ -318,8 +324,10 @@ def _down_weighted(
     DEPTH: tl.constexpr,
     TOGETHER: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Each row's expert output times the weight of its choice, to its slot of out[T, K, C]."""
+    wait_for_inputs(EARLY)
     tiles_per_block: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
@@ -367,8 +375,10 @@ def _sum_choices(
     CHOICES: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One block of one token; slots without an expert hold nothing."""
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < HIDDEN

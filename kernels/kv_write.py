@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.rotation import QkNorm, RopeTables
 
 _ONE_WARP_ELEMENTS = 256
@@ -63,6 +64,7 @@ def rotate_and_write_kv(
         BLOCK_HALF=block_half,
         num_warps=1 if block_group * block_half * 2 <= _ONE_WARP_ELEMENTS else 4,
         enable_fp_fusion=False,
+        **early_launch(qkv_TX.device),
     )
 
 
@@ -164,8 +166,10 @@ def _rotate_and_write(
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One token's KV head and its group of query heads, each head as two halves of D."""
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     half: tl.constexpr = DIM // 2

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
+
 MAX_EXPERTS = 1024
 _CHUNK = 64
 """Slots that a program compares with each other at a time."""
@@ -102,6 +104,7 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
             num_experts,
             SLOTS=_CHUNK * chunks,
             BLOCK_EXPERTS=block_experts,
+            **early_launch(counts.device),
         )
 
     _place_slots[(num_programs,)](
@@ -124,6 +127,7 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
         COUNT_ROWS=_COUNT_ROWS,
         BLOCK_EXPERTS=block_experts,
         num_warps=4,
+        **early_launch(expert_ids_TK.device),
     )
     return blocks
 
@@ -141,9 +145,16 @@ def _count_range(
 
 @triton.jit
 def _count_slots(
-    ids_ptr, counts_ptr, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
+    ids_ptr,
+    counts_ptr,
+    num_slots,
+    num_experts,
+    SLOTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Counts of one program of `_place_slots`."""
+    wait_for_inputs(EARLY)
     program = tl.program_id(0)
     counts = _count_range(ids_ptr, program * SLOTS, num_slots, num_experts, SLOTS, BLOCK_EXPERTS)
     tl.store(counts_ptr + program * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS), counts)
@@ -169,8 +180,10 @@ def _place_slots(
     ALL_SLOTS: tl.constexpr,
     COUNT_ROWS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Place CHUNKS chunks of slots and describe a share of the blocks."""
+    wait_for_inputs(EARLY)
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     expert = tl.arange(0, BLOCK_EXPERTS)

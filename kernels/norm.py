@@ -1,13 +1,16 @@
 # mypy: disable-error-code="no-untyped-def"
 """RMSNorm, with the residual connection before it.
 
-Legend: T tokens of the step, C hidden.
+Legend: T tokens of the step, C hidden, S summands.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
+from raydix.kernels.summands import check_summands, sum_rounded
 
 _WIDE_ROW = 2048
 """From this many elements a row takes eight warps."""
@@ -18,10 +21,15 @@ def rms_norm(
 ) -> Tensor:
     """Normalise the last dimension, rounding where `reference.norm.rms_norm` rounds; [T, C].
 
-    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All
-    bf16 or all float32, contiguous in C; the weight may be float32 beside bf16. Raises ValueError
-    if a shape, dtype or stride differs.
+    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. Then
+    `x_TC` may be float32 summands [S, T, C]. All others bf16 or all float32, contiguous in C; the
+    weight may be float32 beside bf16. Raises ValueError if a shape, dtype or stride differs.
     """
+    num_summands = 1
+    summands = x_TC
+    if residual_TC is not None and x_TC.dim() == 3:
+        num_summands = check_summands(x_TC, residual_TC.shape)
+        x_TC = residual_TC
     rows = [x_TC] if residual_TC is None else [x_TC, residual_TC]
     if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(
         t.dtype != x_TC.dtype for t in rows
@@ -45,17 +53,19 @@ def rms_norm(
     out_TC = torch.empty((num_tokens, size), dtype=x_TC.dtype, device=x_TC.device)
     if num_tokens:
         _rms_norm[(num_tokens,)](
-            x_TC,
+            summands,
             residual_TC,
             weight_C,
             out_TC,
-            x_TC.stride(0),
+            summands.stride(-2),
             0 if residual_TC is None else residual_TC.stride(0),
             eps,
             SIZE=size,
             BLOCK=triton.next_power_of_2(size),
+            SUMMANDS=num_summands,
             num_warps=8 if size >= _WIDE_ROW else 4,
             enable_fp_fusion=False,
+            **early_launch(x_TC.device),
         )
     return out_TC
 
@@ -71,13 +81,17 @@ def _rms_norm(
     eps,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SUMMANDS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One token. Sums and products are in float32; the sum with the residual is rounded first."""
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < SIZE
     dtype = out_ptr.dtype.element_ty
-    x = tl.load(x_ptr + token * x_stride + column, mask=is_column, other=0.0).to(tl.float32)
+    x_row_ptr = x_ptr + token * x_stride + column
+    x = sum_rounded(x_row_ptr, tl.num_programs(0).to(tl.int64) * SIZE, is_column, SUMMANDS, dtype)
     if residual_ptr is not None:
         residual_row_ptr = residual_ptr + token * residual_stride + column
         x += tl.load(residual_row_ptr, mask=is_column, other=0.0).to(tl.float32)

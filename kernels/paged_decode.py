@@ -24,6 +24,7 @@ from raydix.kernels.attention_scores import (
     score_scales,
 )
 from raydix.kernels.decode_tiles import DecodeTiles, check_tiles
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.paged_inputs import check_paged_inputs
 from raydix.kernels.split_combine import combine_splits
 
@@ -102,6 +103,7 @@ def paged_decode(
         IS_WHOLE=num_splits == 1,
         STAGES=2 if is_float32 or is_wide else 3,
         num_warps=8 if is_wide and block_rows > 32 else 4,
+        **early_launch(q_TQD.device),
     )
     if num_splits > 1:
         combine_splits(partial_XTQD, lse_XTQ, tiles, out_TQD)
@@ -155,8 +157,10 @@ def _decode_split(
     PRECISION: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One split of one tile and KV head: query rows are (token, query head of the group)."""
+    wait_for_inputs(EARLY)
     head = tl.program_id(0)
     split = tl.program_id(1)
     tile = tl.program_id(2)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.decode_tiles import DecodeTiles
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
 
 
 def combine_splits(
@@ -35,6 +36,7 @@ def combine_splits(
         DIM=head_dim,
         BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         num_warps=4,
+        **early_launch(out_TQD.device),
     )
 
 
@@ -53,11 +55,13 @@ def _combine_splits(
     BLOCK_SPLITS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Mean of one token's and head's splits, weighted by their sums of exponentials.
 
     The logarithm `lse` of such a sum has base 2.
     """
+    wait_for_inputs(EARLY)
     slot = tl.program_id(0)
     query_head = tl.program_id(1)
     tile = slot // TILE_TOKENS

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
+
 MAX_EXPERTS = 1024
 _BLOCK_ELEMENTS = 512
 """Tokens of a program times experts: one warp's worth for each of four tokens with 128 experts."""
@@ -59,6 +61,7 @@ def topk_gating(
             BLOCK_EXPERTS=block_experts,
             BLOCK_CHOICES=triton.next_power_of_2(num_experts_per_token),
             num_warps=4,
+            **early_launch(device),
         )
     return weights_TK, expert_ids_TK
 
@@ -76,8 +79,10 @@ def _choose_experts(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_CHOICES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A few tokens: take the largest logit, strike it out, repeat."""
+    wait_for_inputs(EARLY)
     token = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = token < num_tokens
     expert = tl.arange(0, BLOCK_EXPERTS)

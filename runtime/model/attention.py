@@ -160,7 +160,7 @@ class Attention(nn.Module):
         Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the
         layer touches the KV pool.
         """
-        qkv_TX = self.qkv(x_TC)
+        qkv_TX = self._ops.linear(x_TC, self.qkv.weight, self.qkv.bias)
         if before_cache is not None:
             before_cache()
 

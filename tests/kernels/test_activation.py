@@ -26,6 +26,17 @@ def test_activation_matches_its_twin(
     torch.testing.assert_close(out, expected, atol=5e-6, rtol=rtol)
 
 
+def test_summands_are_added_and_rounded_first(device: torch.device, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    summands = torch.randn(3, 5, 2 * 40).to(device)
+
+    out = glu(summands, SiluGlu(), dtype=dtype)
+
+    expected = reference.glu(summands.sum(0).to(dtype), SiluGlu())
+    rtol = 1e-5 if dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=rtol)
+
+
 @pytest.mark.parametrize(
     "gate_up", [torch.zeros(2, 7), torch.zeros(8, 2).T, torch.zeros(2, 8, dtype=torch.float16)]
 )

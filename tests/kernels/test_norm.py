@@ -39,6 +39,20 @@ def test_residual_takes_the_sum_and_the_sum_is_normed(
     assert_close(out, reference.rms_norm(total, weight, EPS))
 
 
+@pytest.mark.parametrize("num_summands", [1, 3])
+def test_summands_are_added_and_rounded_before_the_residual(
+    device: torch.device, dtype: torch.dtype, num_summands: int
+) -> None:
+    summands = torch.randn(num_summands, 4, 200).to(device)
+    residual, weight = (torch.randn(4, 200).to(device, dtype) for _ in range(2))
+    expected_residual = residual + summands.sum(0).to(dtype)
+
+    out = rms_norm(summands, weight[0], EPS, residual_TC=residual)
+
+    assert_close(residual, expected_residual)
+    assert_close(out, reference.rms_norm(residual, weight[0], EPS))
+
+
 def test_float32_weight_leaves_one_rounding(device: torch.device, dtype: torch.dtype) -> None:
     x, weight = torch.randn(4, 200).to(device, dtype), torch.randn(200).to(device)
 
@@ -63,6 +77,8 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
         (torch.zeros(2, 8), torch.zeros(4), None),
         (torch.zeros(8, 2).T, torch.zeros(8), None),
         (torch.zeros(2, 8), torch.zeros(8), torch.zeros(3, 8)),
+        (torch.zeros(1, 2, 8), torch.zeros(8), torch.zeros(3, 8)),
+        (torch.zeros(1, 2, 8).bfloat16(), torch.zeros(8), torch.zeros(2, 8)),
     ],
 )
 def test_bad_inputs_are_refused(

@@ -1,0 +1,39 @@
+# mypy: disable-error-code="no-untyped-def"
+"""A product whose parts are not yet added up: whoever reads it does that on the way.
+
+Legend: S summands, T tokens of the step, O outputs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_SUMMANDS = 32
+
+
+def check_summands(summands_STO: Tensor, shape: Sequence[int]) -> int:
+    """How many there are. Raises ValueError unless they are float32 [S, *shape], contiguous."""
+    is_fit = summands_STO.dtype == torch.float32 and summands_STO.is_contiguous()
+    if not is_fit or tuple(summands_STO.shape[1:]) != tuple(shape):
+        raise ValueError(
+            f"Summands are {summands_STO.dtype} {tuple(summands_STO.shape)}; expected contiguous "
+            f"float32 {['S', *shape]}."
+        )
+    if not 1 <= len(summands_STO) <= MAX_SUMMANDS:
+        raise ValueError(f"{len(summands_STO)} summands; expected 1 to {MAX_SUMMANDS}.")
+    return len(summands_STO)
+
+
+@triton.jit
+def sum_rounded(ptr, stride, mask, SUMMANDS: tl.constexpr, dtype: tl.constexpr):
+    """The sum, in their order, of what lies `stride` apart: float32, rounded to `dtype`.
+
+    One summand is taken as it is.
+    """
+    total = tl.load(ptr, mask=mask, other=0.0).to(tl.float32)
+    for summand in tl.static_range(1, SUMMANDS):
+        total += tl.load(ptr + summand * stride, mask=mask, other=0.0)
+    return total.to(dtype).to(tl.float32)
