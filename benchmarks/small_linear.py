@@ -207,10 +207,14 @@ def layers_us(
     def work() -> None:
         x, residual = start, start.clone()
         for layer in layers:
-            qkv = product("qkv", rms_norm(x, norm, 1e-6, residual_TC=residual), layer["qkv"])
+            qkv = product(
+                "qkv",
+                rms_norm(x, norm, 1e-6, residual_TC=residual, dtype=start.dtype),
+                layer["qkv"],
+            )
             qkv = qkv if qkv.dim() == 2 else qkv.sum(0).to(torch.bfloat16)
             x = product("output", qkv[:, : sizes["output"][1]], layer["output"])
-            x = rms_norm(x, norm, 1e-6, residual_TC=residual)
+            x = rms_norm(x, norm, 1e-6, residual_TC=residual, dtype=start.dtype)
             x = product(
                 "down",
                 glu(product("gate_up", x, layer["gate_up"]), SiluGlu(), dtype=x.dtype),

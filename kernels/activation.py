@@ -32,6 +32,8 @@ def glu(gate_up_TI: Tensor, form: GluForm, *, dtype: torch.dtype | None = None) 
     if gate_up_TI.dim() == 3:
         num_summands = check_summands(summands, summands.shape[1:])
         gate_up_TI = summands[0]
+    else:
+        dtype = gate_up_TI.dtype
     if gate_up_TI.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"Gate and up are {gate_up_TI.dtype}; expected bfloat16 or float32.")
     if gate_up_TI.dim() != 2 or gate_up_TI.shape[1] % 2 or gate_up_TI.stride(1) != 1:

@@ -2,7 +2,7 @@
 """From the QKV projection to attention: norm, rotation, and the write into the paged cache.
 
 Legend: T tokens of the step, Q query heads, H KV heads, D head dim, X positions or tokens, P pages,
-L layers of the KV group, S slots per page.
+L layers of the KV group, S slots per page. Summands are [M, T, X].
 """
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raydix.kernels.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.rotation import QkNorm, RopeTables
+from raydix.kernels.summands import check_summands, sum_rounded
 
 _ONE_WARP_ELEMENTS = 256
 
@@ -23,27 +24,34 @@ def rotate_and_write_kv(
     pool_PLH2SD: Tensor,
     layer: int,
     slot_mapping_T: Tensor,
-) -> None:
-    """Norm and rotate queries in place; write keys, normed and rotated, and values to the cache.
+) -> Tensor:
+    """Return queries, normed and rotated, [T, Q, D]; write keys, likewise, and values to the cache.
 
-    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; only the queries change.
-    slot_mapping_T: int32 or int64, page * S + offset; -1 writes nothing. All else bf16 or all
-    float32, but for the weights of the norm, which may be float32 beside bf16; rounds where the
-    twins `rms_norm`, `apply_rope` and `write_kv` round. Raises ValueError if a shape, dtype or
-    stride differs.
+    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; or float32 summands of it,
+    each of that shape. slot_mapping_T: int32 or int64, page * S + offset; -1 writes nothing. All
+    else bf16 or all float32, but for the weights of the norm, which may be float32 beside bf16;
+    rounds where the twins `rms_norm`, `apply_rope` and `write_kv` round. Raises ValueError if a
+    shape, dtype or stride differs.
     """
-    num_query_heads = _check_inputs(qkv_TX, pool_PLH2SD, layer, slot_mapping_T)
-    _check_tables(qkv_TX, pool_PLH2SD.shape[5], rope, norm)
+    summands, num_summands = qkv_TX, 1
+    if qkv_TX.dim() == 3:
+        num_summands = check_summands(summands, summands.shape[1:])
+        qkv_TX = summands[0]
+    dtype = qkv_TX.dtype if summands.dim() == 2 else pool_PLH2SD.dtype
+    num_query_heads = _check_inputs(qkv_TX, dtype, pool_PLH2SD, layer, slot_mapping_T)
+    _check_tables(len(qkv_TX), dtype, pool_PLH2SD.shape[5], rope, norm)
 
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tokens, group = qkv_TX.shape[0], num_query_heads // num_heads
+    q_TQD = torch.empty((num_tokens, num_query_heads, head_dim), dtype=dtype, device=qkv_TX.device)
     if num_tokens == 0:
-        return
+        return q_TQD
 
     block_group = triton.next_power_of_2(group)
     block_half = triton.next_power_of_2(head_dim // 2)
     _rotate_and_write[(num_tokens, num_heads)](
-        qkv_TX,
+        summands,
+        q_TQD,
         rope.cos_XD,
         rope.sin_XD,
         rope.positions_T,
@@ -62,18 +70,21 @@ def rotate_and_write_kv(
         PAGE=page_size,
         DIM=head_dim,
         BLOCK_HALF=block_half,
+        SUMMANDS=num_summands,
         num_warps=1 if block_group * block_half * 2 <= _ONE_WARP_ELEMENTS else 4,
         enable_fp_fusion=False,
         **early_launch(qkv_TX.device),
     )
+    return q_TQD
 
 
-def _check_inputs(qkv_TX: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor) -> int:
+def _check_inputs(
+    qkv_TX: Tensor, dtype: torch.dtype, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
+) -> int:
     """Return the number of query heads."""
-    if qkv_TX.dtype not in (torch.bfloat16, torch.float32) or pool_PLH2SD.dtype != qkv_TX.dtype:
+    if dtype not in (torch.bfloat16, torch.float32) or pool_PLH2SD.dtype != dtype:
         raise ValueError(
-            f"QKV is {qkv_TX.dtype}, the pool {pool_PLH2SD.dtype}; expected one of bfloat16, "
-            f"float32."
+            f"QKV is {dtype}, the pool {pool_PLH2SD.dtype}; expected one of bfloat16, float32."
         )
     if pool_PLH2SD.dim() != 6 or pool_PLH2SD.shape[3] != 2 or not pool_PLH2SD.is_contiguous():
         raise ValueError(
@@ -107,23 +118,25 @@ def _check_inputs(qkv_TX: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_
     return num_query_heads
 
 
-def _check_tables(qkv_TX: Tensor, head_dim: int, rope: RopeTables, norm: QkNorm | None) -> None:
+def _check_tables(
+    num_tokens: int, dtype: torch.dtype, head_dim: int, rope: RopeTables, norm: QkNorm | None
+) -> None:
     tables = [rope.cos_XD, rope.sin_XD]
     if any(
-        t.dtype != qkv_TX.dtype or t.dim() != 2 or t.shape[1] != head_dim or not t.is_contiguous()
+        t.dtype != dtype or t.dim() != 2 or t.shape[1] != head_dim or not t.is_contiguous()
         for t in tables
     ):
         raise ValueError(
             f"Cos and sin are {[(t.dtype, tuple(t.shape)) for t in tables]}; expected contiguous "
-            f"{qkv_TX.dtype} [X, {head_dim}]."
+            f"{dtype} [X, {head_dim}]."
         )
     if rope.positions_T is None:
-        if rope.cos_XD.shape[0] != qkv_TX.shape[0] or rope.sin_XD.shape[0] != qkv_TX.shape[0]:
+        if rope.cos_XD.shape[0] != num_tokens or rope.sin_XD.shape[0] != num_tokens:
             raise ValueError(
                 f"Cos and sin have {rope.cos_XD.shape[0]} rows; expected one for each of the "
                 f"tokens."
             )
-    elif rope.positions_T.shape != qkv_TX.shape[:1] or rope.positions_T.dtype not in (
+    elif rope.positions_T.shape != (num_tokens,) or rope.positions_T.dtype not in (
         torch.int32,
         torch.int64,
     ):
@@ -134,20 +147,19 @@ def _check_tables(qkv_TX: Tensor, head_dim: int, rope: RopeTables, norm: QkNorm 
 
     weights = [] if norm is None else [norm.q_weight_D, norm.k_weight_D]
     if any(
-        w.dtype not in (qkv_TX.dtype, torch.float32)
-        or w.shape != (head_dim,)
-        or not w.is_contiguous()
+        w.dtype not in (dtype, torch.float32) or w.shape != (head_dim,) or not w.is_contiguous()
         for w in weights
     ):
         raise ValueError(
             f"Norm weights are {[(w.dtype, tuple(w.shape)) for w in weights]}; expected contiguous "
-            f"{qkv_TX.dtype} or float32 [{head_dim}]."
+            f"{dtype} or float32 [{head_dim}]."
         )
 
 
 @triton.jit
 def _rotate_and_write(
     qkv_ptr,
+    q_out_ptr,
     cos_ptr,
     sin_ptr,
     positions_ptr,
@@ -166,6 +178,7 @@ def _rotate_and_write(
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    SUMMANDS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One token's KV head and its group of query heads, each head as two halves of D."""
@@ -181,11 +194,18 @@ def _rotate_and_write(
     cos = tl.load(cos_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(sin_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
 
+    dtype = pool_ptr.dtype.element_ty
     row_ptr = qkv_ptr + token * qkv_stride
+    apart = tl.num_programs(0).to(tl.int64) * qkv_stride
     member = tl.arange(0, BLOCK_GROUP)
-    q_ptr = row_ptr + (head * GROUP + member[:, None]) * DIM + dim[None, :]
+    q_index = (head * GROUP + member[:, None]) * DIM + dim[None, :]
     is_q = (member < GROUP)[:, None] & is_dim[None, :]
-    first, second = _norm_and_rotate(q_ptr, is_q, q_weight_ptr, cos, sin, eps, DIM, BLOCK_HALF)
+    first = sum_rounded(row_ptr + q_index, apart, is_q, SUMMANDS, dtype)
+    second = sum_rounded(row_ptr + q_index + half, apart, is_q, SUMMANDS, dtype)
+    first, second = _norm_and_rotate(
+        first, second, q_weight_ptr, cos, sin, eps, dtype, DIM, BLOCK_HALF
+    )
+    q_ptr = q_out_ptr + token * (QUERY_HEADS * DIM) + q_index
     tl.store(q_ptr, first, mask=is_q)
     tl.store(q_ptr + half, second, mask=is_q)
 
@@ -195,30 +215,35 @@ def _rotate_and_write(
         one = tl.arange(0, 1)[:, None]
         is_k = (one == 0) & is_dim[None, :]
         k_ptr = row_ptr + (QUERY_HEADS + head) * DIM + one + dim[None, :]
+        k_first = sum_rounded(k_ptr, apart, is_k, SUMMANDS, dtype)
+        k_second = sum_rounded(k_ptr + half, apart, is_k, SUMMANDS, dtype)
         k_first, k_second = _norm_and_rotate(
-            k_ptr, is_k, k_weight_ptr, cos, sin, eps, DIM, BLOCK_HALF
+            k_first, k_second, k_weight_ptr, cos, sin, eps, dtype, DIM, BLOCK_HALF
         )
         cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset
         cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM + one + dim[None, :]
         tl.store(cache_ptr, k_first, mask=is_k)
         tl.store(cache_ptr + half, k_second, mask=is_k)
         v_ptr = k_ptr + KV_HEADS * DIM
-        tl.store(cache_ptr + PAGE * DIM, tl.load(v_ptr, mask=is_k, other=0.0), mask=is_k)
-        tl.store(
-            cache_ptr + PAGE * DIM + half, tl.load(v_ptr + half, mask=is_k, other=0.0), mask=is_k
-        )
+        for part in tl.static_range(2):
+            v = sum_rounded(v_ptr + part * half, apart, is_k, SUMMANDS, dtype)
+            tl.store(cache_ptr + PAGE * DIM + part * half, v.to(dtype), mask=is_k)
 
 
 @triton.jit
 def _norm_and_rotate(
-    x_ptr, is_x, weight_ptr, cos, sin, eps, DIM: tl.constexpr, BLOCK_HALF: tl.constexpr
+    first,
+    second,
+    weight_ptr,
+    cos,
+    sin,
+    eps,
+    dtype: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
 ):
-    """Return both halves of the heads at `x_ptr`, rounded at every step as in the twins."""
+    """Both halves of heads, rounded to `dtype` at every step as in the twins."""
     half: tl.constexpr = DIM // 2
-    dtype = x_ptr.dtype.element_ty
-    first = tl.load(x_ptr, mask=is_x, other=0.0).to(tl.float32)
-    second = tl.load(x_ptr + half, mask=is_x, other=0.0).to(tl.float32)
-
     if weight_ptr is not None:
         dim = tl.arange(0, BLOCK_HALF)
         is_dim = dim < half

@@ -17,27 +17,32 @@ _WIDE_ROW = 2048
 
 
 def rms_norm(
-    x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
+    x_TC: Tensor,
+    weight_C: Tensor,
+    eps: float,
+    *,
+    residual_TC: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Normalise the last dimension, rounding where `reference.norm.rms_norm` rounds; [T, C].
 
-    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. Then
-    `x_TC` may be float32 summands [S, T, C]. All others bf16 or all float32, contiguous in C; the
-    weight may be float32 beside bf16. Raises ValueError if a shape, dtype or stride differs.
+    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All
+    bf16 or all float32, contiguous in C; the weight may be float32 beside bf16. x may be float32
+    summands [S, T, C] of what has `dtype`. Raises ValueError if a shape, dtype or stride differs.
     """
-    num_summands = 1
-    summands = x_TC
-    if residual_TC is not None and x_TC.dim() == 3:
-        num_summands = check_summands(x_TC, residual_TC.shape)
-        x_TC = residual_TC
+    summands, num_summands = x_TC, 1
+    if x_TC.dim() == 3:
+        num_summands = check_summands(summands, summands.shape[1:])
+        x_TC = summands[0]
+    else:
+        dtype = x_TC.dtype
     rows = [x_TC] if residual_TC is None else [x_TC, residual_TC]
-    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(
-        t.dtype != x_TC.dtype for t in rows
-    ):
-        raise ValueError(f"Rows are {[t.dtype for t in rows]}; expected one of bfloat16, float32.")
-    if weight_C.dtype not in (x_TC.dtype, torch.float32):
+    dtypes = [dtype, *(t.dtype for t in rows[1:])]
+    if dtype not in (torch.bfloat16, torch.float32) or any(each != dtype for each in dtypes):
+        raise ValueError(f"Rows are {dtypes}; expected one of bfloat16, float32.")
+    if weight_C.dtype not in (dtype, torch.float32):
         raise ValueError(
-            f"The weight is {weight_C.dtype}; expected {x_TC.dtype}, that of the rows, or float32."
+            f"The weight is {weight_C.dtype}; expected {dtype}, that of the rows, or float32."
         )
     if x_TC.dim() != 2 or any(t.shape != x_TC.shape or t.stride(1) != 1 for t in rows):
         raise ValueError(
@@ -50,7 +55,7 @@ def rms_norm(
         )
 
     num_tokens, size = x_TC.shape
-    out_TC = torch.empty((num_tokens, size), dtype=x_TC.dtype, device=x_TC.device)
+    out_TC = torch.empty((num_tokens, size), dtype=dtype, device=x_TC.device)
     if num_tokens:
         _rms_norm[(num_tokens,)](
             summands,

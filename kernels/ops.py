@@ -67,6 +67,13 @@ class ModelOps(Protocol):
     def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """`torch.nn.functional.linear`."""
 
+    def linear_summands(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+        """`linear`, or float32 summands of it, [S, T, O].
+
+        For `rms_norm`, `glu` and `rotate_and_write_kv` alone, which add them up in their order,
+        and round the sum where `linear` does.
+        """
+
     def rms_norm(
         self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
     ) -> Tensor:
@@ -84,10 +91,7 @@ class ModelOps(Protocol):
         layer: int,
         slot_mapping_T: Tensor,
     ) -> Tensor:
-        """See `reference.kv_write.rotate_and_write_kv`.
-
-        May overwrite `qkv_TX`, and return a view of it.
-        """
+        """See `reference.kv_write.rotate_and_write_kv`."""
 
     def sample_whole(self, logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
         """See `reference.sampling.sample_whole`."""
@@ -192,6 +196,7 @@ class ReferenceOps:
     tile_tokens = 2**30
     """A row is one tile: its keys are gathered once."""
     linear = staticmethod(functional.linear)
+    linear_summands = staticmethod(functional.linear)
     rms_norm = staticmethod(norm.rms_norm)
     glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)

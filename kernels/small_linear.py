@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raydix.kernels.early_launch import early_launch
+from raydix.kernels.summands import add_up
 
 MAX_TOKENS = 32
 _NARROW = 16
@@ -63,7 +64,13 @@ def _shape_of(weight_OC: Tensor) -> LinearShape:
 
 
 def small_linear(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
-    """x times the transposed weights, [T, O]; sums in float32.
+    """x times the transposed weights, [T, O]; sums in float32. See `small_linear_summands`."""
+    out = small_linear_summands(x_TC, weight_OC)
+    return out if out.dim() == 2 else add_up(out, x_TC.dtype)
+
+
+def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
+    """x times the transposed weights: [T, O], or float32 summands of it, [S, T, O].
 
     bfloat16, at most MAX_TOKENS tokens, contiguous in C. Raises ValueError if a shape, dtype or
     stride differs.

@@ -11,7 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.early_launch import early_launch, wait_for_inputs
+
 MAX_SUMMANDS = 32
+_BLOCK = 1024
 
 
 def check_summands(summands_STO: Tensor, shape: Sequence[int]) -> int:
@@ -25,6 +28,41 @@ def check_summands(summands_STO: Tensor, shape: Sequence[int]) -> int:
     if not 1 <= len(summands_STO) <= MAX_SUMMANDS:
         raise ValueError(f"{len(summands_STO)} summands; expected 1 to {MAX_SUMMANDS}.")
     return len(summands_STO)
+
+
+def add_up(summands_STO: Tensor, dtype: torch.dtype) -> Tensor:
+    """Their sum [T, O], rounded to `dtype`. Raises ValueError as `check_summands` does."""
+    num_summands = check_summands(summands_STO, summands_STO.shape[1:])
+    out_TO = summands_STO.new_empty(summands_STO.shape[1:], dtype=dtype)
+    if out_TO.numel():
+        _add_up[(triton.cdiv(out_TO.numel(), _BLOCK),)](
+            summands_STO,
+            out_TO,
+            out_TO.numel(),
+            SUMMANDS=num_summands,
+            BLOCK=_BLOCK,
+            num_warps=4,
+            **early_launch(out_TO.device),
+        )
+    return out_TO
+
+
+@triton.jit
+def _add_up(
+    summands_ptr,
+    out_ptr,
+    size,
+    SUMMANDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One block of the sum."""
+    wait_for_inputs(EARLY)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_index = index < size
+    dtype = out_ptr.dtype.element_ty
+    total = sum_rounded(summands_ptr + index, size, is_index, SUMMANDS, dtype)
+    tl.store(out_ptr + index, total.to(dtype), mask=is_index)
 
 
 @triton.jit

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels import kv_write
 from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_routes import route_experts
+from raydix.kernels.glu_form import GluForm
 from raydix.kernels.grouped_gemm import fused_experts
+from raydix.kernels.kv_write import rotate_and_write_kv
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.latent_write import write_latent
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, tile_tokens
 from raydix.kernels.reference import experts
-from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
-from raydix.kernels.small_linear import fits, small_linear
+from raydix.kernels.small_linear import fits, small_linear, small_linear_summands
 from raydix.kernels.topk_gating import topk_gating
 
 _EXTENSION_TILE_ROWS = 64
@@ -38,8 +38,7 @@ class TritonOps:
     """`ModelOps` for one CUDA device and model. All functions may be captured in a CUDA graph."""
 
     is_capturable = True
-    rms_norm = staticmethod(rms_norm)
-    glu = staticmethod(glu)
+    rotate_and_write_kv = staticmethod(rotate_and_write_kv)
     write_latent = staticmethod(write_latent)
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
@@ -53,6 +52,7 @@ class TritonOps:
         self, device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int
     ) -> None:
         self.tile_tokens = tile_tokens(dtype)
+        self._dtype = dtype
         self._num_query_heads = num_query_heads
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
@@ -63,19 +63,21 @@ class TritonOps:
             return small_linear(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
 
-    def rotate_and_write_kv(
-        self,
-        qkv_TX: Tensor,
-        rope: RopeTables,
-        norm: QkNorm | None,
-        pool_PLH2SD: Tensor,
-        layer: int,
-        slot_mapping_T: Tensor,
+    def linear_summands(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See `ModelOps`."""
+        if bias_O is None and fits(x_TC, weight_OC):
+            return small_linear_summands(x_TC, weight_OC)
+        return functional.linear(x_TC, weight_OC, bias_O)
+
+    def rms_norm(
+        self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
     ) -> Tensor:
-        """See `ModelOps`. The queries are rotated in place, and returned as a view."""
-        kv_write.rotate_and_write_kv(qkv_TX, rope, norm, pool_PLH2SD, layer, slot_mapping_T)
-        num_tokens, head_dim = qkv_TX.shape[0], pool_PLH2SD.shape[5]
-        return qkv_TX.view(num_tokens, -1, head_dim)[:, : self._num_query_heads]
+        """See `ModelOps`."""
+        return rms_norm(x_TC, weight_C, eps, residual_TC=residual_TC, dtype=self._dtype)
+
+    def glu(self, gate_up_TI: Tensor, form: GluForm) -> Tensor:
+        """See `ModelOps`."""
+        return glu(gate_up_TI, form, dtype=self._dtype)
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """See `ModelOps`."""

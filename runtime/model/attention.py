@@ -157,10 +157,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Write this step's keys and values, attend to each row's context, project back to [T, C].
 
-        Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the
+        Returns what this rank's heads add to the sum over ranks, of a single one perhaps its
+        summands. `before_cache` runs before the
         layer touches the KV pool.
         """
-        qkv_TX = self._ops.linear(x_TC, self.qkv.weight, self.qkv.bias)
+        qkv_TX = self._ops.linear_summands(x_TC, self.qkv.weight, self.qkv.bias)
         if before_cache is not None:
             before_cache()
 
@@ -172,7 +173,9 @@ class Attention(nn.Module):
         out_TQD = self._ops.paged_attention(
             q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._form
         )
-        return self._ops.linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
+        # Summands are for the norm that follows, and not for other ranks.
+        linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
+        return linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
 
     def _row_counts(self) -> tuple[int, int]:
         """Rows of the matrix of queries, and of that of keys or values."""

@@ -25,7 +25,7 @@ class InFlight(Protocol):
         """Compute, with this rank's experts, what other ranks have sent here."""
 
     def finish(self) -> Tensor:
-        """What this rank adds to the sum over ranks, [T, C]."""
+        """What this rank adds to the sum over ranks, [T, C], of a single one perhaps summands."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,13 +71,17 @@ class DenseMlp(nn.Module):
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> DenseInFlight:
         """See `MoeLayer`. `sent` is for experts; here every rank of the lane computes all rows."""
-        return DenseInFlight(self(x_TC))
+        # Summands are for the norm that follows, and not for other ranks.
+        linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
+        return DenseInFlight(linear(self._hidden(x_TC), self.down.weight, self.down.bias))
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
-        gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        hidden_TI = self._ops.glu(gate_up_TI, self._glu)
-        return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
+        return self._ops.linear(self._hidden(x_TC), self.down.weight, self.down.bias)
+
+    def _hidden(self, x_TC: Tensor) -> Tensor:
+        gate_up_TI = self._ops.linear_summands(x_TC, self.gate_up.weight, self.gate_up.bias)
+        return self._ops.glu(gate_up_TI, self._glu)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""

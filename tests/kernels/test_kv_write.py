@@ -58,17 +58,17 @@ class Inputs:
 
 
 @pytest.mark.parametrize("heads", [(32, 4, 128), (6, 2, 80), (2, 2, 64), (8, 1, 16)])
-def test_queries_rotate_in_place_and_keys_and_values_reach_their_slots(
+def test_queries_are_rotated_and_keys_and_values_reach_their_slots(
     device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     inputs = Inputs(heads, device, dtype)
     expected_q, expected_pool = inputs.expected(None)
-    rest = inputs.qkv[:, heads[0] * heads[2] :].clone()
+    before = inputs.qkv.clone()
 
-    rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+    q = rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
 
-    assert torch.equal(inputs.qkv[:, : heads[0] * heads[2]].view(expected_q.shape), expected_q)
-    assert torch.equal(inputs.qkv[:, heads[0] * heads[2] :], rest)
+    assert torch.equal(q, expected_q)
+    assert torch.equal(inputs.qkv, before)
     assert torch.equal(inputs.pool, expected_pool)
 
 
@@ -79,13 +79,14 @@ def test_queries_and_keys_are_normed_first(
     inputs = Inputs(heads, device, dtype)
     expected_q, expected_pool = inputs.expected(inputs.norm)
 
-    rotate_and_write_kv(inputs.qkv, inputs.rope, inputs.norm, inputs.pool, LAYER, inputs.slots)
+    out_q = rotate_and_write_kv(
+        inputs.qkv, inputs.rope, inputs.norm, inputs.pool, LAYER, inputs.slots
+    )
 
     # A sum in another order may round to the other side; the sum of two such products may cancel.
     tolerance = (
         {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.06, "rtol": 2**-6}
     )
-    out_q = inputs.qkv[:, : heads[0] * heads[2]].view(expected_q.shape)
     torch.testing.assert_close(out_q, expected_q, **tolerance)
     torch.testing.assert_close(inputs.pool, expected_pool, **tolerance)
     assert (out_q != expected_q).float().mean() < (0.02 if dtype == torch.bfloat16 else 1.0)
@@ -101,9 +102,21 @@ def test_positions_choose_rows_of_the_tables(device: torch.device) -> None:
         positions_T=order.argsort(),
     )
 
-    rotate_and_write_kv(inputs.qkv, rope, None, inputs.pool, LAYER, inputs.slots)
+    q = rotate_and_write_kv(inputs.qkv, rope, None, inputs.pool, LAYER, inputs.slots)
 
-    assert torch.equal(inputs.qkv[:, : 4 * 32].view(expected_q.shape), expected_q)
+    assert torch.equal(q, expected_q)
+    assert torch.equal(inputs.pool, expected_pool)
+
+
+def test_summands_are_added_and_rounded_first(device: torch.device, dtype: torch.dtype) -> None:
+    inputs = Inputs((8, 2, 64), device, dtype)
+    summands = torch.randn(3, *inputs.qkv.shape).to(device)
+    inputs.qkv = (summands[0] + summands[1] + summands[2]).to(dtype)
+    expected_q, expected_pool = inputs.expected(None)
+
+    q = rotate_and_write_kv(summands, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+
+    assert torch.equal(q, expected_q)
     assert torch.equal(inputs.pool, expected_pool)
 
 

@@ -47,10 +47,13 @@ def test_summands_are_added_and_rounded_before_the_residual(
     residual, weight = (torch.randn(4, 200).to(device, dtype) for _ in range(2))
     expected_residual = residual + summands.sum(0).to(dtype)
 
-    out = rms_norm(summands, weight[0], EPS, residual_TC=residual)
+    out = rms_norm(summands, weight[0], EPS, residual_TC=residual, dtype=dtype)
 
     assert_close(residual, expected_residual)
     assert_close(out, reference.rms_norm(residual, weight[0], EPS))
+    whole = summands.sum(0).to(dtype)
+    out = rms_norm(summands, weight[0], EPS, dtype=dtype)
+    assert_close(out, reference.rms_norm(whole, weight[0], EPS))
 
 
 def test_float32_weight_leaves_one_rounding(device: torch.device, dtype: torch.dtype) -> None:
