@@ -7,12 +7,10 @@ Prints a table: for each matrix and number of tokens cuBLAS and the candidates, 
 matrices of a layer of dense_l16 in turn, with the norms and the activation between them.
 """
 
-import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from statistics import median
 
@@ -27,25 +25,30 @@ from raydix.kernels.activation import glu
 from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.small_linear import LinearShape, multiply
+from raydix.kernels.summands import add_up
 
 ROTATED_BYTES = 800_000_000
 """Of the copies of a matrix."""
 REPLAYS = 9
-PROGRAMS_PER_SM = (1, 1.5, 2, 3, 4, 6)
-_TILES = (
-    # rows, depth, warps, stages, lines ahead
-    (64, 128, 4, 5, 0),
-    (64, 128, 4, 5, 8),
-    (64, 128, 4, 3, 8),
-    (64, 128, 4, 4, 4),
-    (64, 256, 4, 3, 4),
-    (128, 128, 4, 4, 4),
-    (128, 128, 8, 4, 8),
-    (128, 64, 4, 6, 8),
-    (32, 128, 2, 5, 8),
-    (32, 256, 4, 4, 4),
-    (32, 256, 4, 3, 0),
-    (16, 512, 4, 3, 2),
+_SHAPES = tuple(
+    LinearShape(rows=rows, depth=depth, num_stages=num_stages, programs_per_sm=programs_per_sm)
+    for rows, depth, num_stages, programs_per_sm in (
+        (64, 128, 4, 1),
+        (64, 128, 5, 1),
+        (64, 128, 7, 1),
+        (64, 128, 9, 1),
+        (64, 128, 3, 2),
+        (64, 128, 4, 2),
+        (64, 128, 5, 2),
+        (64, 64, 8, 1),
+        (64, 64, 10, 2),
+        (64, 256, 3, 1),
+        (64, 256, 4, 1),
+        (64, 256, 2, 2),
+        (128, 64, 5, 1),
+        (128, 128, 3, 1),
+        (128, 128, 5, 1),
+    )
 )
 
 
@@ -74,48 +77,20 @@ def _number(value: object) -> int:
     return value
 
 
-def candidates(outputs: int, inputs: int, num_sms: int) -> Iterator[LinearShape]:
-    """Shapes that suit a matrix, of so many programs that each multiprocessor has a few."""
-    for rows, depth, num_warps, num_stages, ahead in _TILES:
-        if outputs % rows or inputs % depth:
-            continue
-        steps, blocks = inputs // depth, outputs // rows
-        wanted = {round(per_sm * num_sms / blocks) for per_sm in PROGRAMS_PER_SM} | {1}
-        # Of equal length: one longer than the others would keep its programs busy alone.
-        divisors = {n for n in wanted if n >= 1 and -(-steps // -(-steps // n)) == n}
-        for splits in sorted(divisors):
-            if splits <= 32 and blocks * splits >= num_sms // 2 and steps // splits >= 2:
-                yield LinearShape(
-                    rows=rows,
-                    depth=depth,
-                    splits=splits,
-                    num_warps=num_warps,
-                    num_stages=num_stages,
-                    ahead=ahead,
-                )
-
-
 def compile_shapes(shapes: Sequence[LinearShape], tokens: int) -> None:
     """In a process of its own: the compiled kernels are found on disk by all."""
+    x = torch.zeros(tokens, 2560, dtype=torch.bfloat16, device="cuda")
+    weight = torch.zeros(6144, 2560, dtype=torch.bfloat16, device="cuda")
     for shape in shapes:
-        inputs = shape.depth * 4
-        x = torch.zeros(tokens, inputs, dtype=torch.bfloat16, device="cuda")
-        weight = torch.zeros(shape.rows * 2, inputs, dtype=torch.bfloat16, device="cuda")
-        for splits in (1, 2):
-            multiply(x, weight, replace(shape, splits=splits))
+        multiply(x, weight, shape)
     torch.cuda.synchronize()
 
 
-def compile_all(shapes: set[LinearShape], token_counts: Sequence[int]) -> None:
+def compile_all(token_counts: Sequence[int]) -> None:
     """Compile in as many processes as there are cores."""
-    kinds = sorted({replace(shape, splits=1) for shape in shapes}, key=str)
-    with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
-        list(
-            itertools.chain.from_iterable(
-                pool.map(compile_shapes, [kinds[part::6] for part in range(6)], [tokens] * 6)
-                for tokens in token_counts
-            )
-        )
+    with ProcessPoolExecutor(8, mp_context=get_context("spawn")) as pool:
+        for tokens in token_counts:
+            list(pool.map(compile_shapes, [_SHAPES[part::8] for part in range(8)], [tokens] * 8))
 
 
 def graph_us(work: Callable[[], object], launches: int) -> float:
@@ -156,7 +131,6 @@ def make_weights(outputs: int, inputs: int) -> list[Tensor]:
 def tune(name: str, outputs: int, inputs: int, tokens: Sequence[int]) -> dict[int, LinearShape]:
     """Print times of all candidates; the fastest by number of tokens."""
     weights, num_bytes = make_weights(outputs, inputs), 2 * outputs * inputs
-    shapes = list(candidates(outputs, inputs, num_sms()))
     best = {}
     for count in tokens:
         line = f"{name} [{outputs}, {inputs}] {count:3} tokens:"
@@ -165,29 +139,21 @@ def tune(name: str, outputs: int, inputs: int, tokens: Sequence[int]) -> dict[in
 
         times = {
             shape: matrix_us(weights, count, lambda x, w, shape=shape: multiply(x, w, shape))
-            for shape in shapes
+            for shape in _SHAPES
         }
         ordered = sorted(times, key=lambda shape: times[shape])
-        for shape in ordered[:6]:
+        for shape in ordered[:8]:
             us = times[shape]
             print(f"{line}   ours {us:6.1f} us {num_bytes / us / 1e3:5.0f} GB/s {_brief(shape)}")
-        late = replace(ordered[0], is_late=True)
-        us = matrix_us(weights, count, lambda x, w, late=late: multiply(x, w, late))
-        print(f"{line}   late {us:6.1f} us {num_bytes / us / 1e3:5.0f} GB/s {_brief(late)}")
         best[count] = ordered[0]
     return best
 
 
 def _brief(shape: LinearShape) -> str:
     return (
-        f"rows {shape.rows} depth {shape.depth} splits {shape.splits} warps {shape.num_warps} "
-        f"stages {shape.num_stages} ahead {shape.ahead} late {shape.is_late}"
+        f"tiles of {shape.rows} x {shape.depth}, {shape.num_stages} stages, "
+        f"{shape.programs_per_sm} programs an SM"
     )
-
-
-def num_sms() -> int:
-    """Of the device."""
-    return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 def layers_us(
@@ -212,7 +178,7 @@ def layers_us(
                 rms_norm(x, norm, 1e-6, residual_TC=residual, dtype=start.dtype),
                 layer["qkv"],
             )
-            qkv = qkv if qkv.dim() == 2 else qkv.sum(0).to(torch.bfloat16)
+            qkv = qkv if qkv.dim() == 2 else add_up(qkv, start.dtype)
             x = product("output", qkv[:, : sizes["output"][1]], layer["output"])
             x = rms_norm(x, norm, 1e-6, residual_TC=residual, dtype=start.dtype)
             x = product(
@@ -241,8 +207,7 @@ def main() -> int:
     print(torch.cuda.get_device_name(), torch.version.cuda, flush=True)
 
     sizes = {f"{model} {name}": size for model in models for name, size in matrices(model).items()}
-    shapes = {shape for size in sizes.values() for shape in candidates(*size, num_sms())}
-    compile_all(shapes, sorted({max(16, count) for count in tokens}))
+    compile_all(sorted({max(16, count) for count in tokens}))
     best = {name: tune(name, *size, tokens) for name, size in sizes.items()}
 
     for name, size in sizes.items():
@@ -258,10 +223,12 @@ def main() -> int:
 
     if models[0] == "dense_l16":
         own = {name: best[f"dense_l16 {name}"][tokens[0]] for name in matrices("dense_l16")}
-        late = {name: replace(shape, is_late=True) for name, shape in own.items()}
+        ways = [None, own] + [dict.fromkeys(own, shape) for shape in _SHAPES]
         for count in (1, 4, 16):
-            times = [layers_us("dense_l16", count, each) for each in (None, own, late)]
-            print(f"layers of dense_l16, {count} tokens, cuBLAS, ours, late:", times, "us")
+            for way in ways:
+                name = "cuBLAS" if way is None else _brief(way["qkv"]) if way is not own else "best"
+                us = layers_us("dense_l16", count, way)
+                print(f"layer of dense_l16, {count} tokens, {name}: {us:.1f} us")
     print(
         json.dumps({name: {n: _brief(s) for n, s in each.items()} for name, each in best.items()})
     )

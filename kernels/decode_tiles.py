@@ -31,7 +31,11 @@ class DecodeTiles:
 
 
 def choose_num_splits(
-    num_tiles: int, programs_per_tile: int, max_visible_tokens: int, num_sms: int
+    num_tiles: int,
+    programs_per_tile: int,
+    max_visible_tokens: int,
+    num_sms: int,
+    programs_per_sm: int = _PROGRAMS_PER_SM,
 ) -> int:
     """Splits for a bucket of batches, a power of two that gives every multiprocessor work.
 
@@ -39,7 +43,7 @@ def choose_num_splits(
     max_visible_tokens: the most keys that a tile sees. No split is needlessly short or long.
     """
     to_fill = min(
-        _PROGRAMS_PER_SM * num_sms // max(num_tiles * programs_per_tile, 1),
+        programs_per_sm * num_sms // max(num_tiles * programs_per_tile, 1),
         max_visible_tokens // _MIN_SPLIT_TOKENS,
     )
     to_balance = -(-max_visible_tokens // _MAX_SPLIT_TOKENS)

@@ -5,6 +5,7 @@ Every kernel of such a chain waits for the one ahead before it reads or writes w
 that a kernel's end means the end of all before it. Before that it may read nothing but weights.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,10 +18,15 @@ _FIRST_CAPABILITY = (9, 0)
 
 def early_launch(device: torch.device) -> dict[str, Any]:
     """Arguments of a launch whose kernel has the parameter EARLY, a constexpr."""
-    is_early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (
-        _FIRST_CAPABILITY
-    )
+    is_early = _knows_early_launch(device)
     return {"EARLY": is_early, "launch_pdl": is_early}
+
+
+@cache
+def _knows_early_launch(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
 @triton.jit

@@ -30,6 +30,10 @@ from raydix.kernels.split_combine import combine_splits
 
 MAX_TILE_ROWS = 128
 """Query tokens of a tile times query heads per KV head."""
+PROGRAMS_PER_SM = 6
+"""More than run at a time: contexts differ, and who ends early takes another split."""
+_FEW_PROGRAMS = 32
+"""So few leave most multiprocessors idle, whatever their keys."""
 
 
 def paged_decode(
@@ -100,6 +104,7 @@ def paged_decode(
         BLOCK_ROWS=block_rows,
         BLOCK_KEYS=_block_keys(is_float32, is_wide),
         PRECISION="ieee" if is_float32 else None,
+        MIN_BLOCKS=_min_blocks(num_tiles * num_heads),
         IS_WHOLE=num_splits == 1,
         STAGES=2 if is_float32 or is_wide else 3,
         num_warps=8 if is_wide and block_rows > 32 else 4,
@@ -115,6 +120,11 @@ def _check_tile_rows(tiles: DecodeTiles, group: int) -> None:
             f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at "
             f"most {MAX_TILE_ROWS} in product."
         )
+
+
+def _min_blocks(num_programs: int) -> int:
+    """Blocks of keys that are worth a split of their own, with so many programs without splits."""
+    return 1 if num_programs <= _FEW_PROGRAMS else 4
 
 
 def _block_keys(is_float32: bool, is_wide: bool) -> int:
@@ -155,6 +165,7 @@ def _decode_split(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
@@ -187,7 +198,9 @@ def _decode_split(
         first_key = tl.maximum(context - count + 1 - window, 0)
     first_block = first_key // BLOCK_KEYS
     num_blocks = tl.cdiv(context, BLOCK_KEYS) - first_block
-    split_keys = tl.cdiv(num_blocks, tl.num_programs(1)) * BLOCK_KEYS
+    # Of few keys the last splits get none.
+    num_splits = tl.minimum(tl.num_programs(1), tl.cdiv(num_blocks, MIN_BLOCKS))
+    split_keys = tl.cdiv(num_blocks, tl.maximum(num_splits, 1)) * BLOCK_KEYS
     start = first_block * BLOCK_KEYS + split * split_keys
     stop = tl.minimum(start + split_keys, context)
     maximum, total = first_maximum_and_total(sinks_ptr, query_head, float("-inf"), BLOCK_ROWS)
@@ -245,5 +258,7 @@ def _decode_split(
     else:
         slot = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
         out_row_ptr = out_ptr + (slot * QUERY_HEADS + query_head) * DIM
+        # Where there was no key, the logarithm says that there is nothing to read.
+        is_out &= (maximum > float("-inf"))[:, None]
         tl.store(out_row_ptr[:, None] + dim[None, :], result, mask=is_out)
         tl.store(lse_ptr + slot * QUERY_HEADS + query_head, maximum + tl.log2(total), mask=is_query)

@@ -1,18 +1,31 @@
 # mypy: disable-error-code="no-untyped-def"
 """A linear layer of a few tokens, which takes as long as reading its weights.
 
-The weights of a split of the inputs stream through shared memory, and ahead of that into L2. That
-begins before the kernel ahead on the stream has ended: weights do not depend on it.
+All tiles of the weights, row of tiles after row, are divided equally among a fixed number of
+programs: whatever the matrix, all of them end together. Where two programs share a row of tiles,
+each leaves a summand. The first tiles are on their way before the kernel ahead on the stream has
+ended, for weights do not depend on it.
 
-Legend: T tokens, C inputs, O outputs, S splits of the inputs.
+Written in Gluon, as Triton orders loads by itself. Legend: T tokens, C inputs, O outputs, S
+summands.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from math import gcd
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raydix.kernels.early_launch import early_launch
@@ -21,46 +34,39 @@ from raydix.kernels.summands import add_up
 MAX_TOKENS = 32
 _NARROW = 16
 """The narrow side of a tensor core's tile."""
-_LINE = tl.constexpr(64)
-"""Weights of a line of L2."""
+_CAPABILITY = 9
+"""Of devices with these tensor cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearShape:
-    """How a product is divided among programs. Sums depend on `depth` and `splits`."""
+    """How a product is divided. Its sums depend on `depth` and on the number of programs."""
 
-    rows: int
-    """Outputs of a program."""
-    depth: int
-    """Inputs at a time."""
-    splits: int
-    num_warps: int
+    rows: int = 64
+    """Outputs of a tile."""
+    depth: int = 128
+    """Inputs of a tile."""
     num_stages: int
-    ahead: int
-    """How many times `depth` inputs are on their way into L2 before their turn."""
-    is_late: bool = False
-    """Whether the next kernel comes when this one is nearly done, and not when it begins."""
+    """Tiles that a program has asked for at a time."""
+    programs_per_sm: int
 
 
-_WIDE_OUTPUTS = 8192
-"""From here on there are enough rows for every multiprocessor."""
-_WIDE = LinearShape(rows=64, depth=128, splits=1, num_warps=4, num_stages=4, ahead=8)
-_OTHER = LinearShape(rows=16, depth=512, splits=1, num_warps=4, num_stages=3, ahead=2)
+_SHAPE = LinearShape(num_stages=5, programs_per_sm=1)
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Can `device` run this at all?"""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _CAPABILITY
 
 
 def fits(x_TC: Tensor, weight_OC: Tensor) -> bool:
     """Is `small_linear` made for this product?"""
-    shape = _shape_of(weight_OC)
     return (
         x_TC.dtype == torch.bfloat16
         and x_TC.shape[0] <= MAX_TOKENS
-        and weight_OC.shape[0] % shape.rows == 0
-        and weight_OC.shape[1] % shape.depth == 0
+        and weight_OC.shape[0] % _SHAPE.rows == 0
+        and weight_OC.shape[1] % _SHAPE.depth == 0
     )
-
-
-def _shape_of(weight_OC: Tensor) -> LinearShape:
-    return _WIDE if weight_OC.shape[0] >= _WIDE_OUTPUTS else _OTHER
 
 
 def small_linear(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
@@ -72,8 +78,8 @@ def small_linear(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
 def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
     """x times the transposed weights: [T, O], or float32 summands of it, [S, T, O].
 
-    bfloat16, at most MAX_TOKENS tokens, contiguous in C. Raises ValueError if a shape, dtype or
-    stride differs.
+    bfloat16, at most MAX_TOKENS tokens, contiguous in C; C is a multiple of 128 and O of 64. Raises
+    ValueError if a shape, dtype or stride differs.
     """
     if weight_OC.dtype != torch.bfloat16 or weight_OC.dim() != 2 or not weight_OC.is_contiguous():
         raise ValueError(
@@ -86,113 +92,187 @@ def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
         or x_TC.stride(1) != 1
         or not fits(x_TC, weight_OC)
     ):
-        shape = _shape_of(weight_OC)
         raise ValueError(
             f"x is {x_TC.dtype} {tuple(x_TC.shape)}, the weights {tuple(weight_OC.shape)}; "
             f"expected bfloat16, at most {MAX_TOKENS} tokens, outputs in multiples of "
-            f"{shape.rows} and inputs of {shape.depth}."
+            f"{_SHAPE.rows} and inputs of {_SHAPE.depth}."
         )
     if not x_TC.shape[0]:
         return x_TC.new_empty((0, weight_OC.shape[0]))
-    return multiply(x_TC, weight_OC, _shape_of(weight_OC))
+    return multiply(x_TC, weight_OC, _SHAPE)
 
 
 def multiply(x_TC: Tensor, weight_OC: Tensor, shape: LinearShape) -> Tensor:
-    """x times the transposed weights, by a shape that suits both; [T, O].
-
-    With several splits [S, T, O] float32, whose sum is the product.
-    """
+    """See `small_linear_summands`."""
     num_tokens, inputs = x_TC.shape
     outputs = weight_OC.shape[0]
-    if shape.splits == 1:
+    row_steps = triton.cdiv(inputs, shape.depth)
+    all_steps = triton.cdiv(outputs, shape.rows) * row_steps
+    program_steps = triton.cdiv(all_steps, _num_sms(x_TC.device) * shape.programs_per_sm)
+    num_programs = triton.cdiv(all_steps, program_steps)
+
+    # The most programs that a row of tiles meets, wherever within the first of them it begins.
+    num_summands = 1 + triton.cdiv(row_steps - gcd(row_steps, program_steps), program_steps)
+    if num_summands == 1:
         out = x_TC.new_empty((num_tokens, outputs))
     else:
-        out = x_TC.new_empty((shape.splits, num_tokens, outputs), dtype=torch.float32)
+        out = x_TC.new_empty((num_summands, num_tokens, outputs), dtype=torch.float32)
 
-    steps = triton.cdiv(inputs, shape.depth)
-    _multiply[(outputs // shape.rows, shape.splits)](
-        x_TC,
-        weight_OC,
+    tokens = max(_NARROW, triton.next_power_of_2(num_tokens))
+    _multiply[(num_programs,)](
+        _descriptor(x_TC, tokens, shape.depth),
+        _descriptor(weight_OC, shape.rows, shape.depth),
         out,
         num_tokens,
-        x_TC.stride(0),
         outputs,
-        inputs,
-        triton.cdiv(steps, shape.splits),
+        row_steps,
+        all_steps,
+        program_steps,
         ROWS=shape.rows,
         DEPTH=shape.depth,
-        TOKENS=max(_NARROW, triton.next_power_of_2(num_tokens)),
-        AHEAD=shape.ahead,
-        IS_LATE=shape.is_late,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        TOKENS=tokens,
+        SUMMANDS=num_summands,
+        STAGES=shape.num_stages,
+        num_warps=4,
         **early_launch(x_TC.device),
     )
     return out
 
 
-@triton.jit
-def _prefetch(line_ptr):
-    """Ask for lines, one of each thread."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [line_ptr.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+def _descriptor(tensor: Tensor, rows: int, depth: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for([rows, depth], gl.bfloat16)
+    return TensorDescriptor.from_tensor(tensor, [rows, depth], layout)
+
+
+@cache
+def _num_sms(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@gluon.jit
+def _ask_for_weights(
+    weights,
+    ring,
+    ready,
+    index,
+    first,
+    num_steps,
+    row_steps,
+    STEP_BYTES: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Ask for the weights of a step, whose barrier then waits for its inputs, too."""
+    ROWS: gl.constexpr = ring.shape[1]
+    DEPTH: gl.constexpr = ring.shape[2]
+    step = first + index
+    place = [step // row_steps * ROWS, step % row_steps * DEPTH]
+    barrier = ready.index(index % STAGES)
+    is_step = index < num_steps
+
+    mbarrier.expect(barrier, STEP_BYTES, pred=is_step)
+    tma.async_copy_global_to_shared(
+        weights, place, barrier, ring.index(index % STAGES), pred=is_step
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "split_steps"])
+@gluon.jit
+def _ask_for_inputs(inputs, ring, ready, index, first, num_steps, row_steps, STAGES: gl.constexpr):
+    """Ask for the inputs of a step."""
+    DEPTH: gl.constexpr = ring.shape[2]
+    tma.async_copy_global_to_shared(
+        inputs,
+        [0, (first + index) % row_steps * DEPTH],
+        ready.index(index % STAGES),
+        ring.index(index % STAGES),
+        pred=index < num_steps,
+    )
+
+
+@gluon.jit(do_not_specialize=["num_tokens", "row_steps", "all_steps", "program_steps"])
 def _multiply(
-    x_ptr,
-    weight_ptr,
+    inputs,
+    weights,
     out_ptr,
     num_tokens,
-    x_stride,
     outputs,
-    inputs,
-    split_steps,
-    ROWS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    TOKENS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    IS_LATE: tl.constexpr,
-    EARLY: tl.constexpr,
+    row_steps,
+    all_steps,
+    program_steps,
+    ROWS: gl.constexpr,
+    DEPTH: gl.constexpr,
+    TOKENS: gl.constexpr,
+    SUMMANDS: gl.constexpr,
+    STAGES: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
-    """ROWS outputs of all tokens. Weights are the left operand: the tokens are the narrow side."""
-    first_row = tl.program_id(0) * ROWS
-    split = tl.program_id(1)
-    start = split * split_steps * DEPTH
-    stop = tl.minimum(start + split_steps * DEPTH, inputs)
+    """A step is a tile. Weights are the left operand: the tokens are the narrow side."""
+    STEP_BYTES: gl.constexpr = (ROWS + TOKENS) * DEPTH * 2
+    program = gl.program_id(0)
+    first = program * program_steps
+    num_steps = gl.minimum(program_steps, all_steps - first)
+    weight_ring = gl.allocate_shared_memory(weights.dtype, [STAGES, ROWS, DEPTH], weights.layout)
+    input_ring = gl.allocate_shared_memory(inputs.dtype, [STAGES, TOKENS, DEPTH], inputs.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+    fence_async_shared()
 
-    row = first_row + tl.arange(0, ROWS)
-    line_row_ptr = weight_ptr + row[:, None].to(tl.int64) * inputs
-    line_ptr = line_row_ptr + tl.arange(0, DEPTH // _LINE)[None, :] * _LINE
+    for stage in gl.static_range(STAGES):
+        _ask_for_weights(
+            weights, weight_ring, ready, stage, first, num_steps, row_steps, STEP_BYTES, STAGES
+        )
     if EARLY:
-        for step in tl.static_range(AHEAD):
-            if start + step * DEPTH < stop:
-                _prefetch(line_ptr + (start + step * DEPTH))
         gdc_wait()
-        if not IS_LATE:
-            gdc_launch_dependents()
-
-    token = tl.arange(0, TOKENS)
-    column = tl.arange(0, DEPTH)
-    row_ptr = weight_ptr + row[:, None].to(tl.int64) * inputs + column[None, :]
-    x_row_ptr = x_ptr + token[None, :] * x_stride + column[:, None]
-    is_token = (token < num_tokens)[None, :]
-    total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for begin in tl.range(start, stop, DEPTH):
-        if EARLY and AHEAD > 0:
-            _prefetch(line_ptr + tl.minimum(begin + AHEAD * DEPTH, stop - DEPTH))
-        weight = tl.load(row_ptr + begin, eviction_policy="evict_first")
-        x = tl.load(x_row_ptr + begin, mask=is_token, other=0.0)
-        total = tl.dot(weight, x, total)
-    if EARLY and IS_LATE:
         gdc_launch_dependents()
+    for stage in gl.static_range(STAGES):
+        _ask_for_inputs(inputs, input_ring, ready, stage, first, num_steps, row_steps, STAGES)
 
-    out_row_ptr = out_ptr + split.to(tl.int64) * num_tokens * outputs
-    out_row_ptr += token[None, :] * outputs + row[:, None]
-    tl.store(out_row_ptr, total.to(out_ptr.dtype.element_ty), mask=is_token)
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TOKENS, 16]
+    )
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, layout))
+    is_token = (token < num_tokens)[None, :]
+    size = num_tokens * outputs
+    zeros = gl.zeros([ROWS, TOKENS], gl.float32, layout=layout)
+    total = zeros
+    for index in range(num_steps):
+        slot = index % STAGES
+        mbarrier.wait(ready.index(slot), index // STAGES & 1)
+        total = warpgroup_mma(
+            weight_ring.index(slot), input_ring.index(slot).permute((1, 0)), total
+        )
+        # Before the slot is filled again every warp has to have read it.
+        gl.thread_barrier()
+        _ask_for_weights(
+            weights,
+            weight_ring,
+            ready,
+            index + STAGES,
+            first,
+            num_steps,
+            row_steps,
+            STEP_BYTES,
+            STAGES,
+        )
+        _ask_for_inputs(
+            inputs, input_ring, ready, index + STAGES, first, num_steps, row_steps, STAGES
+        )
+
+        step = first + index
+        tile_row = step // row_steps
+        is_row_done = step % row_steps == row_steps - 1
+        if is_row_done | (index == num_steps - 1):
+            summand = program - tile_row * row_steps // program_steps
+            out_row_ptr = out_ptr + token[None, :] * outputs + (tile_row * ROWS + row)[:, None]
+            value = total.to(out_ptr.dtype.element_ty)
+            gl.store(out_row_ptr + summand * size, value, mask=is_token)
+            total = zeros
+            if is_row_done:
+                # Fewer programs than elsewhere may have met in this row.
+                nothing = zeros.to(out_ptr.dtype.element_ty)
+                for other in range(summand + 1, SUMMANDS):
+                    gl.store(out_row_ptr + other * size, nothing, mask=is_token)
+
+    for stage in gl.static_range(STAGES):
+        mbarrier.invalidate(ready.index(stage))

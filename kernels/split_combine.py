@@ -77,7 +77,7 @@ def _combine_splits(
         weights = tl.exp2(lse - tl.max(lse, 0))
         partial = tl.load(
             partial_ptr + entry[:, None] * DIM + dim[None, :],
-            mask=is_split[:, None] & is_dim[None, :],
+            mask=(lse > float("-inf"))[:, None] & is_dim[None, :],
             other=0.0,
         )
         result = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)

@@ -23,11 +23,16 @@ from raydix.kernels.kv_write import rotate_and_write_kv
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.latent_write import write_latent
 from raydix.kernels.norm import rms_norm
-from raydix.kernels.paged_decode import paged_decode
+from raydix.kernels.paged_decode import PROGRAMS_PER_SM, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, tile_tokens
 from raydix.kernels.reference import experts
 from raydix.kernels.sampling import sample_cut, sample_whole
-from raydix.kernels.small_linear import fits, small_linear, small_linear_summands
+from raydix.kernels.small_linear import (
+    fits,
+    has_tensor_cores,
+    small_linear,
+    small_linear_summands,
+)
 from raydix.kernels.topk_gating import topk_gating
 
 _EXTENSION_TILE_ROWS = 64
@@ -53,19 +58,20 @@ class TritonOps:
     ) -> None:
         self.tile_tokens = tile_tokens(dtype)
         self._dtype = dtype
+        self._has_small_linear = has_tensor_cores(device)
         self._num_query_heads = num_query_heads
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
 
     def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `ModelOps`."""
-        if bias_O is None and fits(x_TC, weight_OC):
+        if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
 
     def linear_summands(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `ModelOps`."""
-        if bias_O is None and fits(x_TC, weight_OC):
+        if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear_summands(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
 
@@ -138,6 +144,7 @@ class TritonOps:
                     pool_PLH2SD.shape[2],
                     _visible_tokens(decode, form.window),
                     self._num_sms,
+                    PROGRAMS_PER_SM,
                 ),
                 out_TQD=out_TQD,
             )
