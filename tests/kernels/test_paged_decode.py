@@ -170,6 +170,10 @@ def test_a_captured_graph_reads_new_lengths_and_tables(form: dict[str, Any]) -> 
     rows.assert_out()
 
 
+def test_more_programs_take_more_splits() -> None:
+    assert choose_num_splits(16, 8, 8192, num_sms=132, programs_per_sm=6) == 4
+
+
 @pytest.mark.parametrize(
     ("figures", "num_splits"),
     [
@@ -181,10 +185,6 @@ def test_a_captured_graph_reads_new_lengths_and_tables(form: dict[str, Any]) -> 
         ((1, 1, 10**7), MAX_SPLITS),
     ],
 )
-def test_more_programs_take_more_splits() -> None:
-    assert choose_num_splits(16, 8, 8192, num_sms=132, programs_per_sm=6) == 4
-
-
 def test_splits_fill_the_device_and_bound_the_longest_row(
     figures: tuple[int, int, int], num_splits: int
 ) -> None:
