@@ -70,8 +70,8 @@ class ModelOps(Protocol):
     def linear_summands(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """`linear`, or float32 summands of it, [S, T, O].
 
-        For `rms_norm`, `glu` and `rotate_and_write_kv` alone, which add them up in their order,
-        and round the sum where `linear` does.
+        For `rms_norm`, `glu`, `topk_gating` and `rotate_and_write_kv` alone, which add them up in
+        their order, and round the sum where `linear` does.
         """
 
     def rms_norm(

@@ -46,7 +46,6 @@ class TritonOps:
     rotate_and_write_kv = staticmethod(rotate_and_write_kv)
     write_latent = staticmethod(write_latent)
     expanded_latent_attention = staticmethod(expanded_latent_attention)
-    topk_gating = staticmethod(topk_gating)
     route_experts = staticmethod(route_experts)
     fused_experts = staticmethod(fused_experts)
     group_limited_gating = staticmethod(experts.group_limited_gating)
@@ -74,6 +73,14 @@ class TritonOps:
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear_summands(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
+
+    def topk_gating(
+        self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
+    ) -> tuple[Tensor, Tensor]:
+        """See `ModelOps`."""
+        return topk_gating(
+            router_logits_TE, num_experts_per_token, renormalise=renormalise, dtype=self._dtype
+        )
 
     def rms_norm(
         self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
