@@ -1,7 +1,7 @@
 """Dispatch by Mooncake EP: DeepEP's low-latency kernels, between GPUs of one host by NVLink.
 
 With release 0.3.13.post1 a combine now and then takes the experts of another exchange's tokens, if
-that exchange was dispatched through the same buffer after its own dispatch: one of ten such pairs
+that exchange was dispatched through the same buffer after its own dispatch: one of twelve pairs
 on two H200, by the library's calls alone (`tests/moe/mooncake_alone.py`), and none of thousands of
 exchanges that had a buffer to themselves. So each open exchange has one; and prompts, whose many
 parts would want too many buffers, travel by NCCL.
