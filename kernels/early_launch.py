@@ -2,7 +2,8 @@
 """Programmatic dependent launch: a kernel is on the device before the one ahead of it has ended.
 
 Every kernel of such a chain waits for the one ahead before it reads or writes what others write, so
-that a kernel's end means the end of all before it. Before that it may read nothing but weights.
+that a kernel's end means the end of all before it. Before that it may read weights, and what was
+there when the layers of the step began: kernels of other libraries, which come before, end first.
 """
 
 from functools import cache
@@ -33,6 +34,23 @@ def _knows_early_launch(device: torch.device) -> bool:
 def wait_for_inputs(EARLY: tl.constexpr):
     """Let the next kernel come, and wait until the one ahead has ended: a small kernel's first
     statement."""
+    let_next_come(EARLY)
+    wait_for_ahead(EARLY)
+
+
+@triton.jit
+def let_next_come(EARLY: tl.constexpr):
+    """Say that the next kernel may be launched as soon as all programs have said so."""
     if EARLY:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_ahead(EARLY: tl.constexpr):
+    """Wait until the kernel ahead has ended.
+
+    What a step finds when its layers begin (positions, slots, tables, contexts) is older than any
+    kernel ahead, and may be read before.
+    """
+    if EARLY:
         gdc_wait()

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
+from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.summands import check_summands, sum_rounded
 
@@ -182,7 +182,7 @@ def _rotate_and_write(
     EARLY: tl.constexpr,
 ):
     """One token's KV head and its group of query heads, each head as two halves of D."""
-    wait_for_inputs(EARLY)
+    let_next_come(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     half: tl.constexpr = DIM // 2
@@ -194,6 +194,8 @@ def _rotate_and_write(
     cos = tl.load(cos_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(sin_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
 
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    wait_for_ahead(EARLY)
     dtype = pool_ptr.dtype.element_ty
     row_ptr = qkv_ptr + token * qkv_stride
     apart = tl.num_programs(0).to(tl.int64) * qkv_stride
@@ -209,7 +211,6 @@ def _rotate_and_write(
     tl.store(q_ptr, first, mask=is_q)
     tl.store(q_ptr + half, second, mask=is_q)
 
-    slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:
         # One row, so that keys take the same path as queries.
         one = tl.arange(0, 1)[:, None]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
+from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.summands import check_summands, sum_rounded
 
 _WIDE_ROW = 2048
@@ -90,10 +90,12 @@ def _rms_norm(
     EARLY: tl.constexpr,
 ):
     """One token. Sums and products are in float32; the sum with the residual is rounded first."""
-    wait_for_inputs(EARLY)
+    let_next_come(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < SIZE
+    weight = tl.load(weight_ptr + column, mask=is_column, other=0.0)
+    wait_for_ahead(EARLY)
     dtype = out_ptr.dtype.element_ty
     x_row_ptr = x_ptr + token * x_stride + column
     x = sum_rounded(x_row_ptr, tl.num_programs(0).to(tl.int64) * SIZE, is_column, SUMMANDS, dtype)
@@ -105,6 +107,5 @@ def _rms_norm(
         x = rounded.to(tl.float32)
 
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
-    weight = tl.load(weight_ptr + column, mask=is_column, other=0.0)
     out = weight.to(tl.float32) * (x * scale).to(weight.dtype).to(tl.float32)
     tl.store(out_ptr + token * SIZE + column, out.to(dtype), mask=is_column)

@@ -24,7 +24,7 @@ from raydix.kernels.attention_scores import (
     score_scales,
 )
 from raydix.kernels.decode_tiles import DecodeTiles, check_tiles
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
+from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.paged_inputs import check_paged_inputs
 from raydix.kernels.split_combine import combine_splits
 
@@ -32,6 +32,7 @@ MAX_TILE_ROWS = 128
 """Query tokens of a tile times query heads per KV head."""
 PROGRAMS_PER_SM = 6
 """More than run at a time: contexts differ, and who ends early takes another split."""
+_AHEAD_KEYS = 0
 _FEW_PROGRAMS = 32
 """So few leave most multiprocessors idle, whatever their keys."""
 
@@ -104,6 +105,7 @@ def paged_decode(
         BLOCK_ROWS=block_rows,
         BLOCK_KEYS=_block_keys(is_float32, is_wide),
         PRECISION="ieee" if is_float32 else None,
+        AHEAD_KEYS=_AHEAD_KEYS,
         MIN_BLOCKS=_min_blocks(num_tiles * num_heads),
         IS_WHOLE=num_splits == 1,
         STAGES=2 if is_float32 or is_wide else 3,
@@ -132,6 +134,35 @@ def _block_keys(is_float32: bool, is_wide: bool) -> int:
     if is_float32:
         return 16 if is_wide else 32
     return 64
+
+
+@triton.jit
+def _prefetch(
+    head_ptr,
+    table_ptr,
+    start,
+    stop,
+    page_stride,
+    KEYS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Ask L2 for a split's first keys and values."""
+    key = start + tl.arange(0, KEYS)
+    is_key = key < stop
+    page = tl.load(table_ptr + key // PAGE, mask=is_key, other=0).to(tl.int64)
+    line = tl.arange(0, DIM // 64) * 64
+    slot_ptr = head_ptr + page * page_stride + key % PAGE * DIM
+    k_ptr = slot_ptr[:, None] + line[None, :]
+    for part in tl.static_range(2):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [(k_ptr + part * PAGE * DIM).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -166,12 +197,13 @@ def _decode_split(
     BLOCK_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     MIN_BLOCKS: tl.constexpr,
+    AHEAD_KEYS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One split of one tile and KV head: query rows are (token, query head of the group)."""
-    wait_for_inputs(EARLY)
+    let_next_come(EARLY)
     head = tl.program_id(0)
     split = tl.program_id(1)
     tile = tl.program_id(2)
@@ -179,6 +211,21 @@ def _decode_split(
     count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
     first_token = tl.load(tokens_ptr + tile).to(tl.int64)
     table_ptr = tables_ptr + tl.load(rows_ptr + tile).to(tl.int64) * table_stride
+
+    first_key = 0
+    if window is not None:
+        first_key = tl.maximum(context - count + 1 - window, 0)
+    first_block = first_key // BLOCK_KEYS
+    num_blocks = tl.cdiv(context, BLOCK_KEYS) - first_block
+    # Of few keys the last splits get none.
+    num_splits = tl.minimum(tl.num_programs(1), tl.cdiv(num_blocks, MIN_BLOCKS))
+    split_keys = tl.cdiv(num_blocks, tl.maximum(num_splits, 1)) * BLOCK_KEYS
+    start = first_block * BLOCK_KEYS + split * split_keys
+    stop = tl.minimum(start + split_keys, context)
+    head_ptr = pool_ptr + layer_offset + head.to(tl.int64) * (2 * PAGE * DIM)
+    if EARLY and AHEAD_KEYS > 0:
+        _prefetch(head_ptr, table_ptr, start, stop, page_stride, AHEAD_KEYS, PAGE, DIM)
+    wait_for_ahead(EARLY)
 
     row = tl.arange(0, BLOCK_ROWS)
     token = row // GROUP
@@ -193,23 +240,12 @@ def _decode_split(
     # The last key that each query sees; rows of padding see what the last token sees.
     last_key = context - tl.maximum(count - token, 1)
 
-    first_key = 0
-    if window is not None:
-        first_key = tl.maximum(context - count + 1 - window, 0)
-    first_block = first_key // BLOCK_KEYS
-    num_blocks = tl.cdiv(context, BLOCK_KEYS) - first_block
-    # Of few keys the last splits get none.
-    num_splits = tl.minimum(tl.num_programs(1), tl.cdiv(num_blocks, MIN_BLOCKS))
-    split_keys = tl.cdiv(num_blocks, tl.maximum(num_splits, 1)) * BLOCK_KEYS
-    start = first_block * BLOCK_KEYS + split * split_keys
-    stop = tl.minimum(start + split_keys, context)
     maximum, total = first_maximum_and_total(sinks_ptr, query_head, float("-inf"), BLOCK_ROWS)
     if sinks_ptr is not None:
         # A sink joins once, as a key of the first split.
         maximum = tl.where(split == 0, maximum, float("-inf"))
         total = tl.where(split == 0, total, 0.0)
     acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
-    head_ptr = pool_ptr + layer_offset + head.to(tl.int64) * (2 * PAGE * DIM)
     for begin in tl.range(start, stop, BLOCK_KEYS, num_stages=STAGES):
         key = begin + tl.arange(0, BLOCK_KEYS)
         is_key = key < stop

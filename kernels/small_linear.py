@@ -34,6 +34,8 @@ from raydix.kernels.summands import add_up
 MAX_TOKENS = 32
 _NARROW = 16
 """The narrow side of a tensor core's tile."""
+_ALIGNMENT = 8
+"""Elements of 16 bytes: a tensor map's rows are multiples of that."""
 _CAPABILITY = 9
 """Of devices with these tensor cores."""
 
@@ -42,16 +44,18 @@ _CAPABILITY = 9
 class LinearShape:
     """How a product is divided. Its sums depend on `depth` and on the number of programs."""
 
-    rows: int = 64
+    rows: int
     """Outputs of a tile."""
-    depth: int = 128
+    depth: int
     """Inputs of a tile."""
     num_stages: int
     """Tiles that a program has asked for at a time."""
     programs_per_sm: int
 
 
-_SHAPE = LinearShape(num_stages=5, programs_per_sm=1)
+_SHAPE = LinearShape(rows=64, depth=256, num_stages=2, programs_per_sm=2)
+"""The best or nearly so for all matrices tried, and for a layer of them: `benchmarks.small_linear`
+(H200, 2026-11)."""
 
 
 def has_tensor_cores(device: torch.device) -> bool:
@@ -65,7 +69,7 @@ def fits(x_TC: Tensor, weight_OC: Tensor) -> bool:
         x_TC.dtype == torch.bfloat16
         and x_TC.shape[0] <= MAX_TOKENS
         and weight_OC.shape[0] % _SHAPE.rows == 0
-        and weight_OC.shape[1] % _SHAPE.depth == 0
+        and weight_OC.shape[1] % _ALIGNMENT == 0
     )
 
 
@@ -78,7 +82,8 @@ def small_linear(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
 def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
     """x times the transposed weights: [T, O], or float32 summands of it, [S, T, O].
 
-    bfloat16, at most MAX_TOKENS tokens, contiguous in C; C is a multiple of 128 and O of 64. Raises
+    bfloat16, at most MAX_TOKENS tokens, contiguous in C; C is a multiple of 8 and O of 64; rows
+    of x are, too. Raises
     ValueError if a shape, dtype or stride differs.
     """
     if weight_OC.dtype != torch.bfloat16 or weight_OC.dim() != 2 or not weight_OC.is_contiguous():
@@ -90,12 +95,13 @@ def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
         x_TC.dim() != 2
         or x_TC.shape[1] != weight_OC.shape[1]
         or x_TC.stride(1) != 1
+        or x_TC.stride(0) % _ALIGNMENT
         or not fits(x_TC, weight_OC)
     ):
         raise ValueError(
             f"x is {x_TC.dtype} {tuple(x_TC.shape)}, the weights {tuple(weight_OC.shape)}; "
             f"expected bfloat16, at most {MAX_TOKENS} tokens, outputs in multiples of "
-            f"{_SHAPE.rows} and inputs of {_SHAPE.depth}."
+            f"{_SHAPE.rows} and inputs of {_ALIGNMENT}."
         )
     if not x_TC.shape[0]:
         return x_TC.new_empty((0, weight_OC.shape[0]))

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.decode_tiles import DecodeTiles
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
+from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
 
 
 def combine_splits(
@@ -61,13 +61,16 @@ def _combine_splits(
 
     The logarithm `lse` of such a sum has base 2.
     """
-    wait_for_inputs(EARLY)
+    let_next_come(EARLY)
     slot = tl.program_id(0)
     query_head = tl.program_id(1)
     tile = slot // TILE_TOKENS
     token = slot % TILE_TOKENS
     count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
-    if (token < count) & (tl.load(contexts_ptr + tile) > 0):
+    context = tl.load(contexts_ptr + tile)
+    first_token = tl.load(tokens_ptr + tile).to(tl.int64)
+    wait_for_ahead(EARLY)
+    if (token < count) & (context > 0):
         split = tl.arange(0, BLOCK_SPLITS)
         is_split = split < num_splits
         dim = tl.arange(0, BLOCK_DIM)
@@ -82,6 +85,6 @@ def _combine_splits(
         )
         result = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
 
-        out_row_ptr = out_ptr + tl.load(tokens_ptr + tile).to(tl.int64) * out_token_stride
+        out_row_ptr = out_ptr + first_token * out_token_stride
         out_row_ptr += token * out_token_stride + query_head * out_head_stride
         tl.store(out_row_ptr + dim, result.to(out_ptr.dtype.element_ty), mask=is_dim)
