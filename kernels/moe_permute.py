@@ -31,23 +31,28 @@ _COUNT_ROWS = 32
 class ExpertBlocks:
     """Slots in order of their expert, in blocks of at most `block_rows`, each of one expert.
 
-    All int32.
+    All int32. Where all but the experts are None, each slot is a block of its own, in their order.
     """
 
     block_rows: int
-    slots_X: Tensor
-    """Slots sorted by expert, then by slot; without those whose expert is outside of 0..E-1."""
-    num_blocks_1: Tensor
-    """Blocks in use; entries of the columns below past it are undefined."""
     experts_B: Tensor
-    starts_B: Tensor
+    slots_X: Tensor | None = None
+    """Slots sorted by expert, then by slot; without those whose expert is outside of 0..E-1."""
+    num_blocks_1: Tensor | None = None
+    """Blocks in use; entries of the columns past it are undefined."""
+    starts_B: Tensor | None = None
     """Index in slots_X of the block's first row."""
-    ends_B: Tensor
+    ends_B: Tensor | None = None
     """Index in slots_X past the block's last row."""
-    firsts_B: Tensor
+    firsts_B: Tensor | None = None
     """The first block of the same expert."""
-    counts_B: Tensor
+    counts_B: Tensor | None = None
     """How many blocks that expert has, in a row from the first."""
+
+
+def blocks_of_slots(expert_ids_TK: Tensor, block_rows: int) -> ExpertBlocks:
+    """A block for each slot, without a look at the experts; ids may be outside of 0..E-1."""
+    return ExpertBlocks(block_rows=block_rows, experts_B=expert_ids_TK.reshape(-1))
 
 
 def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:
@@ -88,7 +93,7 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
         counts_B=columns[4],
     )
     if num_slots == 0:
-        blocks.num_blocks_1.zero_()
+        columns[5].zero_()
         return blocks
 
     block_experts = triton.next_power_of_2(num_experts)
