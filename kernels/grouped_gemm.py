@@ -53,11 +53,33 @@ def fused_experts(
     add nothing. Sums are in float32; each choice's weighted output is rounded once before the sum
     over K. Raises ValueError if a shape, dtype or stride differs.
     """
+    choices_KTC = expert_summands(
+        x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK, form=form, biases=biases
+    )
+    if x_TC.shape[0] == 0:
+        return torch.empty_like(x_TC)
+    return sum_over_choices(choices_KTC.transpose(0, 1), expert_ids_TK, gate_up_EIC.shape[0])
+
+
+def expert_summands(
+    x_TC: Tensor,
+    gate_up_EIC: Tensor,
+    down_ECI: Tensor,
+    weights_TK: Tensor,
+    expert_ids_TK: Tensor,
+    *,
+    form: GluForm,
+    biases: ExpertBiases | None,
+) -> Tensor:
+    """Weighted outputs of the choices, which `fused_experts` would add up, [K, T, C].
+
+    Those whose id is outside of 0..E-1 are undefined. All else as in `fused_experts`.
+    """
     check_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
     check_biases(gate_up_EIC, down_ECI, biases)
-    num_tokens, hidden = x_TC.shape
-    if num_tokens == 0:
-        return torch.empty_like(x_TC)
+    choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, x_TC.shape[1]))
+    if choices_TKC.numel() == 0:
+        return choices_TKC.transpose(0, 1)
 
     num_experts, _, intermediate = down_ECI.shape
     tiles = choose_tiles(expert_ids_TK.numel(), num_experts, x_TC.dtype)
@@ -78,10 +100,9 @@ def fused_experts(
         form=form,
         bias_EI=gate_up_EI,
     )
-    choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, hidden))
     down_EC = None if biases is None else biases.down_EC
     _down(activated_XI, down_ECI, weights_TK, blocks, tiles.down, choices_TKC, bias_EC=down_EC)
-    return sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
+    return choices_TKC.transpose(0, 1)
 
 
 def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> int:

@@ -187,6 +187,22 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.experts.fused_experts`."""
 
+    def expert_summands(
+        self,
+        x_TC: Tensor,
+        gate_up_EIC: Tensor,
+        down_ECI: Tensor,
+        weights_TK: Tensor,
+        expert_ids_TK: Tensor,
+        *,
+        form: GluForm,
+        biases: ExpertBiases | None,
+    ) -> Tensor:
+        """`fused_experts`, or summands of it, [K, T, C], for `rms_norm` alone.
+
+        All ids are in 0..E-1.
+        """
+
 
 class ReferenceOps:
     """`ModelOps` in plain PyTorch, on any device."""
@@ -208,6 +224,7 @@ class ReferenceOps:
     group_limited_gating = staticmethod(experts.group_limited_gating)
     route_experts = staticmethod(expert_routes.route_experts)
     fused_experts = staticmethod(experts.fused_experts)
+    expert_summands = staticmethod(experts.fused_experts)
     sample_whole = staticmethod(sampling.sample_whole)
     sample_cut = staticmethod(sampling.sample_cut)
 

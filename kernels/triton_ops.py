@@ -18,7 +18,7 @@ from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_routes import route_experts
 from raydix.kernels.glu_form import GluForm
-from raydix.kernels.grouped_gemm import fused_experts
+from raydix.kernels.grouped_gemm import expert_summands, fused_experts
 from raydix.kernels.kv_write import rotate_and_write_kv
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.latent_write import write_latent
@@ -48,6 +48,7 @@ class TritonOps:
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     route_experts = staticmethod(route_experts)
     fused_experts = staticmethod(fused_experts)
+    expert_summands = staticmethod(expert_summands)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)

@@ -56,6 +56,16 @@ def test_summands_are_added_and_rounded_before_the_residual(
     assert_close(out, reference.rms_norm(whole, weight[0], EPS))
 
 
+def test_summands_may_lie_beside_each_other(device: torch.device, dtype: torch.dtype) -> None:
+    summands = torch.randn(4, 3, 200).to(device, dtype).transpose(0, 1)
+    residual, weight = torch.zeros(4, 200).to(device, dtype), torch.ones(200).to(device, dtype)
+
+    rms_norm(summands, weight, EPS, residual_TC=residual, dtype=dtype)
+
+    first, second, third = summands.float()
+    assert torch.equal(residual, (first + second + third).to(dtype))
+
+
 def test_float32_weight_leaves_one_rounding(device: torch.device, dtype: torch.dtype) -> None:
     x, weight = torch.randn(4, 200).to(device, dtype), torch.randn(200).to(device)
 
@@ -82,6 +92,7 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
         (torch.zeros(2, 8), torch.zeros(8), torch.zeros(3, 8)),
         (torch.zeros(1, 2, 8), torch.zeros(8), torch.zeros(3, 8)),
         (torch.zeros(1, 2, 8).bfloat16(), torch.zeros(8), torch.zeros(2, 8)),
+        (torch.zeros(99, 2, 8), torch.zeros(8), torch.zeros(2, 8)),
     ],
 )
 def test_bad_inputs_are_refused(
