@@ -1,4 +1,4 @@
-"""uvicorn's fast protocol, which by itself would keep a header without end."""
+"""uvicorn's fast protocol, which by itself would keep headers and trailers without end."""
 
 from typing import Any
 
@@ -12,30 +12,50 @@ _TOO_LARGE = (
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection, closed once what comes before a body goes on beyond `MAX_HEADER_BYTES`."""
+    """One connection, closed once what is no body goes on beyond `MAX_HEADER_BYTES`.
+
+    That is what comes before a body, and after the last chunk of one.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._is_in_head = False
-        self._num_head_bytes = 0
+        self._num_bytes = 0
+        """Came since the last part of a body, or since a head or a message was complete."""
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
+        # Some of this part may belong to what ended in it: then the bound is one part more.
+        self._num_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head:
-            # All of this part may belong to the request before it: then the bound is one part more.
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        if self._num_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            # After a head an answer may be under way.
+            if self._is_in_head:
                 self.transport.write(_TOO_LARGE)
-                self.transport.close()
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         """See httptools."""
         super().on_message_begin()
         self._is_in_head = True
-        self._num_head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools. Trailers are not for anybody here."""
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._is_in_head = False
+        self._num_bytes = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._num_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._num_bytes = 0
+        super().on_message_complete()

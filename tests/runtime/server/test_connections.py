@@ -219,8 +219,17 @@ def test_addresses_without_a_port_are_refused(text: str) -> None:
         HttpAddress.parse(text)
 
 
-@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n"])
-async def test_a_header_without_end_is_refused(server: Server, start: bytes) -> None:
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *(b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n"),
+        *(CHUNKED, CHUNKED + b"A: "),
+    ],
+)
+async def test_a_header_or_trailer_without_end_is_refused(server: Server, start: bytes) -> None:
     more = b"B: b\r\n" * 1024 if start.endswith(b"\n") else b"a" * 4096
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
