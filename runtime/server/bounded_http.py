@@ -1,4 +1,8 @@
-"""uvicorn's fast protocol, which by itself would keep headers and trailers without end."""
+"""uvicorn's fast protocol, with bounds that it lacks.
+
+By itself it keeps headers and trailers without end. Of a connection that brings a request while one
+is answered it reads no more, and so does not see it close.
+"""
 
 from typing import Any
 
@@ -12,9 +16,11 @@ _TOO_LARGE = (
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection, closed once what is no body goes on beyond `MAX_HEADER_BYTES`.
+    """One connection, with one request at a time.
 
-    That is what comes before a body, and after the last chunk of one.
+    It is closed once what is no body goes on beyond `MAX_HEADER_BYTES`: what comes before a body,
+    and after the last chunk of one. A request that does not wait for the answer to the one before
+    it is left out, and the connection closed after that answer: clients then ask again.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -22,6 +28,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_in_head = False
         self._num_bytes = 0
         """Came since the last part of a body, or since a head or a message was complete."""
+        self._is_deaf = False
+        """A request came too early; neither it nor what follows is answered."""
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
@@ -41,21 +49,27 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """See httptools. Trailers are not for anybody here."""
-        if self._is_in_head:
+        if self._is_in_head and not self._is_deaf:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._is_in_head = False
         self._num_bytes = 0
-        super().on_headers_complete()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            self._is_deaf = True
+        if not self._is_deaf:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
         self._num_bytes = 0
-        super().on_body(body)
+        if not self._is_deaf:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """See httptools."""
         self._num_bytes = 0
-        super().on_message_complete()
+        if not self._is_deaf:
+            super().on_message_complete()
