@@ -21,6 +21,7 @@ from raydix.runtime.cli.options import (
     PROMPT_FILE_HELP,
     Address,
     AsJson,
+    CacheSalt,
     OptionalConnect,
     Settings,
     Source,
@@ -43,14 +44,18 @@ class Asking:
     params: SamplingParams
     as_chat: bool
     routing_key: str | None = None
+    cache_salt: str | None = None
 
     def stream(self, prompt: Prompt, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one prompt."""
         params = replace(self.params, output_kind=kind)
         if self.as_chat:
             messages = [{"role": "user", "content": prompt}]
-            return self.engine.chat(messages, params, routing_key=self.routing_key)
-        return self.engine.generate(prompt, params, routing_key=self.routing_key)
+            return self.engine.chat(messages, params, **self._options())
+        return self.engine.generate(prompt, params, **self._options())
+
+    def _options(self) -> dict[str, str | None]:
+        return {"routing_key": self.routing_key, "cache_salt": self.cache_salt}
 
 
 def generate(
@@ -76,6 +81,7 @@ def generate(
         str | None,
         typer.Option(help="Requests of one key run together, if scheduler.policy is routing_key."),
     ] = None,
+    cache_salt: CacheSalt = None,
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
@@ -92,7 +98,9 @@ def generate(
     async def run(out: Console, stdout: TextIO) -> None:
         show = JsonPrinter(stdout) if as_json else TextPrinter(out, stdout)
         async with await open_engine(config, connect, address, secret_file) as engine:
-            asking = Asking(engine, params, as_chat=chat, routing_key=routing_key)
+            asking = Asking(
+                engine, params, as_chat=chat, routing_key=routing_key, cache_salt=cache_salt
+            )
             if stream:
                 await stream_all(asking, prompts, show)
             else:

@@ -114,8 +114,10 @@ def test_a_stream_without_text_is_of_token_ids(
     assert capsys.readouterr().out.split() == ["5", "6", "7"]
 
 
-def test_the_routing_key_goes_with_every_request(cluster, run):
+def test_the_routing_key_and_the_salt_go_with_every_request(cluster, run):
     cluster.engines["mine"] = cluster.handle
     prompts = ("--prompt", "a", "--prompt", "b")
-    assert run("generate", "--connect", "mine", *prompts, "--routing-key", "math") == 0
+    salt = ("--cache-salt", "s")
+    assert run("generate", "--connect", "mine", *prompts, "--routing-key", "math", *salt) == 0
     assert [each.routing_key for each in cluster.links[0].sent] == ["math", "math"]
+    assert [each.cache_salt for each in cluster.links[0].sent] == ["s", "s"]
