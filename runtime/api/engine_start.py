@@ -60,4 +60,11 @@ async def start_or_undo(
 
 def _load_tokenizer(folder: str) -> Tokenizer | None:
     with phase(logger, "tokenizer read"):
-        return load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        logger.warning(
+            "the checkpoint %s has no tokenizer: prompts are token ids alone, and so are answers; "
+            "text and chats are refused",
+            folder,
+        )
+    return tokenizer

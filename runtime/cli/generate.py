@@ -12,8 +12,9 @@ from rich.console import Console
 
 from raydix.errors import BatchFailed, Cancelled, EngineDead, RaydixError
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.prompts import Prompt, is_text
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.api.tokenizer import require_tokenizer
 from raydix.runtime.cli.answer_printer import JsonPrinter, Printer, TextPrinter
 from raydix.runtime.cli.engine_access import open_engine
 from raydix.runtime.cli.listen_options import SecretFile
@@ -91,6 +92,9 @@ def generate(
     """Generate from prompts, with an engine of its own or a running one."""
     config = config_unless_connected(source, settings, connect)
     prompts = read_prompts(prompt or [], prompts_file)
+    if config is not None and (chat or any(is_text(each) for each in prompts)):
+        # An engine that starts for minutes could only say the same.
+        require_tokenizer(config.model.path)
     params = SamplingParams(
         temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos
     )
