@@ -85,7 +85,7 @@ class SupervisorActor:
         """Take the engine's name on this host and be found by it, before the engine starts.
 
         Returns by what. From here on all that this process logs goes to the engine's log. Raises
-        EngineDead if a living engine has the name, ConfigError if the gateway cannot listen.
+        ConfigError if a living engine has the name, or if the gateway cannot listen.
         """
         await self._desk.open()
         self._log.open()
