@@ -91,7 +91,9 @@ def test_lines_of_every_actor_reach_the_console_and_nothing_else_does(
 
         serve.send_signal(signal.SIGTERM)
         out, err = serve.communicate(timeout=60)
-        lines += [json.loads(text) for text in out.splitlines()]
+        last_words = [json.loads(text) for text in out.splitlines()]
+        assert [each for each in last_words if "lost" in each["message"]] == []
+        lines += last_words
         assert serve.returncode == 0
         assert err == ""
 
