@@ -17,6 +17,9 @@ from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
 
+UNDO_S = 1.0
+"""For a start that is called off to give everything back."""
+
 
 def begin_tokenizer(folder: str) -> "Future[Tokenizer | None]":
     """Load a checkpoint's tokenizer on a thread, while its engine starts."""
