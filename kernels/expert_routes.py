@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
-
 MAX_EXPERTS = 1024
 _BLOCK_CHOICES = 1024
 
@@ -39,7 +37,6 @@ def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: T
             BLOCK_CHOICES=_BLOCK_CHOICES,
             BLOCK_EXPERTS=triton.next_power_of_2(num_experts + 1),
             num_warps=4,
-            **early_launch(ids_TK.device),
         )
     return physical_TK
 
@@ -79,10 +76,8 @@ def _route(
     CHOICES: tl.constexpr,
     BLOCK_CHOICES: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Some rows' choices: look each up, and add this block's histogram to the loads."""
-    wait_for_inputs(EARLY)
     choice = tl.program_id(0) * BLOCK_CHOICES + tl.arange(0, BLOCK_CHOICES)
     is_choice = choice < num_choices
     expert = tl.load(ids_ptr + choice, mask=is_choice, other=-1).to(tl.int32)

@@ -17,19 +17,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.activation import activate, glu_constants, offset_up
-from raydix.kernels.block_rows import count_blocks, expert_of, first_row_of, place_of, rows_of
-from raydix.kernels.choice_sum import sum_over_choices
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.expert_inputs import INTERLEAVED, check_biases, check_experts
 from raydix.kernels.expert_tiles import TileShape, choose_tiles
 from raydix.kernels.glu_form import GluForm
-from raydix.kernels.moe_permute import ExpertBlocks, blocks_of_slots, permute_by_expert
+from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
 
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """From this many rows in a block they are the left operand."""
-_FEW_SLOTS = 16
-"""So few choices are mostly of different experts: sorting them takes longer than it saves."""
+_SUM_BLOCK = 1024
 _LARGE_EXPERT_BYTES = 16 << 20
 """From this many bytes on one expert's weights do not stay in L2 until its next block's turn."""
 _BLOCKS_TOGETHER = 8
@@ -53,40 +49,15 @@ def fused_experts(
     add nothing. Sums are in float32; each choice's weighted output is rounded once before the sum
     over K. Raises ValueError if a shape, dtype or stride differs.
     """
-    choices_KTC = expert_summands(
-        x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK, form=form, biases=biases
-    )
-    if x_TC.shape[0] == 0:
-        return torch.empty_like(x_TC)
-    return sum_over_choices(choices_KTC.transpose(0, 1), expert_ids_TK, gate_up_EIC.shape[0])
-
-
-def expert_summands(
-    x_TC: Tensor,
-    gate_up_EIC: Tensor,
-    down_ECI: Tensor,
-    weights_TK: Tensor,
-    expert_ids_TK: Tensor,
-    *,
-    form: GluForm,
-    biases: ExpertBiases | None,
-) -> Tensor:
-    """Weighted outputs of the choices, which `fused_experts` would add up, [K, T, C].
-
-    Those whose id is outside of 0..E-1 are undefined. All else as in `fused_experts`.
-    """
     check_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
     check_biases(gate_up_EIC, down_ECI, biases)
-    choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, x_TC.shape[1]))
-    if choices_TKC.numel() == 0:
-        return choices_TKC.transpose(0, 1)
+    num_tokens, hidden = x_TC.shape
+    if num_tokens == 0:
+        return torch.empty_like(x_TC)
 
     num_experts, _, intermediate = down_ECI.shape
     tiles = choose_tiles(expert_ids_TK.numel(), num_experts, x_TC.dtype)
-    if expert_ids_TK.numel() <= _FEW_SLOTS:
-        blocks = blocks_of_slots(expert_ids_TK, tiles.block_rows)
-    else:
-        blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.block_rows)
+    blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.block_rows)
     activated_XI = x_TC.new_empty((expert_ids_TK.numel(), intermediate))
     gate_up_EI = None if biases is None else biases.gate_up_EI
     choices = expert_ids_TK.shape[1]
@@ -100,9 +71,10 @@ def expert_summands(
         form=form,
         bias_EI=gate_up_EI,
     )
+    choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, hidden))
     down_EC = None if biases is None else biases.down_EC
     _down(activated_XI, down_ECI, weights_TK, blocks, tiles.down, choices_TKC, bias_EC=down_EC)
-    return choices_TKC.transpose(0, 1)
+    return _sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
 
 
 def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> int:
@@ -114,10 +86,8 @@ def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> i
     return min(capacity, num_sms * shape.programs_per_sm)
 
 
-def _num_together(blocks: ExpertBlocks, weights: Tensor) -> int:
+def _num_together(weights: Tensor) -> int:
     """How many blocks share the weights of a tile's columns while these are in L2."""
-    if blocks.firsts_B is None:
-        return 1
     is_large = weights[0].numel() * weights.element_size() >= _LARGE_EXPERT_BYTES
     return _BLOCKS_TOGETHER if is_large else 1
 
@@ -162,22 +132,19 @@ def _gate_up(
         blocks.counts_B,
         out_XI,
         x_TC.stride(0),
-        blocks.experts_B.numel(),
-        gate_up_EIC.shape[0],
         CHOICES=choices,
         HIDDEN=hidden,
         INTERMEDIATE=intermediate,
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
-        TOGETHER=_num_together(blocks, gate_up_EIC),
+        TOGETHER=_num_together(gate_up_EIC),
         KIND=kind,
         SLOPE=slope,
         LIMIT=limit,
         PRECISION=_precision(x_TC.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
-        **early_launch(x_TC.device),
     )
 
 
@@ -206,19 +173,49 @@ def _down(
         blocks.firsts_B,
         blocks.counts_B,
         out_TKC,
-        blocks.experts_B.numel(),
-        down_ECI.shape[0],
         HIDDEN=hidden,
         INTERMEDIATE=intermediate,
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
-        TOGETHER=_num_together(blocks, down_ECI),
+        TOGETHER=_num_together(down_ECI),
         PRECISION=_precision(x_XI.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
-        **early_launch(x_XI.device),
     )
+
+
+def _sum_over_choices(choices_TKC: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Tensor:
+    num_tokens, num_choices, hidden = choices_TKC.shape
+    out_TC = choices_TKC.new_empty((num_tokens, hidden))
+    _sum_choices[(num_tokens, triton.cdiv(hidden, _SUM_BLOCK))](
+        choices_TKC,
+        expert_ids_TK,
+        out_TC,
+        num_experts,
+        CHOICES=num_choices,
+        HIDDEN=hidden,
+        BLOCK=_SUM_BLOCK,
+        num_warps=4,
+    )
+    return out_TC
+
+
+@triton.jit
+def _place_of(tile, firsts_ptr, counts_ptr, tiles_per_block: tl.constexpr, TOGETHER: tl.constexpr):
+    """The block of a tile, and which of the block's tiles it is."""
+    block = tile // tiles_per_block
+    column_tile = tile % tiles_per_block
+    if TOGETHER > 1:
+        first_block = tl.load(firsts_ptr + block)
+        own_tile = tile - first_block * tiles_per_block
+        first_together = own_tile // (tiles_per_block * TOGETHER) * TOGETHER
+        num_together = tl.minimum(tl.load(counts_ptr + block) - first_together, TOGETHER)
+
+        own_tile -= first_together * tiles_per_block
+        block = first_block + first_together + own_tile % num_together
+        column_tile = own_tile // num_together
+    return block, column_tile
 
 
 @triton.jit
@@ -235,8 +232,6 @@ def _gate_up_glu(
     block_counts_ptr,
     out_ptr,
     x_stride,
-    capacity,
-    num_experts,
     CHOICES: tl.constexpr,
     HIDDEN: tl.constexpr,
     INTERMEDIATE: tl.constexpr,
@@ -248,28 +243,27 @@ def _gate_up_glu(
     SLOPE: tl.constexpr,
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """The hidden layer of the tokens of a block: out[X, I], rows in the order of `slots`."""
-    wait_for_inputs(EARLY)
     tiles_per_block: tl.constexpr = (INTERMEDIATE + COLUMNS - 1) // COLUMNS
-    num_tiles = count_blocks(num_blocks_ptr, capacity) * tiles_per_block
+    num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     depth = tl.arange(0, DEPTH)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-        block, column_tile = place_of(
+        block, column_tile = _place_of(
             tile, block_firsts_ptr, block_counts_ptr, tiles_per_block, TOGETHER
         )
         first_column = column_tile * COLUMNS
-        expert, stop = expert_of(block, block_experts_ptr, slots_ptr, num_experts, HIDDEN)
-        row, slot, is_row = rows_of(block, block_starts_ptr, block_ends_ptr, slots_ptr, ROWS)
+        row = tl.load(block_starts_ptr + block) + tl.arange(0, ROWS)
+        is_row = row < tl.load(block_ends_ptr + block)
         # Rows past the block's end read token 0: only their own results, which are dropped, depend
         # on it.
-        token = slot // CHOICES
+        token = tl.load(slots_ptr + row, mask=is_row, other=0) // CHOICES
         x_row_ptr = x_ptr + token.to(tl.int64)[:, None] * x_stride + depth[None, :]
+        expert = tl.load(block_experts_ptr + block)
         both = tl.zeros(
             [2 * COLUMNS, ROWS] if ROWS < _MIN_LEFT_ROWS else [ROWS, 2 * COLUMNS], tl.float32
         )
-        for k in range(0, stop, DEPTH):
+        for k in range(0, HIDDEN, DEPTH):
             if HIDDEN % DEPTH == 0:
                 x = tl.load(x_row_ptr + k)
             else:
@@ -317,8 +311,6 @@ def _down_weighted(
     block_firsts_ptr,
     block_counts_ptr,
     out_ptr,
-    capacity,
-    num_experts,
     HIDDEN: tl.constexpr,
     INTERMEDIATE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -326,23 +318,21 @@ def _down_weighted(
     DEPTH: tl.constexpr,
     TOGETHER: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Each row's expert output times the weight of its choice, to its slot of out[T, K, C]."""
-    wait_for_inputs(EARLY)
     tiles_per_block: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
-    num_tiles = count_blocks(num_blocks_ptr, capacity) * tiles_per_block
+    num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
-        block, column_tile = place_of(
+        block, column_tile = _place_of(
             tile, block_firsts_ptr, block_counts_ptr, tiles_per_block, TOGETHER
         )
         first_column = column_tile * COLUMNS
-        expert, stop = expert_of(block, block_experts_ptr, slots_ptr, num_experts, INTERMEDIATE)
-        start = first_row_of(block, block_starts_ptr)
-        _, slot, is_row = rows_of(block, block_starts_ptr, block_ends_ptr, slots_ptr, ROWS)
-        down_row = expert * HIDDEN + first_column
+        start = tl.load(block_starts_ptr + block)
+        row = start + tl.arange(0, ROWS)
+        is_row = row < tl.load(block_ends_ptr + block)
+        down_row = tl.load(block_experts_ptr + block) * HIDDEN + first_column
         total = tl.zeros([COLUMNS, ROWS] if ROWS < _MIN_LEFT_ROWS else [ROWS, COLUMNS], tl.float32)
-        for k in range(0, stop, DEPTH):
+        for k in range(0, INTERMEDIATE, DEPTH):
             # Rows past the block's end are another expert's: only their own results, which are
             # dropped, see them.
             if ROWS < _MIN_LEFT_ROWS:
@@ -358,11 +348,36 @@ def _down_weighted(
         column = first_column + tl.arange(0, COLUMNS)
         is_column = column < HIDDEN
         if bias_ptr is not None:
-            bias = tl.load(
-                bias_ptr + expert.to(tl.int64) * HIDDEN + column, mask=is_column, other=0.0
-            )
+            expert = tl.load(block_experts_ptr + block).to(tl.int64)
+            bias = tl.load(bias_ptr + expert * HIDDEN + column, mask=is_column, other=0.0)
             total += bias.to(tl.float32)[None, :]
+        slot = tl.load(slots_ptr + row, mask=is_row, other=0)
         total *= tl.load(weights_ptr + slot, mask=is_row, other=0.0)[:, None]
         out_row_ptr = out_ptr + slot.to(tl.int64)[:, None] * HIDDEN + column[None, :]
         is_out = is_row[:, None] & is_column[None, :]
         tl.store(out_row_ptr, total.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _sum_choices(
+    choices_ptr,
+    ids_ptr,
+    out_ptr,
+    num_experts,
+    CHOICES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One block of one token; slots without an expert hold nothing."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = column < HIDDEN
+
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        slot = token * CHOICES + choice
+        expert = tl.load(ids_ptr + slot)
+        is_chosen = (expert >= 0) & (expert < num_experts)
+        value = tl.load(choices_ptr + slot * HIDDEN + column, mask=is_column & is_chosen, other=0.0)
+        total += value.to(tl.float32)
+    tl.store(out_ptr + token * HIDDEN + column, total.to(out_ptr.dtype.element_ty), mask=is_column)

@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
-
 MAX_EXPERTS = 1024
 _CHUNK = 64
 """Slots that a program compares with each other at a time."""
@@ -31,28 +29,23 @@ _COUNT_ROWS = 32
 class ExpertBlocks:
     """Slots in order of their expert, in blocks of at most `block_rows`, each of one expert.
 
-    All int32. Where all but the experts are None, each slot is a block of its own, in their order.
+    All int32.
     """
 
     block_rows: int
-    experts_B: Tensor
-    slots_X: Tensor | None = None
+    slots_X: Tensor
     """Slots sorted by expert, then by slot; without those whose expert is outside of 0..E-1."""
-    num_blocks_1: Tensor | None = None
-    """Blocks in use; entries of the columns past it are undefined."""
-    starts_B: Tensor | None = None
+    num_blocks_1: Tensor
+    """Blocks in use; entries of the columns below past it are undefined."""
+    experts_B: Tensor
+    starts_B: Tensor
     """Index in slots_X of the block's first row."""
-    ends_B: Tensor | None = None
+    ends_B: Tensor
     """Index in slots_X past the block's last row."""
-    firsts_B: Tensor | None = None
+    firsts_B: Tensor
     """The first block of the same expert."""
-    counts_B: Tensor | None = None
+    counts_B: Tensor
     """How many blocks that expert has, in a row from the first."""
-
-
-def blocks_of_slots(expert_ids_TK: Tensor, block_rows: int) -> ExpertBlocks:
-    """A block for each slot, without a look at the experts; ids may be outside of 0..E-1."""
-    return ExpertBlocks(block_rows=block_rows, experts_B=expert_ids_TK.reshape(-1))
 
 
 def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:
@@ -93,7 +86,7 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
         counts_B=columns[4],
     )
     if num_slots == 0:
-        columns[5].zero_()
+        blocks.num_blocks_1.zero_()
         return blocks
 
     block_experts = triton.next_power_of_2(num_experts)
@@ -109,7 +102,6 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
             num_experts,
             SLOTS=_CHUNK * chunks,
             BLOCK_EXPERTS=block_experts,
-            **early_launch(counts.device),
         )
 
     _place_slots[(num_programs,)](
@@ -132,7 +124,6 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
         COUNT_ROWS=_COUNT_ROWS,
         BLOCK_EXPERTS=block_experts,
         num_warps=4,
-        **early_launch(expert_ids_TK.device),
     )
     return blocks
 
@@ -150,16 +141,9 @@ def _count_range(
 
 @triton.jit
 def _count_slots(
-    ids_ptr,
-    counts_ptr,
-    num_slots,
-    num_experts,
-    SLOTS: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    ids_ptr, counts_ptr, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
 ):
     """Counts of one program of `_place_slots`."""
-    wait_for_inputs(EARLY)
     program = tl.program_id(0)
     counts = _count_range(ids_ptr, program * SLOTS, num_slots, num_experts, SLOTS, BLOCK_EXPERTS)
     tl.store(counts_ptr + program * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS), counts)
@@ -185,10 +169,8 @@ def _place_slots(
     ALL_SLOTS: tl.constexpr,
     COUNT_ROWS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Place CHUNKS chunks of slots and describe a share of the blocks."""
-    wait_for_inputs(EARLY)
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     expert = tl.arange(0, BLOCK_EXPERTS)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
-from raydix.kernels.summands import MAX_SUMMANDS, sum_rounded
+from raydix.kernels.summands import check_summands, sum_rounded
 
 _WIDE_ROW = 2048
 """From this many elements a row takes eight warps."""
@@ -27,19 +27,13 @@ def rms_norm(
     """Normalise the last dimension, rounding where `reference.norm.rms_norm` rounds; [T, C].
 
     With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All
-    bf16 or all float32, contiguous in C; the weight may be float32 beside bf16. x may be
-    summands [S, T, C] of what has `dtype`, in that or in float32. Raises ValueError if a shape,
-    dtype or stride differs.
+    bf16 or all float32, contiguous in C; the weight may be float32 beside bf16. x may be float32
+    summands [S, T, C] of what has `dtype`. Raises ValueError if a shape, dtype or stride differs.
     """
     summands, num_summands = x_TC, 1
     if x_TC.dim() == 3:
-        num_summands = len(summands)
+        num_summands = check_summands(summands, summands.shape[1:])
         x_TC = summands[0]
-        if summands.dtype not in (dtype, torch.float32) or not 1 <= num_summands <= MAX_SUMMANDS:
-            raise ValueError(
-                f"{num_summands} summands are {summands.dtype}; expected 1 to {MAX_SUMMANDS} of "
-                f"{dtype} or float32."
-            )
     else:
         dtype = x_TC.dtype
     rows = [x_TC] if residual_TC is None else [x_TC, residual_TC]
@@ -69,7 +63,6 @@ def rms_norm(
             weight_C,
             out_TC,
             summands.stride(-2),
-            summands.stride(0) if summands.dim() == 3 else 0,
             0 if residual_TC is None else residual_TC.stride(0),
             eps,
             SIZE=size,
@@ -89,7 +82,6 @@ def _rms_norm(
     weight_ptr,
     out_ptr,
     x_stride,
-    summand_stride,
     residual_stride,
     eps,
     SIZE: tl.constexpr,
@@ -106,7 +98,7 @@ def _rms_norm(
     wait_for_ahead(EARLY)
     dtype = out_ptr.dtype.element_ty
     x_row_ptr = x_ptr + token * x_stride + column
-    x = sum_rounded(x_row_ptr, summand_stride, is_column, SUMMANDS, dtype)
+    x = sum_rounded(x_row_ptr, tl.num_programs(0).to(tl.int64) * SIZE, is_column, SUMMANDS, dtype)
     if residual_ptr is not None:
         residual_row_ptr = residual_ptr + token * residual_stride + column
         x += tl.load(residual_row_ptr, mask=is_column, other=0.0).to(tl.float32)

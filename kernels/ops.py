@@ -70,8 +70,8 @@ class ModelOps(Protocol):
     def linear_summands(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """`linear`, or float32 summands of it, [S, T, O].
 
-        For `rms_norm`, `glu`, `topk_gating` and `rotate_and_write_kv` alone, which add them up in
-        their order, and round the sum where `linear` does.
+        For `rms_norm`, `glu` and `rotate_and_write_kv` alone, which add them up in their order,
+        and round the sum where `linear` does.
         """
 
     def rms_norm(
@@ -187,22 +187,6 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.experts.fused_experts`."""
 
-    def expert_summands(
-        self,
-        x_TC: Tensor,
-        gate_up_EIC: Tensor,
-        down_ECI: Tensor,
-        weights_TK: Tensor,
-        expert_ids_TK: Tensor,
-        *,
-        form: GluForm,
-        biases: ExpertBiases | None,
-    ) -> Tensor:
-        """`fused_experts`, or summands of it, [K, T, C], for `rms_norm` alone.
-
-        All ids are in 0..E-1.
-        """
-
 
 class ReferenceOps:
     """`ModelOps` in plain PyTorch, on any device."""
@@ -224,7 +208,6 @@ class ReferenceOps:
     group_limited_gating = staticmethod(experts.group_limited_gating)
     route_experts = staticmethod(expert_routes.route_experts)
     fused_experts = staticmethod(experts.fused_experts)
-    expert_summands = staticmethod(experts.fused_experts)
     sample_whole = staticmethod(sampling.sample_whole)
     sample_cut = staticmethod(sampling.sample_cut)
 

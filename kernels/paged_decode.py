@@ -30,9 +30,8 @@ from raydix.kernels.split_combine import combine_splits
 
 MAX_TILE_ROWS = 128
 """Query tokens of a tile times query heads per KV head."""
-PROGRAMS_PER_SM = 6
+PROGRAMS_PER_SM = 4
 """More than run at a time: contexts differ, and who ends early takes another split."""
-_AHEAD_KEYS = 0
 _FEW_PROGRAMS = 32
 """So few leave most multiprocessors idle, whatever their keys."""
 
@@ -105,7 +104,6 @@ def paged_decode(
         BLOCK_ROWS=block_rows,
         BLOCK_KEYS=_block_keys(is_float32, is_wide),
         PRECISION="ieee" if is_float32 else None,
-        AHEAD_KEYS=_AHEAD_KEYS,
         MIN_BLOCKS=_min_blocks(num_tiles * num_heads),
         IS_WHOLE=num_splits == 1,
         STAGES=2 if is_float32 or is_wide else 3,
@@ -134,35 +132,6 @@ def _block_keys(is_float32: bool, is_wide: bool) -> int:
     if is_float32:
         return 16 if is_wide else 32
     return 64
-
-
-@triton.jit
-def _prefetch(
-    head_ptr,
-    table_ptr,
-    start,
-    stop,
-    page_stride,
-    KEYS: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """Ask L2 for a split's first keys and values."""
-    key = start + tl.arange(0, KEYS)
-    is_key = key < stop
-    page = tl.load(table_ptr + key // PAGE, mask=is_key, other=0).to(tl.int64)
-    line = tl.arange(0, DIM // 64) * 64
-    slot_ptr = head_ptr + page * page_stride + key % PAGE * DIM
-    k_ptr = slot_ptr[:, None] + line[None, :]
-    for part in tl.static_range(2):
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [(k_ptr + part * PAGE * DIM).to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -197,7 +166,6 @@ def _decode_split(
     BLOCK_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     MIN_BLOCKS: tl.constexpr,
-    AHEAD_KEYS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
@@ -223,14 +191,20 @@ def _decode_split(
     start = first_block * BLOCK_KEYS + split * split_keys
     stop = tl.minimum(start + split_keys, context)
     head_ptr = pool_ptr + layer_offset + head.to(tl.int64) * (2 * PAGE * DIM)
-    if EARLY and AHEAD_KEYS > 0:
-        _prefetch(head_ptr, table_ptr, start, stop, page_stride, AHEAD_KEYS, PAGE, DIM)
     wait_for_ahead(EARLY)
 
     row = tl.arange(0, BLOCK_ROWS)
     token = row // GROUP
     query_head = head * GROUP + row % GROUP
     is_query = (token < count) & (token < TILE_TOKENS) & (context > 0)
+    slot = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
+    if start >= stop:
+        # The logarithm of a sum of nothing says that there is nothing to read.
+        if not IS_WHOLE:
+            nothing = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+            tl.store(lse_ptr + slot * QUERY_HEADS + query_head, nothing, mask=is_query)
+        return
+
     dim = tl.arange(0, BLOCK_DIM)
     is_dim = dim < DIM
     q_row_ptr = q_ptr + (first_token + token) * q_token_stride + query_head * q_head_stride
@@ -292,9 +266,8 @@ def _decode_split(
             out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_out
         )
     else:
-        slot = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
         out_row_ptr = out_ptr + (slot * QUERY_HEADS + query_head) * DIM
-        # Where there was no key, the logarithm says that there is nothing to read.
+        # A query of a tile may see none of the split's keys.
         is_out &= (maximum > float("-inf"))[:, None]
         tl.store(out_row_ptr[:, None] + dim[None, :], result, mask=is_out)
         tl.store(lse_ptr + slot * QUERY_HEADS + query_head, maximum + tl.log2(total), mask=is_query)

@@ -10,6 +10,7 @@ Written in Gluon, as Triton orders loads by itself. Legend: T tokens, C inputs, 
 summands.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
@@ -34,6 +35,10 @@ from raydix.kernels.summands import add_up
 MAX_TOKENS = 32
 _NARROW = 16
 """The narrow side of a tensor core's tile."""
+_MIN_WEIGHTS = 4 << 20
+"""From here on it has been measured to be faster than cuBLAS."""
+_MIN_OUTPUTS = 1024
+"""Fewer would meet too many programs in a row of tiles."""
 _ALIGNMENT = 8
 """Elements of 16 bytes: a tensor map's rows are multiples of that."""
 _CAPABILITY = 9
@@ -58,6 +63,37 @@ _SHAPE = LinearShape(rows=64, depth=256, num_stages=2, programs_per_sm=2)
 (H200, 2026-11)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Which tiles a program takes: those from `program_steps` times its number on."""
+
+    row_steps: int
+    """Tiles side by side in a row of tiles, which follow one another."""
+    all_steps: int
+    program_steps: int
+    num_programs: int
+    num_summands: int
+    """The most programs that meet in a row of tiles."""
+
+
+def divide(size: Sequence[int], shape: LinearShape, num_sms: int) -> Division:
+    """Equal shares of weights of `size`, outputs and inputs."""
+    outputs, inputs = size
+    row_steps = triton.cdiv(inputs, shape.depth)
+    all_steps = triton.cdiv(outputs, shape.rows) * row_steps
+    program_steps = triton.cdiv(all_steps, num_sms * shape.programs_per_sm)
+
+    # A row begins a multiple of this into the first program that it meets.
+    apart = gcd(row_steps, program_steps)
+    return Division(
+        row_steps=row_steps,
+        all_steps=all_steps,
+        program_steps=program_steps,
+        num_programs=triton.cdiv(all_steps, program_steps),
+        num_summands=1 + triton.cdiv(row_steps - apart, program_steps),
+    )
+
+
 def has_tensor_cores(device: torch.device) -> bool:
     """Can `device` run this at all?"""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _CAPABILITY
@@ -68,6 +104,8 @@ def fits(x_TC: Tensor, weight_OC: Tensor) -> bool:
     return (
         x_TC.dtype == torch.bfloat16
         and x_TC.shape[0] <= MAX_TOKENS
+        and weight_OC.numel() >= _MIN_WEIGHTS
+        and weight_OC.shape[0] >= _MIN_OUTPUTS
         and weight_OC.shape[0] % _SHAPE.rows == 0
         and weight_OC.shape[1] % _ALIGNMENT == 0
     )
@@ -100,8 +138,8 @@ def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
     ):
         raise ValueError(
             f"x is {x_TC.dtype} {tuple(x_TC.shape)}, the weights {tuple(weight_OC.shape)}; "
-            f"expected bfloat16, at most {MAX_TOKENS} tokens, outputs in multiples of "
-            f"{_SHAPE.rows} and inputs of {_ALIGNMENT}."
+            f"expected bfloat16, at most {MAX_TOKENS} tokens, at least {_MIN_WEIGHTS} weights, "
+            f"outputs in multiples of {_SHAPE.rows} from {_MIN_OUTPUTS} on, inputs of {_ALIGNMENT}."
         )
     if not x_TC.shape[0]:
         return x_TC.new_empty((0, weight_OC.shape[0]))
@@ -110,34 +148,27 @@ def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
 
 def multiply(x_TC: Tensor, weight_OC: Tensor, shape: LinearShape) -> Tensor:
     """See `small_linear_summands`."""
-    num_tokens, inputs = x_TC.shape
-    outputs = weight_OC.shape[0]
-    row_steps = triton.cdiv(inputs, shape.depth)
-    all_steps = triton.cdiv(outputs, shape.rows) * row_steps
-    program_steps = triton.cdiv(all_steps, _num_sms(x_TC.device) * shape.programs_per_sm)
-    num_programs = triton.cdiv(all_steps, program_steps)
-
-    # The most programs that a row of tiles meets, wherever within the first of them it begins.
-    num_summands = 1 + triton.cdiv(row_steps - gcd(row_steps, program_steps), program_steps)
-    if num_summands == 1:
+    num_tokens, outputs = x_TC.shape[0], weight_OC.shape[0]
+    division = divide(weight_OC.shape, shape, _num_sms(x_TC.device))
+    if division.num_summands == 1:
         out = x_TC.new_empty((num_tokens, outputs))
     else:
-        out = x_TC.new_empty((num_summands, num_tokens, outputs), dtype=torch.float32)
+        out = x_TC.new_empty((division.num_summands, num_tokens, outputs), dtype=torch.float32)
 
     tokens = max(_NARROW, triton.next_power_of_2(num_tokens))
-    _multiply[(num_programs,)](
+    _multiply[(division.num_programs,)](
         _descriptor(x_TC, tokens, shape.depth),
         _descriptor(weight_OC, shape.rows, shape.depth),
         out,
         num_tokens,
         outputs,
-        row_steps,
-        all_steps,
-        program_steps,
+        division.row_steps,
+        division.all_steps,
+        division.program_steps,
         ROWS=shape.rows,
         DEPTH=shape.depth,
         TOKENS=tokens,
-        SUMMANDS=num_summands,
+        SUMMANDS=division.num_summands,
         STAGES=shape.num_stages,
         num_warps=4,
         **early_launch(x_TC.device),

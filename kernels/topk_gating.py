@@ -9,36 +9,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.early_launch import early_launch, wait_for_inputs
-from raydix.kernels.summands import check_summands, sum_rounded
-
 MAX_EXPERTS = 1024
-_TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _BLOCK_ELEMENTS = 512
 """Tokens of a program times experts: one warp's worth for each of four tokens with 128 experts."""
 
 
 def topk_gating(
-    router_logits_TE: Tensor,
-    num_experts_per_token: int,
-    *,
-    renormalise: bool,
-    dtype: torch.dtype | None = None,
+    router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
 ) -> tuple[Tensor, Tensor]:
     """Return (weights_TK float32, expert_ids_TK int32), most likely first.
 
     Of equals the lower id comes first. bf16 or float32 logits, contiguous in E; the softmax is in
-    float32. Weights are divided by their sum if `renormalise`. Logits may be float32 summands
-    [S, T, E] of what has `dtype`. Raises ValueError if a shape, dtype or stride differs.
+    float32. Weights are divided by their sum if `renormalise`. Raises ValueError if a shape, dtype
+    or stride differs.
     """
-    summands, num_summands = router_logits_TE, 1
-    if router_logits_TE.dim() == 3:
-        num_summands = check_summands(summands, summands.shape[1:])
-        router_logits_TE = summands[0]
-    else:
-        dtype = router_logits_TE.dtype
-    if dtype not in _TRITON_DTYPES:
-        raise ValueError(f"Router logits are {dtype}; expected bfloat16 or float32.")
+    if router_logits_TE.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"Router logits are {router_logits_TE.dtype}; expected bfloat16 or float32."
+        )
     if router_logits_TE.dim() != 2 or router_logits_TE.stride(1) != 1:
         raise ValueError(
             f"Router logits have strides {router_logits_TE.stride()}; expected [T, E], contiguous "
@@ -59,7 +47,7 @@ def topk_gating(
         block_experts = triton.next_power_of_2(num_experts)
         block_tokens = max(_BLOCK_ELEMENTS // block_experts, 1)
         _choose_experts[(triton.cdiv(num_tokens, block_tokens),)](
-            summands,
+            router_logits_TE,
             weights_TK,
             expert_ids_TK,
             num_tokens,
@@ -67,13 +55,10 @@ def topk_gating(
             EXPERTS=num_experts,
             CHOICES=num_experts_per_token,
             RENORMALISE=renormalise,
-            SUMMANDS=num_summands,
-            DTYPE=_TRITON_DTYPES[dtype],
             BLOCK_TOKENS=block_tokens,
             BLOCK_EXPERTS=block_experts,
             BLOCK_CHOICES=triton.next_power_of_2(num_experts_per_token),
             num_warps=4,
-            **early_launch(device),
         )
     return weights_TK, expert_ids_TK
 
@@ -88,23 +73,17 @@ def _choose_experts(
     EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
     RENORMALISE: tl.constexpr,
-    SUMMANDS: tl.constexpr,
-    DTYPE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_CHOICES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """A few tokens: take the largest logit, strike it out, repeat."""
-    wait_for_inputs(EARLY)
     token = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = token < num_tokens
     expert = tl.arange(0, BLOCK_EXPERTS)
     row_ptr = logits_ptr + token.to(tl.int64)[:, None] * logits_stride + expert[None, :]
     is_expert = is_token[:, None] & (expert < EXPERTS)[None, :]
-    apart = num_tokens * logits_stride
-    logits = sum_rounded(row_ptr, apart, is_expert, SUMMANDS, DTYPE)
-    logits = tl.where(is_expert, logits, float("-inf"))
+    logits = tl.load(row_ptr, mask=is_expert, other=float("-inf")).to(tl.float32)
     # Rows past the last token are all -inf; their maximum is taken as 0, so that nothing is NaN.
     maximum = tl.where(is_token, tl.max(logits, 1), 0.0)
     total = tl.sum(tl.exp(logits - maximum[:, None]), 1)

@@ -18,7 +18,7 @@ from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_routes import route_experts
 from raydix.kernels.glu_form import GluForm
-from raydix.kernels.grouped_gemm import expert_summands, fused_experts
+from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.kv_write import rotate_and_write_kv
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.latent_write import write_latent
@@ -46,9 +46,9 @@ class TritonOps:
     rotate_and_write_kv = staticmethod(rotate_and_write_kv)
     write_latent = staticmethod(write_latent)
     expanded_latent_attention = staticmethod(expanded_latent_attention)
+    topk_gating = staticmethod(topk_gating)
     route_experts = staticmethod(route_experts)
     fused_experts = staticmethod(fused_experts)
-    expert_summands = staticmethod(expert_summands)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
@@ -74,14 +74,6 @@ class TritonOps:
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear_summands(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
-
-    def topk_gating(
-        self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
-    ) -> tuple[Tensor, Tensor]:
-        """See `ModelOps`."""
-        return topk_gating(
-            router_logits_TE, num_experts_per_token, renormalise=renormalise, dtype=self._dtype
-        )
 
     def rms_norm(
         self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None

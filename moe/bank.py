@@ -94,18 +94,6 @@ class ExpertBank(nn.Module):
             biases=self.biases,
         )
 
-    def summands(self, x_TC: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor) -> Tensor:
-        """What `forward` returns, or summands of it. See `ModelOps.expert_summands`."""
-        return self._ops.expert_summands(
-            x_TC,
-            self.gate_up_EIC,
-            self.down_ECI,
-            weights_TK,
-            expert_ids_TK,
-            form=self._glu,
-            biases=self.biases,
-        )
-
     @property
     def held(self) -> tuple[LogicalExpertId | None, ...]:
         """The logical expert of each slot; None: it is empty."""

@@ -3,7 +3,6 @@
 Legend: T rows of the lane's step, C hidden.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,17 +41,13 @@ def own_experts(num_experts: int, share: RankShare) -> LayerExperts:
     return LayerExperts(held=tuple(map(LogicalExpertId, range(num_experts))), share=share)
 
 
-ComputeExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`ExpertBank.forward`, or its `summands`."""
-
-
 class ExpertsInFlight:
     """A step's rows between the stages of a layer, each of which is called once."""
 
     def __init__(
-        self, compute: ComputeExperts, exchange: Exchange, num_rows: int, sent: SentRows | None
+        self, experts: ExpertBank, exchange: Exchange, num_rows: int, sent: SentRows | None
     ) -> None:
-        self._compute = compute
+        self._experts = experts
         self._exchange = exchange
         self._num_rows = num_rows
         self._sent = sent
@@ -60,11 +55,11 @@ class ExpertsInFlight:
     def run_experts(self) -> None:
         """Finish the dispatch, compute what has come, and start the combine."""
         received = self._exchange.receive()
-        out_NC = self._compute(received.x_NC, received.weights_NK, received.local_ids_NK)
+        out_NC = self._experts(received.x_NC, received.weights_NK, received.local_ids_NK)
         self._exchange.send_back(out_NC)
 
     def finish(self) -> Tensor:
-        """Finish the combine. Returns what `MoeLayer.forward` does, or summands of it."""
+        """Finish the combine. Returns what `MoeLayer.forward` does."""
         out_TC = self._exchange.combine()
         sent = self._sent
         return out_TC if sent is None else sent.among_lane(out_TC, self._num_rows)
@@ -73,8 +68,8 @@ class ExpertsInFlight:
 class MoeLayer(nn.Module):
     """Mixture-of-experts layer.
 
-    `forward` is `start_whole` and the two stages of what that returns, between which other work
-    finds room. Two batches may be in flight at once; they end in the order in which they began.
+    `forward` is `start` and the two stages of what that returns, between which other work finds
+    room. Two batches may be in flight at once; they end in the order in which they began.
     """
 
     def __init__(
@@ -95,7 +90,6 @@ class MoeLayer(nn.Module):
         super().__init__()
         self._ops = ops
         self._dispatcher = experts.dispatcher
-        self._is_alone = experts.dispatcher is LOOPBACK and experts.share.size == 1
         self._routes = experts.routes
         self.router = Router(
             hidden_size,
@@ -125,22 +119,12 @@ class MoeLayer(nn.Module):
 
         `sent`: the rows that this rank sends; None: all, where its experts are its lane's alone.
         """
-        in_flight = self.start_whole(x_TC, sent)
+        in_flight = self.start(x_TC, sent)
         in_flight.run_experts()
         return in_flight.finish()
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> ExpertsInFlight:
-        """Choose experts, and start the dispatch. The end may be summands, for a norm."""
-        compute = self.experts.summands if self._is_alone and sent is None else self.experts
-        return self._start(x_TC, sent, compute)
-
-    def start_whole(self, x_TC: Tensor, sent: SentRows | None) -> ExpertsInFlight:
-        """`start`, whose end is `forward`'s."""
-        return self._start(x_TC, sent, self.experts)
-
-    def _start(
-        self, x_TC: Tensor, sent: SentRows | None, compute: ComputeExperts
-    ) -> ExpertsInFlight:
+        """Choose experts, and start the dispatch."""
         num_rows = x_TC.shape[0]
         if sent is not None:
             x_TC = sent.own(x_TC)
@@ -152,7 +136,9 @@ class MoeLayer(nn.Module):
         if self._routes is not None:
             ids_TK = self._routes.physical_ids(ids_TK, self._ops)
 
-        return ExpertsInFlight(compute, self._send(x_TC, weights_TK, ids_TK, sent), num_rows, sent)
+        return ExpertsInFlight(
+            self.experts, self._send(x_TC, weights_TK, ids_TK, sent), num_rows, sent
+        )
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""

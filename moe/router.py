@@ -53,15 +53,13 @@ class Router(nn.Module):
 
     def forward(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
         """Return (weights_TK float32, logical expert_ids_TK int)."""
-        x_TC = x_TC.to(self.weight_EC.dtype)
+        logits_TE = self._ops.linear(x_TC.to(self.weight_EC.dtype), self.weight_EC, self.bias_E)
         match self.routing:
             case SoftmaxRouting(renormalise=renormalise):
-                summands = self._ops.linear_summands(x_TC, self.weight_EC, self.bias_E)
                 return self._ops.topk_gating(
-                    summands, self.experts_per_token, renormalise=renormalise
+                    logits_TE, self.experts_per_token, renormalise=renormalise
                 )
             case GroupLimitedRouting() as routing:
-                logits_TE = self._ops.linear(x_TC, self.weight_EC, self.bias_E)
                 return self._ops.group_limited_gating(
                     logits_TE, self.correction_bias_E, self.experts_per_token, routing
                 )

@@ -126,7 +126,7 @@ class SharedExpertsMlp(nn.Module):
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> SharedInFlight:
         """See `MoeLayer`."""
-        routed = self.routed.start_whole(x_TC, sent)
+        routed = self.routed.start(x_TC, sent)
         return SharedInFlight(routed, self.shared(x_TC))
 
     def weights(self) -> dict[str, WeightPart]:

@@ -171,7 +171,7 @@ def test_a_captured_graph_reads_new_lengths_and_tables(form: dict[str, Any]) -> 
 
 
 def test_more_programs_take_more_splits() -> None:
-    assert choose_num_splits(16, 8, 8192, num_sms=132, programs_per_sm=6) == 4
+    assert choose_num_splits(16, 8, 8192, num_sms=132, programs_per_sm=4) == 4
 
 
 @pytest.mark.parametrize(

@@ -36,22 +36,6 @@ def test_lower_ids_come_first_among_equals(device: torch.device) -> None:
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0, device=device))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 6])
-def test_summands_are_added_and_rounded_first(
-    device: torch.device, dtype: torch.dtype, num_tokens: int
-) -> None:
-    torch.manual_seed(0)
-    summands = torch.randn(5, num_tokens, 60).to(device)
-    logits = summands[0].clone()
-    for summand in summands[1:]:
-        logits += summand
-
-    out = topk_gating(summands, 4, renormalise=True, dtype=dtype)
-
-    expected = topk_gating(logits.to(dtype), 4, renormalise=True)
-    assert all(torch.equal(one, other) for one, other in zip(out, expected, strict=True))
-
-
 @pytest.mark.parametrize(
     ("logits", "choices"),
     [
