@@ -16,7 +16,7 @@ from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
-    from raydix.runtime.server.keys import Keys
+    from raydix.runtime.server.keys import KeyJudge
     from raydix.runtime.server.listener import HttpAddress
 
 Http = Annotated[
@@ -73,7 +73,7 @@ class HttpFront:
     """Where and to whom an engine is served over HTTP."""
 
     address: "HttpAddress"
-    keys: "Keys | None"
+    keys: "KeyJudge | None"
     """None on loopback alone."""
     model_name: str
     num_replicas: int | None
@@ -93,7 +93,7 @@ def read_http_options(
     _require_packages(options)
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
-    from raydix.runtime.server.keys import load_keys
+    from raydix.runtime.server.key_file import KeyFile
     from raydix.runtime.server.listener import HttpAddress, bind
 
     address = HttpAddress.parse(options.http)
@@ -102,7 +102,7 @@ def read_http_options(
             f"--http {options.http} is reached from other hosts; there every request needs a key. "
             "Add --keys FILE, or listen at 127.0.0.1."
         )
-    keys = None if options.key_file is None else load_keys(options.key_file)
+    keys = None if options.key_file is None else KeyFile(options.key_file)
     # It listens once the engine serves; that the port is taken can be told before.
     bind(address).close()
     model_name = options.model_name or model_label(config.model.path)

@@ -14,7 +14,7 @@ from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.errors import install_error_handlers
 from raydix.runtime.server.http_metrics import CountRequests, HttpMetrics, metrics_routes
 from raydix.runtime.server.key_check import KeyCheck
-from raydix.runtime.server.keys import Keys
+from raydix.runtime.server.keys import KeyJudge
 from raydix.runtime.server.responses import response_routes
 from raydix.runtime.server.served import Served
 from raydix.runtime.server.status import status_routes
@@ -27,7 +27,7 @@ _MAX_BODY_BYTES = 8 << 20
 def build_app(
     engine: ServedEngine,
     model_name: str,
-    keys: Keys | None,
+    keys: KeyJudge | None,
     wall_clock: Callable[[], float] = time.time,
     replica: int = 0,
 ) -> FastAPI:

@@ -16,7 +16,7 @@ from ray.serve import Application
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.server.app import build_app
-from raydix.runtime.server.keys import Keys, load_keys
+from raydix.runtime.server.keys import KeyJudge, load_keys
 from raydix.runtime.server.serve_environment import DEREGISTER_S
 
 _KILL_S = 5.0
@@ -50,7 +50,7 @@ class Replicas:
     engine: AsyncLLM
     """Pickled, it connects anew where it is used."""
     model_name: str
-    keys: Keys | None
+    keys: KeyJudge | None
     """None only where nothing listens beyond loopback."""
     num_replicas: int
     drain_s: float
@@ -71,7 +71,7 @@ class Replicas:
 class HttpReplica:
     """One process that speaks HTTP for an engine. It answers 503 while the engine is away."""
 
-    def __init__(self, engine: AsyncLLM, model_name: str, keys: Keys | None) -> None:
+    def __init__(self, engine: AsyncLLM, model_name: str, keys: KeyJudge | None) -> None:
         self._engine = engine
         self._model_name = model_name
         self._keys = keys
