@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from statistics import median
 
-from benchmarks.actor_overhead import Service, tokens_per_s
+from benchmarks.actor_overhead import Service, compare, streams_of, tokens_per_s
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -115,7 +115,17 @@ async def measure(
         }
         for num_streams in stream_counts:
             services = await _serve(ways, options, sizes, prompts, num_streams)
-            figures += compare(options, num_streams, services["direct"], services["http"])
+            direct = services["direct"]
+            # The time to the first token has a bar for one stream alone.
+            max_ttft_ms = direct.ttft_ms + MAX_EXTRA_TTFT_MS
+            figures += compare(
+                streams_of(num_streams),
+                services["http"],
+                direct,
+                "AsyncLLM",
+                max_ttft_ms=options.bar(max_ttft_ms) if num_streams == 1 else None,
+                min_tokens_per_s=options.bar(direct.tokens_per_s * MIN_THROUGHPUT_FRACTION),
+            )
     return figures
 
 
@@ -138,31 +148,6 @@ async def _serve(
         )
         for name, own in rounds.items()
     }
-
-
-def compare(options: Options, num_streams: int, direct: Service, http: Service) -> list[Figure]:
-    """The figures of one number of streams; the time to the first token has a bar for one alone."""
-    streams = f"{num_streams} streams" if num_streams > 1 else "1 stream"
-    max_ttft_ms = options.bar(direct.ttft_ms + MAX_EXTRA_TTFT_MS) if num_streams == 1 else None
-
-    return [
-        Figure(
-            name=f"TTFT, {streams}",
-            value=http.ttft_ms,
-            unit="ms",
-            max_value=max_ttft_ms,
-            baseline=direct.ttft_ms,
-            baseline_name="AsyncLLM",
-        ),
-        Figure(
-            name=f"throughput, {streams}",
-            value=http.tokens_per_s,
-            unit="tokens/s",
-            min_value=options.bar(direct.tokens_per_s * MIN_THROUGHPUT_FRACTION),
-            baseline=direct.tokens_per_s,
-            baseline_name="AsyncLLM",
-        ),
-    ]
 
 
 def main(options: Options) -> int:

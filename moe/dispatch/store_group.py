@@ -1,4 +1,4 @@
-"""Ranks that meet by a store: to find each other's memory, or for libraries that ask for a group."""
+"""Ranks that meet by a store: for each other's memory, or for libraries that want a group."""
 
 import pickle
 from datetime import timedelta
