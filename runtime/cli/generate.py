@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO, TypedDict
 
 import typer
 from rich.console import Console
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 _MAX_CONCURRENT = 64
 
 
+class Options(TypedDict):
+    """What a request says besides its prompt and parameters."""
+
+    routing_key: str | None
+    cache_salt: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Asking:
     """How an engine is asked for each prompt."""
@@ -55,7 +62,7 @@ class Asking:
             return self.engine.chat(messages, params, **self._options())
         return self.engine.generate(prompt, params, **self._options())
 
-    def _options(self) -> dict[str, str | None]:
+    def _options(self) -> "Options":
         return {"routing_key": self.routing_key, "cache_salt": self.cache_salt}
 
 

@@ -122,9 +122,24 @@ async def test_a_server_that_tells_cached_tokens_without_a_tier(
     assert told.tokens_by_source == {"cached": 4, "computed": 6}
 
 
+async def test_text_with_ends_of_lines_that_json_holds_as_they_are(
+    scripted: Callable[[Answer], HttpServer],
+) -> None:
+    events = [
+        {"choices": [{"text": "a\u2028b\u0085c"}]},
+        {"choices": None, "usage": {"prompt_tokens": 1, "completion_tokens": 1}},
+    ]
+    text = "".join(f"data: {json.dumps(each, ensure_ascii=False)}\r\n\r\n" for each in events)
+    server = scripted(lambda _: httpx.Response(200, content=text.encode()))
+    num_came, told = await ask(HttpSender(server, {}, NO_SALT), "Hello")
+    assert (num_came, told.num_output_tokens) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
+        (stream_of(5), "a chunk is 5"),
+        (stream_of({"usage": {"completion_tokens": 1}}), "prompt_tokens"),
         (stream_of({"choices": [{"text": "x"}]}), "told no usage"),
         (stream_of({"error": {"message": "it broke"}}), "it broke"),
         (lambda _: httpx.Response(500, text="oops"), "answers 500: oops"),
