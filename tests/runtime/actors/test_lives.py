@@ -162,7 +162,8 @@ def test_a_second_engine_of_a_name_is_refused(listening: Listening, checkpoint: 
         _, said = second.communicate(timeout=60)
     assert second.returncode == 1
     assert said.splitlines()[-1].startswith(
-        f"EngineDead: an engine named {listening.name} runs already on this host"
+        f"ConfigError: The name {listening.name} is taken: "
+        "an engine of this user has it on this host"
     )
 
 
