@@ -232,7 +232,7 @@ async def until_restarted(shared: SharedEngine, actor: str) -> None:
 restarts_before: dict[str, int] = {}
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 def lane(
     request: pytest.FixtureRequest, ray_cluster: PrivateCluster, checkpoint: Path
 ) -> Iterator[SharedEngine]:
@@ -262,7 +262,6 @@ async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
         known = await generate_all(engine, range(70, 74))
         expected = await generate_all(engine, range(80, 84))
         await settle(lane)
-        before = await lane.handle.call("health")
         killed_s: list[float] = []
 
         async def kill() -> None:
@@ -273,8 +272,7 @@ async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
         assert await generate_all(engine, range(80, 84), kill) == expected
         assert time.monotonic() - killed_s[0] < GROUP_BACK_S
         health = await lane.handle.call("health")
-        for rank in ("gpu0", "gpu1"):
-            assert health[rank]["incarnation"] == before[rank]["incarnation"] + 1
+        assert [health[rank]["incarnation"] for rank in ("gpu0", "gpu1")] == [2, 2]
 
         # L1 went with the ranks.
         outputs = await asyncio.gather(*(generate(engine, seed) for seed in range(70, 74)))
