@@ -121,16 +121,32 @@ class RequestStream:
             for run in delta.prompt_logprobs:
                 self._prompt_logprobs.add(run)
         token_ids = delta.token_ids.tolist()
+        hides_last = self._hides_last(token_ids, delta)
         if self._finder is None:
-            self._append_all(token_ids, delta)
+            self._append_all(token_ids, delta.logprobs, hides_last=hides_last)
         else:
-            self._append_until_stop_string(token_ids, delta)
+            self._append_until_stop_string(token_ids, delta.logprobs, hides_last=hides_last)
 
         # A stop string among these tokens has ended the stream already, whatever followed it.
         if delta.failure is not None and not self.has_ended:
             self.failure = error_of(delta.failure, partial=self._wrap(self._cumulative()))
         elif delta.finished is not None and not self.has_ended:
             self._finish(delta.finished)
+        if self._finish_reason is not None:
+            self._note_end(now_s)
+
+    def push_token(self, token_id: int, now_s: float) -> None:
+        """Take in one token of which nothing more is told: all but the first and last of most."""
+        if self.has_ended:
+            return
+
+        if self._finder is None:
+            self._output.token_ids.append(token_id)
+            self._has_news = True
+            if self._detokenizer is not None:
+                self._output.text += self._detokenizer.push((token_id,))
+            return
+        self._append_until_stop_string([token_id], (), hides_last=False)
         if self._finish_reason is not None:
             self._note_end(now_s)
 
@@ -151,17 +167,19 @@ class RequestStream:
             return output
         return self._wrap(self._cumulative())
 
-    def _append_all(self, token_ids: list[int], delta: RequestDelta) -> None:
+    def _append_all(
+        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hides_last: bool
+    ) -> None:
         if not token_ids:
             return
-        self._append_tokens(token_ids, delta.logprobs)
-
+        self._append_tokens(token_ids, logprobs)
         if self._detokenizer is not None:
-            if self._hides_last(token_ids, delta):
-                token_ids = token_ids[:-1]
-            self._output.text += self._detokenizer.push(token_ids)
+            shown = token_ids[:-1] if hides_last else token_ids
+            self._output.text += self._detokenizer.push(shown)
 
-    def _append_until_stop_string(self, token_ids: list[int], delta: RequestDelta) -> None:
+    def _append_until_stop_string(
+        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hides_last: bool
+    ) -> None:
         """Append tokens up to the one that completes a stop string."""
         assert self._detokenizer is not None, "stop strings are refused without text"
         assert self._finder is not None, "the caller checked"
@@ -169,8 +187,8 @@ class RequestStream:
 
         # One by one: the output must end with the same token however deltas were merged.
         for i, token_id in enumerate(token_ids):
-            self._append_tokens([token_id], delta.logprobs[i : i + 1])
-            if i == last and self._hides_last(token_ids, delta):
+            self._append_tokens([token_id], logprobs[i : i + 1])
+            if i == last and hides_last:
                 return
 
             text = self._detokenizer.push([token_id])
@@ -185,7 +203,9 @@ class RequestStream:
     def _hides_last(self, token_ids: list[int], delta: RequestDelta) -> bool:
         """Whether the last token ended the output, and is not to be shown in its text."""
         is_ending = (
-            delta.finished is FinishReason.STOP and token_ids[-1] in self._request.ending_token_ids
+            delta.finished is FinishReason.STOP
+            and bool(token_ids)
+            and token_ids[-1] in self._request.ending_token_ids
         )
         return is_ending and not self._params.include_stop_str_in_output
 
