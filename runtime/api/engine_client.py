@@ -73,7 +73,8 @@ class EngineClient:
         self._num_askings = 0
         self._live: dict[AskingId, OpenRequest] = {}
         self._to_tell: list[OpenRequest] = []
-        """Requests whose callers are about to be told of news."""
+        """Requests whose callers are to be told of news."""
+        self._is_about_to_tell = False
         self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
         self._unanswered: set[AskingId] = set()
         """Askings whose last delta has not come."""
@@ -330,9 +331,10 @@ class EngineClient:
         for asking, token_id in zip(frame.askings, frame.token_ids.tolist(), strict=True):
             live = self._live.get(asking)
             if live is not None:
-                had_ended = live.stream.has_ended
-                live.stream.push_token(token_id, now_s)
-                self._note_news(live, had_ended=had_ended, is_last=False)
+                if live.stream.push_token(token_id, now_s):
+                    self._stop(live)
+                if live.note_news():
+                    self._to_tell.append(live)
 
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
@@ -343,21 +345,22 @@ class EngineClient:
 
             live = self._live.get(delta.asking)
             if live is not None:
-                had_ended = live.stream.has_ended
-                live.stream.push(delta, now_s)
-                self._note_news(live, had_ended=had_ended, is_last=is_last)
+                if live.stream.push(delta, now_s) and not is_last:
+                    self._stop(live)
+                if live.note_news():
+                    self._to_tell.append(live)
 
-    def _note_news(self, live: OpenRequest, *, had_ended: bool, is_last: bool) -> None:
-        """A stream has taken something in; a stop string in it ends the request."""
-        if live.stream.has_stop_string and not (had_ended or is_last):
-            self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
-        if live.note_news():
-            # One wake-up for all streams, behind whatever frames have come already.
-            if not self._to_tell:
-                asyncio.get_running_loop().call_soon(self._tell)
-            self._to_tell.append(live)
+        # One wake-up for all streams, behind whatever frames have come already.
+        if self._to_tell and not self._is_about_to_tell:
+            self._is_about_to_tell = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _stop(self, live: OpenRequest) -> None:
+        """A stop string ended the output, which the Scheduler cannot know."""
+        self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
 
     def _tell(self) -> None:
+        self._is_about_to_tell = False
         told, self._to_tell = self._to_tell, []
         for each in told:
             each.tell()

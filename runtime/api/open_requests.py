@@ -98,11 +98,12 @@ class RequestGroup(AbstractContextManager["RequestGroup"]):
         self._on_news = on_news
         self._requests: list[OpenRequest] = []
         self._with_news: set[int] = set()
+        self._num_over = 0
 
     @property
     def is_over(self) -> bool:
         """The last news of every request has been taken."""
-        return all(each.is_over for each in self._requests)
+        return self._num_over == len(self._requests)
 
     def add(self, open_request: Callable[[OnNews], OpenRequest]) -> None:
         """Open one more request; whatever that raises is raised."""
@@ -116,9 +117,13 @@ class RequestGroup(AbstractContextManager["RequestGroup"]):
         indexes, self._with_news = sorted(self._with_news), set()
         news: list[tuple[int, Taken]] = []
         for index in indexes:
-            # A failure comes behind the output before it.
-            while (taken := self._requests[index].take()) is not None:
+            request = self._requests[index]
+            taken = request.take()
+            while taken is not None:
                 news.append((index, taken))
+                self._num_over += request.is_over
+                # A failure comes behind the output before it.
+                taken = None if request.stream.failure is None else request.take()
         return news
 
     async def all_news(self, news: asyncio.Event) -> AsyncGenerator[tuple[int, Taken], None]:

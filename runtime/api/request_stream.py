@@ -99,21 +99,19 @@ class RequestStream:
         return self._finish_reason is not None or self.failure is not None
 
     @property
-    def has_stop_string(self) -> bool:
-        """A stop string ended the output, which the Scheduler cannot know."""
-        return self._finder is not None and self._finder.matched is not None
-
-    @property
     def is_ready(self) -> bool:
         """`take` would give an output, or `failure` is set."""
         return self.has_ended or (
             self._has_news and self._params.output_kind is not OutputKind.FINAL
         )
 
-    def push(self, delta: RequestDelta, now_s: float) -> None:
-        """Take in a delta. Once the stream has ended (by a stop string, say) it is ignored."""
+    def push(self, delta: RequestDelta, now_s: float) -> bool:
+        """Take in a delta; whether a stop string in it ended the output.
+
+        Once the stream has ended it is ignored.
+        """
         if self.has_ended:
-            return
+            return False
 
         if delta.cached_tokens_by_source is not None:
             self._note_admission(delta, now_s)
@@ -132,23 +130,21 @@ class RequestStream:
             self.failure = error_of(delta.failure, partial=self._wrap(self._cumulative()))
         elif delta.finished is not None and not self.has_ended:
             self._finish(delta.finished)
-        if self._finish_reason is not None:
-            self._note_end(now_s)
+        return self._note_end(now_s)
 
-    def push_token(self, token_id: int, now_s: float) -> None:
-        """Take in one token of which nothing more is told: all but the first and last of most."""
-        if self.has_ended:
-            return
+    def push_token(self, token_id: int, now_s: float) -> bool:
+        """`push` of a token of which nothing more is told, as most are between first and last."""
+        if self._finish_reason is not None or self.failure is not None:
+            return False
 
         if self._finder is None:
             self._output.token_ids.append(token_id)
             self._has_news = True
             if self._detokenizer is not None:
                 self._output.text += self._detokenizer.push((token_id,))
-            return
+            return False
         self._append_until_stop_string([token_id], (), hides_last=False)
-        if self._finish_reason is not None:
-            self._note_end(now_s)
+        return self._note_end(now_s)
 
     def fail(self, error: RaydixError) -> None:
         """End the stream with `error`, unless it has ended."""
@@ -285,7 +281,10 @@ class RequestStream:
             else None,
         )
 
-    def _note_end(self, now_s: float) -> None:
+    def _note_end(self, now_s: float) -> bool:
+        """Complete the figures of an output that has ended; whether a stop string did that."""
+        if self._finish_reason is None:
+            return False
         self._metrics = RequestMetrics(
             cached_tokens_by_source=self._metrics.cached_tokens_by_source,
             queued_s=self._metrics.queued_s,
@@ -293,6 +292,7 @@ class RequestStream:
             latency_s=now_s - self._request.submitted_s,
             num_output_tokens=len(self._output.token_ids),
         )
+        return self._finder is not None and self._finder.matched is not None
 
     def _cumulative(self) -> CompletionOutput:
         output = self._output

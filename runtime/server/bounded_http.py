@@ -4,6 +4,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from raydix.runtime.server.direct_body import DIRECT_BODY, DirectBody
+
 MAX_HEADER_BYTES = 64 << 10
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -39,3 +41,5 @@ class BoundedHttp(HttpToolsProtocol):
         """See httptools."""
         self._is_in_head = False
         super().on_headers_complete()
+        # The application begins to run only after this.
+        self.cycle.scope.setdefault("extensions", {})[DIRECT_BODY] = DirectBody(self.cycle)

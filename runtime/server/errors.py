@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -117,10 +116,6 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_refused(_: Request, error: RequestRefused) -> Response:
         return error.failure.response()
 
-    @app.exception_handler(RequestValidationError)
-    async def on_validation_error(_: Request, error: RequestValidationError) -> Response:
-        return failure_of_validation(error.errors()).response()
-
     @app.exception_handler(HTTPException)
     async def on_http_exception(request: Request, error: HTTPException) -> Response:
         text = f"{error.detail}: {request.method} {request.url.path}."
@@ -149,11 +144,9 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 def _path(error: Mapping[str, Any]) -> str:
     """`messages.0.content`: the place in the body, without the types that a union tried."""
-    if error["type"] == "json_invalid":
-        return "body"
     names = [
         str(each)
-        for each in error["loc"][1:]
+        for each in error["loc"]
         if isinstance(each, int) or (each.isidentifier() and each not in _TYPE_NAMES)
     ]
     return ".".join(names) or "body"

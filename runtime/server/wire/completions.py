@@ -3,7 +3,7 @@
 from itertools import accumulate
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
@@ -22,10 +22,29 @@ DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it for this route alone."""
 
 
+def _kind_of_prompt(prompt: object) -> str:
+    """Which of the shapes it has, so that what is wrong is told of that one alone."""
+    if not isinstance(prompt, list):
+        return "(text)"
+    first = prompt[0] if prompt else 0
+    return (
+        "(texts)" if isinstance(first, str) else "(lists)" if isinstance(first, list) else "(ids)"
+    )
+
+
+PromptField = Annotated[
+    Annotated[Text, Tag("(text)")]
+    | Annotated[list[Text], Tag("(texts)")]
+    | Annotated[list[int], Tag("(ids)")]
+    | Annotated[list[list[int]], Tag("(lists)")],
+    Discriminator(_kind_of_prompt),
+]
+
+
 class CompletionRequest(GenerationFields):
     """One prompt or several: text, or token ids."""
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: PromptField
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int = DEFAULT_MAX_TOKENS
     logprobs: int | None = None

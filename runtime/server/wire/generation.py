@@ -83,7 +83,7 @@ def sampling_of(
 
     Raises BadRequest.
     """
-    asked = fields.model_dump(include=set(_SAMPLING_NAMES), exclude_none=True)
+    asked = fields.model_dump(include=set(_SAMPLING_NAMES & fields.model_fields_set))
     kind = OutputKind.DELTA if fields.stream else OutputKind.FINAL
     return SamplingParams(
         **asked,

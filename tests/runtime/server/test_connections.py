@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import openai
 import pytest
 
 from raydix.errors import EngineDead
+from raydix.runtime.api.open_requests import OnNews, OpenRequest
 from raydix.runtime.server.listener import HttpAddress, listening
 from tests.runtime.server.served_engine import MODEL, Server, serving
 
@@ -25,6 +28,24 @@ async def until_running(server: Server) -> None:
     async with asyncio.timeout(20):
         while not (await server.engine.stats())["scheduler"]["num_requests_running"]:
             await asyncio.sleep(0.001)
+
+
+async def on_first_news(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    then: Callable[[OpenRequest, OnNews], None],
+) -> None:
+    """At the first news of each request do this; who listens is told of no other news."""
+    client = await server.llm.connected()
+    real = client.open
+
+    def opened(*arguments: Any) -> OpenRequest:
+        *before, on_news = arguments
+        is_first = itertools.chain([True], itertools.repeat(False))
+        request = real(*before, lambda: then(request, on_news) if next(is_first) else None)
+        return request
+
+    monkeypatch.setattr(client, "open", opened)
 
 
 async def test_leaving_a_stream_aborts_its_request(server: Server) -> None:
@@ -87,13 +108,11 @@ async def test_refusal_for_load_is_429_whole_and_streamed(
 async def test_an_error_within_a_stream_is_told_by_an_event(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = server.llm.generate
+    def fail(request: OpenRequest, on_news: OnNews) -> None:
+        request.stream.fail(EngineDead("The Scheduler is gone."))
+        on_news()
 
-    async def die(*arguments: Any, **options: Any) -> Any:
-        yield await anext(real(*arguments, **options))
-        raise EngineDead("The Scheduler is gone.")
-
-    monkeypatch.setattr(server.llm, "generate", die)
+    await on_first_news(server, monkeypatch, fail)
     client = server.client()
     with pytest.raises(openai.APIError, match="Scheduler is gone"):
         async for _ in await client.completions.create(**LONG, stream=True):
@@ -163,16 +182,13 @@ async def test_streams_that_outlast_the_drain_are_cut_and_aborted(
 ) -> None:
     has_left = asyncio.Event()
     async with serving(checkpoint, drain_s=1.0) as server:
-        real = server.llm.generate
 
-        async def hang(*arguments: Any, **options: Any) -> Any:
-            try:
-                yield await anext(real(*arguments, **options))
-                await asyncio.Event().wait()
-            finally:
-                has_left.set()
+        def hang(request: OpenRequest, on_news: OnNews) -> None:
+            real = request.close
+            monkeypatch.setattr(request, "close", lambda: (real(), has_left.set()))
+            on_news()
 
-        monkeypatch.setattr(server.llm, "generate", hang)
+        await on_first_news(server, monkeypatch, hang)
         stream = await server.client().completions.create(**LONG, stream=True)
         reading = asyncio.create_task(_count(aiter(stream)))
 
