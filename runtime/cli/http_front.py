@@ -147,9 +147,11 @@ async def serving_http(
         yield None
     elif front.num_replicas is None:
         from raydix.runtime.server.app import build_app
+        from raydix.runtime.server.garbage import spare_long_lived_objects
         from raydix.runtime.server.listener import listening
 
         app = build_app(engine, front.model_name, front.keys)
+        spare_long_lived_objects()
         async with listening(app, front.address, drain_s) as url:
             yield url
     else:

@@ -1,6 +1,7 @@
 """Server-sent events as an answer whose status waits for the first event."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
@@ -101,7 +102,8 @@ class EventStream(Response):
             await failure_of(error).response()(scope, receive, send)
         finally:
             leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await leaving
 
     async def _deliver(
         self,

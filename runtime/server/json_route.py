@@ -5,7 +5,7 @@ takes longer than all the rest of a request.
 """
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from inspect import signature
 from typing import Any
 
@@ -13,6 +13,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.runtime.server.errors import RequestRefused, failure, failure_of_validation
 
@@ -26,22 +27,29 @@ class JsonRoute(APIRoute):
     A handler of a body has no other parameters than `body` and `request`.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """See FastAPI."""
-        parameters = signature(self.endpoint).parameters
-        if "body" not in parameters:
-            return super().get_route_handler()
-        model: type[BaseModel] = parameters["body"].annotation
-        takes_request = "request" in parameters
-        endpoint = self.endpoint
+        super().__init__(path, endpoint, **options)
+        parameters = signature(endpoint).parameters
+        if "body" in parameters:
+            self.app = _application(
+                endpoint, parameters["body"].annotation, takes_request="request" in parameters
+            )
 
-        async def handle(request: Request) -> Response:
-            body = _validated(model, await _read(request))
-            answering = endpoint(body, request) if takes_request else endpoint(body)
-            answer: Response = await answering
-            return answer
 
-        return handle
+def _application(
+    endpoint: Callable[..., Awaitable[Response]], model: type[BaseModel], *, takes_request: bool
+) -> ASGIApp:
+    """The route itself. Whatever it raises the application's handlers answer."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = _validated(model, await _read(request))
+        answering = endpoint(body, request) if takes_request else endpoint(body)
+        answer = await answering
+        await answer(scope, receive, send)
+
+    return application
 
 
 async def _read(request: Request) -> bytes:

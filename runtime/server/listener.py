@@ -84,6 +84,8 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
         log_level="error",
         access_log=False,
         lifespan="off",
+        # Nothing depends on where a request comes from.
+        proxy_headers=False,
         http=BoundedHttp,
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -16,6 +16,7 @@ from ray.serve import Application
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.server.app import build_app
+from raydix.runtime.server.garbage import spare_long_lived_objects
 from raydix.runtime.server.keys import Keys, load_keys
 from raydix.runtime.server.serve_environment import DEREGISTER_S
 
@@ -79,7 +80,9 @@ class HttpReplica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application of this replica, for which Ray Serve asks."""
         rank = serve.get_replica_context().rank
-        return build_app(self._engine, self._model_name, self._keys, replica=rank.rank)
+        application = build_app(self._engine, self._model_name, self._keys, replica=rank.rank)
+        spare_long_lived_objects()
+        return application
 
 
 def app(arguments: ServeArguments) -> Application:
