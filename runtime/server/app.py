@@ -41,6 +41,8 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        # It has metrics of its own; whether FastAPI's are wanted would be asked at each request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
 
     of_engine = (completion_routes, chat_routes, response_routes, token_routes, status_routes)

@@ -4,7 +4,6 @@ FastAPI describes the routes and finds them. What it does between that and a han
 takes longer than all the rest of a request.
 """
 
-import json
 from collections.abc import Awaitable, Callable
 from inspect import signature
 from typing import Any
@@ -13,6 +12,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.runtime.server.errors import RequestRefused, failure, failure_of_validation
@@ -80,10 +80,10 @@ def _too_large() -> RequestRefused:
 
 def _validated(model: type[BaseModel], body: bytes) -> BaseModel:
     try:
-        return model.model_validate(json.loads(body))
+        return model.model_validate(from_json(body))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestRefused(failure_of_validation(errors)) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         text = f"The body is no JSON: {error}."
         raise RequestRefused(failure(400, text, "invalid_request_error", param="body")) from error
