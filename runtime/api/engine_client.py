@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
+from raydix.errors import BadParameter, BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.api.open_requests import OnNews, OpenRequest, RequestGroup
@@ -253,13 +253,13 @@ class EngineClient:
         ):
             wrong_ids = [each for each in named_ids if each >= self._limits.vocab_size]
             if wrong_ids:
-                raise BadRequest(
-                    f"{name} has {wrong_ids}; expected ids from 0 to {self._limits.vocab_size - 1}."
-                )
+                last = self._limits.vocab_size - 1
+                raise BadParameter(name, f"has {wrong_ids}; expected ids from 0 to {last}.")
         if params.stop and self._tokenizer is None:
-            raise BadRequest(
-                f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this "
-                "process can read. Use stop_token_ids."
+            raise BadParameter(
+                "stop",
+                f"is {list(params.stop)}, but the checkpoint has no tokenizer that this process "
+                "can read. Use stop_token_ids.",
             )
         options.check()
 

@@ -15,9 +15,9 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
+    from raydix.runtime.actors.links.address import TcpAddress
     from raydix.runtime.api.client import AsyncLLM
     from raydix.runtime.server.keys import Keys
-    from raydix.runtime.server.listener import HttpAddress
 
 Http = Annotated[
     str | None,
@@ -72,7 +72,7 @@ class HttpOptions:
 class HttpFront:
     """Where and to whom an engine is served over HTTP."""
 
-    address: "HttpAddress"
+    address: "TcpAddress"
     keys: "Keys | None"
     """None on loopback alone."""
     model_name: str
@@ -93,10 +93,14 @@ def read_http_options(
     _require_packages(options)
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
+    from raydix.runtime.actors.links.address import TcpAddress
     from raydix.runtime.server.keys import load_keys
-    from raydix.runtime.server.listener import HttpAddress, bind
+    from raydix.runtime.server.listener import bind
 
-    address = HttpAddress.parse(options.http)
+    try:
+        address = TcpAddress.parse(options.http)
+    except ConfigError as error:
+        raise ConfigError(f"--http: {error}") from error
     if options.key_file is None and not address.is_loopback:
         raise ConfigError(
             f"--http {options.http} is reached from other hosts; there every request needs a key. "

@@ -27,6 +27,7 @@ from raydix.runtime.server.wire.chat import (
     Delta,
     chat_logprobs,
     max_tokens_of,
+    names_of_parameters,
     num_logprobs_of,
     template_arguments,
 )
@@ -177,6 +178,7 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
         max_tokens=max_tokens_of(body),
         logprobs=num_logprobs_of(body),
         prompt_logprobs=num_prompt_logprobs,
+        names=names_of_parameters(body),
     )
     token_ids = await served.engine.apply_chat_template(
         template_messages(body.messages), **template_arguments(body)

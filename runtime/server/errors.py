@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from raydix.errors import (
+    BadParameter,
     BadRequest,
     Cancelled,
     CheckpointError,
@@ -74,6 +75,8 @@ def failure_of(error: RaydixError) -> HttpFailure:
             return failure(400, text, "invalid_request_error", code=code)
         case UnknownRequest():
             return failure(404, text, "invalid_request_error", code="not_found")
+        case BadParameter():
+            return failure(400, text, "invalid_request_error", param=error.parameter)
         case BadRequest() | ConfigError() | CheckpointError():
             return failure(400, text, "invalid_request_error")
         case Overloaded():

@@ -96,7 +96,8 @@ def response_routes(served: Served) -> APIRouter:
 
 async def _generation(served: Served, body: ResponsesRequest, caller: Caller) -> Generation:
     """What the request asks of the engine. Raises BadRequest."""
-    params = sampling_of(body, max_tokens=body.max_output_tokens)
+    names = {"max_tokens": "max_output_tokens"}
+    params = sampling_of(body, max_tokens=body.max_output_tokens, names=names)
     options = options_of(body, caller, session_of(body))
     token_ids = await served.engine.apply_chat_template(template_messages(conversation_of(body)))
     generation = Generation(

@@ -11,8 +11,9 @@ import openai
 import pytest
 
 from raydix.errors import EngineDead
+from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.open_requests import OnNews, OpenRequest
-from raydix.runtime.server.listener import HttpAddress, listening
+from raydix.runtime.server.listener import listening
 from tests.runtime.server.served_engine import MODEL, Server, serving
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": [5] * 20, "max_tokens": 230, "temperature": 0}
@@ -204,10 +205,10 @@ async def _count(chunks: Any) -> int:
 async def test_a_port_that_is_taken_is_told() -> None:
     async def app(_scope: object, _receive: object, _send: object) -> None: ...
 
-    async with listening(app, HttpAddress("127.0.0.1", 0), 1.0) as url:
+    async with listening(app, TcpAddress("127.0.0.1", 0), 1.0) as url:
         port = int(url.rpartition(":")[2])
         with pytest.raises(Exception, match=f"cannot listen at 127.0.0.1:{port}"):
-            async with listening(app, HttpAddress("127.0.0.1", port), 1.0):
+            async with listening(app, TcpAddress("127.0.0.1", port), 1.0):
                 pass
 
 
@@ -224,15 +225,15 @@ async def test_a_port_that_is_taken_is_told() -> None:
     ],
 )
 def test_addresses_beyond_loopback_are_known(text: str, host: str, is_loopback: bool) -> None:
-    address = HttpAddress.parse(text)
-    assert address == HttpAddress(host, 8000)
+    address = TcpAddress.parse(text)
+    assert address == TcpAddress(host, 8000)
     assert address.is_loopback == is_loopback
 
 
 @pytest.mark.parametrize("text", ["", "8000", "host:", "host:http", "host:70000", "host:-1"])
 def test_addresses_without_a_port_are_refused(text: str) -> None:
     with pytest.raises(Exception, match="expected HOST:PORT"):
-        HttpAddress.parse(text)
+        TcpAddress.parse(text)
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n"])
