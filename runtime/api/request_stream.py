@@ -83,8 +83,8 @@ class RequestStream:
             if params.prompt_logprobs is None
             else PromptEntries(request.prompt_token_ids, self._decode_one)
         )
-        self._decoded: dict[int, str] = {}
-        """Text of tokens that logprobs were told of."""
+        self._decoded: dict[int, tuple[str, bytes]] = {}
+        """Text and bytes of tokens that logprobs were told of."""
         self._metrics = RequestMetrics()
         self._num_cached_tokens = 0
         self._finish_reason: FinishReason | None = None
@@ -219,7 +219,7 @@ class RequestStream:
         self._output.cumulative_logprob += entry.logprobs[0]
         self._output.logprobs.append(
             {
-                token_id: Logprob(logprob, rank, self._decode_one(token_id))
+                token_id: Logprob(logprob, rank, *self._told_of(token_id))
                 for token_id, logprob, rank in zip(
                     entry.token_ids, entry.logprobs, entry.ranks, strict=True
                 )
@@ -227,13 +227,17 @@ class RequestStream:
         )
 
     def _decode_one(self, token_id: int) -> str | None:
+        return self._told_of(token_id)[0]
+
+    def _told_of(self, token_id: int) -> tuple[str | None, bytes | None]:
+        """A token's text and bytes."""
         if self._tokenizer is None or not self._params.detokenize:
-            return None
-        text = self._decoded.get(token_id)
-        if text is None:
+            return None, None
+        told = self._decoded.get(token_id)
+        if told is None:
             text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-            self._decoded[token_id] = text
-        return text
+            told = self._decoded[token_id] = text, self._tokenizer.bytes_of(token_id, text)
+        return told
 
     def _finish(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:

@@ -23,6 +23,9 @@ def _require_unicode(text: str) -> str:
 Text = Annotated[str, AfterValidator(_require_unicode)]
 """A string that can be tokenised, and sent back: JSON can tell others."""
 
+Nothing = Annotated[list[Any], Field(max_length=0)]
+"""An empty list, which asks for nothing; any other one is not supported."""
+
 OrAbsent = Annotated[T | None, Field(exclude_if=is_none)]
 """A field of an answer that is left out where it is None."""
 

@@ -6,14 +6,13 @@ from pydantic import Field
 
 from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
-from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Nothing, OrAbsent, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message
 from raydix.runtime.server.wire.prompt_logprobs import PromptLogprobs
 from raydix.runtime.server.wire.usage import Usage
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TemplateValue = bool | int | float | Text
 _NOT_FOR_TEMPLATES = frozenset(
     {
@@ -48,6 +47,8 @@ class ChatRequest(GenerationFields):
     # Values that ask for nothing are taken, as clients send them.
     response_format: TextFormat | None = None
     store: Literal[False] = False
+    modalities: list[Literal["text"]] | None = None
+    tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -59,7 +60,7 @@ class TopLogprob(WireAnswer):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Of its text; None for a token that is no whole characters."""
+    """The token's own, which may be part of a character; None without a tokenizer."""
 
 
 class TokenLogprob(TopLogprob):
@@ -191,6 +192,5 @@ def chat_logprobs(output: CompletionOutput, num_top: int | None) -> ChatLogprobs
 
 def _named(token_id: int, entry: Logprob) -> dict[str, object]:
     name = token_name(token_id, entry)
-    is_whole = _REPLACEMENT not in name
-    bytes_of_name = list(name.encode()) if is_whole else None
-    return {"token": name, "logprob": finite(entry.logprob), "bytes": bytes_of_name}
+    told = None if entry.token_bytes is None else list(entry.token_bytes)
+    return {"token": name, "logprob": finite(entry.logprob), "bytes": told}

@@ -10,7 +10,7 @@ from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
-from raydix.runtime.server.wire.logprobs import finite, token_name
+from raydix.runtime.server.wire.logprobs import finite, token_name, token_of_id
 from raydix.runtime.server.wire.prompt_logprobs import (
     Echo,
     PromptLogprobs,
@@ -54,6 +54,9 @@ class CompletionRequest(GenerationFields):
     then."""
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+
+    best_of: Literal[1] = 1
+    """A value that asks for nothing is taken, as clients send it."""
 
 
 class CompletionLogprobs(WireAnswer):
@@ -167,4 +170,9 @@ def _logprobs(
 
 
 def _by_name(entry: dict[int, Logprob]) -> dict[str, float]:
-    return {token_name(token_id, each): finite(each.logprob) for token_id, each in entry.items()}
+    """By text; a token whose text an earlier one has goes by its id."""
+    named: dict[str, float] = {}
+    for token_id, each in entry.items():
+        name = token_name(token_id, each)
+        named[token_of_id(token_id) if name in named else name] = finite(each.logprob)
+    return named

@@ -152,6 +152,41 @@ async def test_long_bodies_are_refused_told_or_not(server: Server) -> None:
     assert (told.status_code, untold.status_code) == (413, 413)
 
 
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "The header Content-Type is missing; expected 'application/json'."),
+        ({"Content-Type": "text/plain"}, "The header Content-Type is 'text/plain'; expected"),
+    ],
+)
+async def test_a_body_that_is_not_called_json_is_told(
+    server: Server, headers: dict[str, str], message: str
+) -> None:
+    async with server.http() as http:
+        answer = await http.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+
+
+async def test_what_is_no_json_is_told(server: Server) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    async with server.http() as http:
+        answers = [
+            await http.post("/v1/completions", content=body, headers=headers)
+            for body in (b"", b"{", b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}')
+        ]
+    for answer in answers:
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("The body is no JSON: ")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_may_ask_for_the_head_alone(server: Server, path: str) -> None:
+    async with server.http() as http:
+        answer = await http.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 async def test_requests_are_counted_by_route(server: Server) -> None:
     async with server.http() as http:
         await http.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 2})
