@@ -162,12 +162,14 @@ async def serving_http(
         from raydix.runtime.server.serve_app import Replicas
         from raydix.runtime.server.serve_front import replicas_listening
 
+        supervisor = await engine.place.find()
         replicas = Replicas(
             engine=engine,
             model_name=front.model_name,
             keys=front.keys,
             num_replicas=front.num_replicas,
             drain_s=drain_s,
+            log_path=await supervisor.call("log_path"),
         )
         async with replicas_listening(replicas, front.address) as url:
             yield url
