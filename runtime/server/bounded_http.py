@@ -4,7 +4,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from raydix.runtime.server.direct_body import DIRECT_BODY, DirectBody
+from raydix.runtime.server.direct_body import offer_direct_body
 
 MAX_HEADER_BYTES = 64 << 10
 _TOO_LARGE = (
@@ -42,4 +42,4 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_in_head = False
         super().on_headers_complete()
         # The application begins to run only after this.
-        self.cycle.scope.setdefault("extensions", {})[DIRECT_BODY] = DirectBody(self.cycle)
+        offer_direct_body(self.cycle)

@@ -3,6 +3,8 @@
 Only our own listener offers it. Ray Serve has a listener of its own, to which parts go by ASGI.
 """
 
+from typing import Any
+
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -30,6 +32,13 @@ class DirectBody:
     def write(self, part: bytes) -> None:
         """Send a part; it must not be empty, which would be the end."""
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+
+def offer_direct_body(cycle: RequestResponseCycle) -> None:
+    """Let the application find it in the request's scope."""
+    extensions: dict[str, Any] = dict(cycle.scope.get("extensions") or {})
+    extensions[DIRECT_BODY] = DirectBody(cycle)
+    cycle.scope["extensions"] = extensions
 
 
 def direct_body_of(scope: Scope) -> DirectBody | None:
