@@ -13,7 +13,7 @@ from typing import Any
 from raydix.errors import BadParameter, BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
-from raydix.runtime.api.open_requests import OnNews, OpenRequest, RequestGroup
+from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import (
     Prompt,
@@ -72,9 +72,7 @@ class EngineClient:
 
         self._num_askings = 0
         self._live: dict[AskingId, OpenRequest] = {}
-        self._to_tell: list[OpenRequest] = []
-        """Requests whose callers are to be told of news."""
-        self._is_about_to_tell = False
+        self._callers = Callers()
         self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
         self._unanswered: set[AskingId] = set()
         """Askings whose last delta has not come."""
@@ -121,6 +119,10 @@ class EngineClient:
         """One request for each sample; they meet where the first one is."""
         tokenized = await self.tokenized(prompt)
         names = [id_of_sample(name, index) for index in range(params.n)]
+        # Here, too: once its samples are noted, an asking that is refused would take the place of
+        # the one that has the id.
+        for each in names:
+            self._require_free(each)
         joined = replace(options, sample_of=name)
         news = asyncio.Event()
 
@@ -164,10 +166,7 @@ class EngineClient:
         """
         assert params.n == 1, "several samples are several requests"
         submission = self._submission(params, request_id, prompt.token_ids, options)
-        if request_id in self._in_use:
-            raise BadRequest(
-                f"request_id {request_id!r} is in use. Choose another one, or leave it out."
-            )
+        self._require_free(request_id)
         streamed = StreamedRequest(
             request_id=request_id,
             prompt=prompt.text,
@@ -278,6 +277,12 @@ class EngineClient:
             sample_of=None if options.sample_of is None else RequestId(options.sample_of),
         )
 
+    def _require_free(self, request_id: RequestId) -> None:
+        if request_id in self._in_use:
+            raise BadRequest(
+                f"request_id {request_id!r} is in use. Choose another one, or leave it out."
+            )
+
     def _next_asking(self) -> AskingId:
         self._num_askings += 1
         return AskingId(self._num_askings)
@@ -333,8 +338,7 @@ class EngineClient:
             if live is not None:
                 if live.stream.push_token(token_id, now_s):
                     self._stop(live)
-                if live.note_news():
-                    self._to_tell.append(live)
+                self._callers.note_news(live)
 
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
@@ -347,23 +351,11 @@ class EngineClient:
             if live is not None:
                 if live.stream.push(delta, now_s) and not is_last:
                     self._stop(live)
-                if live.note_news():
-                    self._to_tell.append(live)
-
-        # One wake-up for all streams, behind whatever frames have come already.
-        if self._to_tell and not self._is_about_to_tell:
-            self._is_about_to_tell = True
-            asyncio.get_running_loop().call_soon(self._tell)
+                self._callers.note_news(live)
 
     def _stop(self, live: OpenRequest) -> None:
         """A stop string ended the output, which the Scheduler cannot know."""
         self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
-
-    def _tell(self) -> None:
-        self._is_about_to_tell = False
-        told, self._to_tell = self._to_tell, []
-        for each in told:
-            each.tell()
 
     def _end_prefetch(self, delta: RequestDelta) -> None:
         answer = self._prefetches.get(delta.asking)

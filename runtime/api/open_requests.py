@@ -88,6 +88,28 @@ class OpenRequest:
             self.close()
 
 
+class Callers:
+    """Owns: whose callers are to be told of news.
+
+    One wake-up of the loop tells all, behind whatever frames have come already.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[OpenRequest] = []
+
+    def note_news(self, request: OpenRequest) -> None:
+        """A request has taken something in."""
+        if request.note_news():
+            if not self._waiting:
+                asyncio.get_running_loop().call_soon(self._tell)
+            self._waiting.append(request)
+
+    def _tell(self) -> None:
+        told, self._waiting = self._waiting, []
+        for each in told:
+            each.tell()
+
+
 class RequestGroup(AbstractContextManager["RequestGroup"]):
     """Several requests with one listener.
 

@@ -1,15 +1,20 @@
 """JSON of `/v1/completions`."""
 
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.prompts import Prompt
-from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer
-from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
+from raydix.runtime.server.wire.base import Items, OrAbsent, Text, WireAnswer
+from raydix.runtime.server.wire.generation import (
+    MAX_CHOICES,
+    MAX_SAMPLES,
+    GenerationFields,
+    StreamOptions,
+)
 from raydix.runtime.server.wire.logprobs import finite, token_name, token_of_id
 from raydix.runtime.server.wire.prompt_logprobs import (
     Echo,
@@ -20,6 +25,9 @@ from raydix.runtime.server.wire.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it for this route alone."""
+
+T = TypeVar("T")
+Prompts = Annotated[Items[T], Field(max_length=MAX_CHOICES)]
 
 
 def _kind_of_prompt(prompt: object) -> str:
@@ -34,9 +42,9 @@ def _kind_of_prompt(prompt: object) -> str:
 
 PromptField = Annotated[
     Annotated[Text, Tag("(text)")]
-    | Annotated[list[Text], Tag("(texts)")]
-    | Annotated[list[int], Tag("(ids)")]
-    | Annotated[list[list[int]], Tag("(lists)")],
+    | Annotated[Prompts[Text], Tag("(texts)")]
+    | Annotated[Items[int], Tag("(ids)")]
+    | Annotated[Prompts[Items[int]], Tag("(lists)")],
     Discriminator(_kind_of_prompt),
 ]
 
