@@ -90,7 +90,10 @@ class Tokenizer:
         )
         vocabulary = {} if self._is_byte_level else wrapped.get_vocab()
         names = (f"<0x{byte:02X}>" for byte in range(256))
-        self._byte_token_ids = frozenset(vocabulary[name] for name in names if name in vocabulary)
+        self._byte_tokens = {
+            vocabulary[name]: bytes([byte]) for byte, name in enumerate(names) if name in vocabulary
+        }
+        self._byte_token_ids = frozenset(self._byte_tokens)
         self._word_ids = frozenset(vocabulary.values()) - self._byte_token_ids
         self._word_ids_but_special = self._word_ids - self._special_ids
         self._bytes_of_token: dict[int, bytes] = {}
@@ -142,6 +145,12 @@ class Tokenizer:
                 clean_up_tokenization_spaces=False,
             )
         return text
+
+    def bytes_of(self, token_id: int, text: str) -> bytes:
+        """What a token stands for, whose text is `text`: it may be a part of a character."""
+        if self._is_byte_level:
+            return self._token_bytes(token_id)
+        return self._byte_tokens.get(token_id, text.encode())
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         """A new incremental detokenizer, for one request."""

@@ -15,9 +15,9 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
+    from raydix.runtime.actors.links.address import TcpAddress
     from raydix.runtime.api.client import AsyncLLM
     from raydix.runtime.server.keys import KeyJudge
-    from raydix.runtime.server.listener import HttpAddress
 
 Http = Annotated[
     str | None,
@@ -72,7 +72,7 @@ class HttpOptions:
 class HttpFront:
     """Where and to whom an engine is served over HTTP."""
 
-    address: "HttpAddress"
+    address: "TcpAddress"
     keys: "KeyJudge | None"
     """None on loopback alone."""
     model_name: str
@@ -93,10 +93,14 @@ def read_http_options(
     _require_packages(options)
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
+    from raydix.runtime.actors.links.address import TcpAddress
     from raydix.runtime.server.key_file import KeyFile
-    from raydix.runtime.server.listener import HttpAddress, bind
+    from raydix.runtime.server.listener import bind
 
-    address = HttpAddress.parse(options.http)
+    try:
+        address = TcpAddress.parse(options.http)
+    except ConfigError as error:
+        raise ConfigError(f"--http: {error}") from error
     if options.key_file is None and not address.is_loopback:
         raise ConfigError(
             f"--http {options.http} is reached from other hosts; there every request needs a key. "
@@ -147,21 +151,25 @@ async def serving_http(
         yield None
     elif front.num_replicas is None:
         from raydix.runtime.server.app import build_app
+        from raydix.runtime.server.garbage import spare_long_lived_objects
         from raydix.runtime.server.listener import listening
 
         app = build_app(engine, front.model_name, front.keys)
+        spare_long_lived_objects()
         async with listening(app, front.address, drain_s) as url:
             yield url
     else:
         from raydix.runtime.server.serve_app import Replicas
         from raydix.runtime.server.serve_front import replicas_listening
 
+        supervisor = await engine.place.find()
         replicas = Replicas(
             engine=engine,
             model_name=front.model_name,
             keys=front.keys,
             num_replicas=front.num_replicas,
             drain_s=drain_s,
+            log_path=await supervisor.call("log_path"),
         )
         async with replicas_listening(replicas, front.address) as url:
             yield url

@@ -20,9 +20,6 @@ from raydix.runtime.server.served import Served
 from raydix.runtime.server.status import status_routes
 from raydix.runtime.server.tokens import token_routes
 
-_MAX_BODY_BYTES = 8 << 20
-"""A prompt of a million token ids. All streams wait while a body is parsed: 28 MiB took seconds."""
-
 
 def build_app(
     engine: ServedEngine,
@@ -44,13 +41,15 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        max_body_size=_MAX_BODY_BYTES,
+        # It has metrics of its own; whether FastAPI's are wanted would be asked at each request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
 
     of_engine = (completion_routes, chat_routes, response_routes, token_routes, status_routes)
     routers = [routes(served) for routes in (*of_engine, admin_routes)]
     for router in (*routers, metrics_routes(served, metrics)):
-        app.include_router(router)
+        # As they are: `include_router` would look for each request's route in one after the other.
+        app.router.routes.extend(router.routes)
         metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
     install_error_handlers(app)
 
