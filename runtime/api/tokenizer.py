@@ -12,6 +12,7 @@ from typing import Any
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from raydix.runtime.model.hub import settings_folder
+from raydix.runtime.model.late_import import import_late
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
@@ -27,10 +28,10 @@ def load_tokenizer(path: str | Path) -> "Tokenizer | None":
     folder = settings_folder(str(path))
     if not _has_files(folder):
         return None
-    from transformers import AutoTokenizer
-
+    # Another thread may be reading the checkpoint's configuration with it.
+    auto_tokenizer = import_late("transformers").AutoTokenizer
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        loaded = auto_tokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise CheckpointError(
             f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}: {error}). "
