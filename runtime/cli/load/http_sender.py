@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from raydix.errors import BadRequest, ConfigError, EngineDead, Overloaded, RaydixError
 from raydix.runtime.cli.load.requests import BlockPrompt, ChatPrompt, LoadRequest
@@ -13,11 +14,20 @@ _MAX_QUOTED = 300
 _TIMEOUT_S = 3600.0
 
 
+def base_url(url: str) -> str:
+    """What the routes of OpenAI's interface begin with, if people give a server this URL."""
+    stripped = url.rstrip("/")
+    return stripped if urlsplit(stripped).path else f"{stripped}/v1"
+
+
 class HttpServer:
     """A server. For `async with`."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """`url` ends in `/v1`. Raises ConfigError without httpx."""
+        """`url` is what OpenAI's routes begin with; one without a path means its `/v1`.
+
+        Raises ConfigError without httpx.
+        """
         try:
             import httpx
         except ImportError as error:
@@ -25,7 +35,7 @@ class HttpServer:
                 "--url needs httpx, which is not installed. Run pip install 'raydix[bench]'."
             ) from error
 
-        self._url = url.rstrip("/")
+        self._url = base_url(url)
         self._errors = (httpx.HTTPError, httpx.InvalidURL)
         self._client = httpx.AsyncClient(
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
@@ -52,7 +62,8 @@ class HttpServer:
             raise EngineDead(f"Nobody answers at {place} ({_named(error)}).") from error
         except (ValueError, LookupError, TypeError) as error:
             raise BadRequest(
-                f"{place} names no model. Does --url end in /v1? Else give --model."
+                f"{place} names no model. Does --url name what OpenAI's routes begin with, such as "
+                "http://HOST:PORT/v1? Else give --model."
             ) from error
 
     async def events(

@@ -10,7 +10,7 @@ import pytest
 
 from raydix.errors import BadRequest, EngineDead, RaydixError
 from raydix.runtime.cli.load.engine_sender import EngineSender
-from raydix.runtime.cli.load.http_sender import HttpSender, HttpServer
+from raydix.runtime.cli.load.http_sender import HttpSender, HttpServer, base_url
 from raydix.runtime.cli.load.requests import AnyPrompt, BlockPrompt, ChatPrompt, LoadRequest
 from raydix.runtime.cli.load.run import OutputCame, Sender, Usage
 from tests.runtime.server.served_engine import ALICE, Server, engine_keys, serving, write_checkpoint
@@ -151,3 +151,16 @@ async def test_an_answer_that_is_none_fails_the_request(
 ) -> None:
     with pytest.raises(RaydixError, match=error):
         await ask(HttpSender(scripted(answer), {}, NO_SALT), "Hello")
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [
+        ("http://host:8000", "http://host:8000/v1"),
+        ("http://host:8000/", "http://host:8000/v1"),
+        ("http://host:8000/v1/", "http://host:8000/v1"),
+        ("https://host/openai/v3", "https://host/openai/v3"),
+    ],
+)
+def test_a_server_without_a_path_has_openai_s_routes_below_v1(given: str, base: str) -> None:
+    assert base_url(given) == base
