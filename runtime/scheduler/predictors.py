@@ -85,13 +85,13 @@ class TimePredictor:
 
     def rate(self, now_s: float) -> float:
         """Units per second, once a piece of work is under way."""
-        return 1.0 / self._line(now_s)[1]
+        return 1.0 / self.line(now_s)[1]
 
     def predict_s(self, amount: float, now_s: float) -> float:
         """Seconds that `amount` units will take at once; nothing takes no time."""
         if amount <= 0:
             return 0.0
-        fixed_s, slope = self._line(now_s)
+        fixed_s, slope = self.line(now_s)
         return fixed_s + amount * slope
 
     def _kept(self, now_s: float) -> float:
@@ -103,7 +103,7 @@ class TimePredictor:
         """How much the start values count: less with each observation, more as those fade."""
         return 1.0 - (1.0 - self._start_weight) * self._kept(now_s)
 
-    def _line(self, now_s: float) -> tuple[float, float]:
+    def line(self, now_s: float) -> tuple[float, float]:
         """Seconds for a piece of work, and for each unit of it: least squares, within bounds."""
         start = self._start.scaled(self._start_weight_at(now_s))
         sums = start.plus(self._observed.scaled(self._kept(now_s)))
