@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydix.errors import EngineDead
+from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.cluster import (
     find_cluster,
     join_cluster,
@@ -86,8 +86,8 @@ def start_engine(
     this host. What its actors log is logged in this process, too. `build_model`: what GPU actors
     drive. `gateway`: where it listens for clients on other hosts.
 
-    Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine,
-    and if `control` calls the start off.
+    Raises ConfigError, also if `name` is that of a living engine, CheckpointError, or EngineDead,
+    also if `control` calls the start off.
     """
     began_s = time.monotonic()
     control = control or StartControl()
@@ -185,7 +185,7 @@ def _start_supervisor(
 
 
 def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, Any]) -> Any:
-    """The Ray handle of a new Supervisor. Raises EngineDead if a living one has its name."""
+    """The Ray handle of a new Supervisor. Raises ConfigError if a living one has its name."""
     give_up_s = time.monotonic() + _NAME_RELEASE_S
     while True:
         try:
@@ -193,8 +193,9 @@ def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, An
         except ValueError as error:
             # Ray frees the name of an actor a moment after its end.
             if time.monotonic() > give_up_s or _is_alive(options["name"]):
-                raise EngineDead(
-                    f"an engine named {name} runs already in this cluster; choose another name"
+                raise ConfigError(
+                    f"The name {name} is taken: an engine of this Ray cluster has it. "
+                    "Give this one another (--name, or name=... in Python)."
                 ) from error
             time.sleep(_NAME_RETRY_S)
 
