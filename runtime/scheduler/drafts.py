@@ -114,8 +114,15 @@ def _admission_budget(replica: Replica, lane: Lane) -> int:
 
     More than the step takes: while these wait for their step, the pages of the next are loaded.
     """
-    num_admitted = sum(request.num_to_plan for request in lane.prefilling.values())
-    return replica.settings.prefill_budget_tokens - num_admitted
+    settings = replica.settings
+    num_admitted = 0
+    for request in lane.prefilling.values():
+        num_loading = 0
+        if request.phase is Phase.LEASING:
+            # It counts none of its cached tokens as planned before they are surely there.
+            num_loading = request.start.num_pages * settings.page_size
+        num_admitted += max(0, request.num_to_plan - num_loading)
+    return settings.prefill_budget_tokens - num_admitted
 
 
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
