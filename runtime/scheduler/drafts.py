@@ -112,17 +112,15 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Non
 def _admission_budget(replica: Replica, lane: Lane) -> int:
     """Prompt tokens of those who may be admitted now.
 
-    More than the step takes: while these wait for their step, the pages of the next are loaded.
+    More than the step takes: while others use it up, pages are loaded for those. Who still waits
+    for a load keeps nobody else from being admitted.
     """
-    settings = replica.settings
-    num_admitted = 0
-    for request in lane.prefilling.values():
-        num_loading = 0
-        if request.phase is Phase.LEASING:
-            # It counts none of its cached tokens as planned before they are surely there.
-            num_loading = request.start.num_pages * settings.page_size
-        num_admitted += max(0, request.num_to_plan - num_loading)
-    return settings.prefill_budget_tokens - num_admitted
+    ready = [
+        request.num_to_plan
+        for request in lane.prefilling.values()
+        if request.phase is Phase.RUNNING and request.load is None
+    ]
+    return replica.settings.prefill_budget_tokens - sum(ready)
 
 
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:

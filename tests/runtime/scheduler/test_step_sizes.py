@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raydix.runtime.messages.plan import StepPlan
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
@@ -155,3 +157,35 @@ def test_a_step_with_decodes_is_not_sent_early_to_wait_for_a_load(
         else:
             driver.wait(0.01)
     assert any(name in driver.rows(plan) for plan in driver.plans[0]) == is_early
+
+
+_requests = st.lists(
+    st.tuples(st.integers(1, 3000), st.integers(1, 30), st.booleans()), min_size=1, max_size=12
+)
+"""Prompt tokens, output tokens, and whether L2 holds the prompt."""
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    requests=_requests,
+    slowdown=st.sampled_from([1.0, 2.0, 8.0, 1e9]),
+    chunk=st.sampled_from([16, 64, 512, 4096]),
+)
+def test_all_requests_end_whatever_the_slowdown_and_the_chunk(
+    requests: list[tuple[int, int, bool]], slowdown: float, chunk: int
+) -> None:
+    driver = large_driver(
+        has_host_memory=True,
+        max_decode_slowdown=slowdown,
+        prefill_budget_tokens=chunk,
+        num_pages=(400,),
+    )
+    names = []
+    for number, (num_tokens, max_tokens, is_cached) in enumerate(requests):
+        tokens = prompt(1 + 10 * number, num_tokens)
+        if is_cached:
+            driver.fill_l2(tokens)
+        names.append(driver.submit(tokens, max_tokens=max_tokens))
+    driver.run()
+    assert {driver.answers[name].ending for name in names} == {"length"}
+    assert driver.core.is_idle
