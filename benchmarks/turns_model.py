@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--l2-gib", type=int, default=32)
     parser.add_argument("--chunk", type=int, default=8192)
-    parser.add_argument("--slowdown", type=float, nargs="+", default=[8.0])
+    parser.add_argument("--slowdown", type=float, nargs="+", default=[12.0])
     parser.add_argument("--saved-ms", type=float, default=0.0, help="of each step with prompts")
     options = parser.parse_args()
 

@@ -258,7 +258,7 @@ class SchedulerSection(Section):
         2048, description="Prompt tokens per step, a multiple of the page size. null: no chunking."
     )
     max_decode_slowdown: Annotated[float, Field(ge=1.0)] = Field(
-        8.0,
+        12.0,
         description="A step that computes prompts takes at most so many times as long as its "
         "decodes alone would. Less: steadier output; more: earlier first tokens.",
     )

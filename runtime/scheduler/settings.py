@@ -64,7 +64,7 @@ class SchedulerSettings:
     """Prompt tokens per step, charged in whole pages."""
     chunked_prefill: bool = True
     """False: a prompt is computed in one step, if need be beyond the budget."""
-    max_decode_slowdown: float = 8.0
+    max_decode_slowdown: float = 12.0
     """How many times as long a step may take as its decodes alone would, to compute prompts."""
     policy: SchedulingPolicy = SchedulingPolicy.LPM
     eviction: EvictionPolicy = EvictionPolicy.LRU
