@@ -112,8 +112,8 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Non
 def _admission_budget(replica: Replica, lane: Lane) -> int:
     """Prompt tokens of those who may be admitted now.
 
-    More than the step takes: while others use it up, pages are loaded for those. Who still waits
-    for a load keeps nobody else from being admitted.
+    More than the step has left: their pages are loaded while others are computed. Whoever still
+    waits for a load keeps nobody else from being admitted.
     """
     ready = [
         request.num_to_plan
