@@ -22,6 +22,18 @@ class BadRequest(RaydixError):
     """A request cannot be served as it was asked."""
 
 
+class BadParameter(BadRequest):
+    """One parameter of a request is wrong: `parameter` names it, `problem` says the rest."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(parameter, problem)
+        self.parameter = parameter
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.parameter} {self.problem}"
+
+
 class UnknownRequest(BadRequest):
     """The engine does not remember a request of this id."""
 

@@ -6,14 +6,22 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
+from raydix.errors import BadParameter, BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt, TokenPrompt, check_token_ids, read_prompt
+from raydix.runtime.api.prompts import (
+    Prompt,
+    TokenizedPrompt,
+    TokenPrompt,
+    check_token_ids,
+    read_prompt,
+)
 from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
 from raydix.runtime.api.samples import id_of_sample, outputs_of_samples, params_of_sample
@@ -37,15 +45,6 @@ class ModelLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request whose caller still listens."""
-
-    request_id: RequestId
-    stream: RequestStream
-    news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class EngineClient:
@@ -72,7 +71,8 @@ class EngineClient:
         self._clock = clock
 
         self._num_askings = 0
-        self._live: dict[AskingId, _Live] = {}
+        self._live: dict[AskingId, OpenRequest] = {}
+        self._callers = Callers()
         self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
         self._unanswered: set[AskingId] = set()
         """Askings whose last delta has not come."""
@@ -117,27 +117,27 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         """One request for each sample; they meet where the first one is."""
-        text, token_ids = await self._tokenize(prompt)
+        tokenized = await self.tokenized(prompt)
         names = [id_of_sample(name, index) for index in range(params.n)]
         # Here, too: once its samples are noted, an asking that is refused would take the place of
         # the one that has the id.
         for each in names:
             self._require_free(each)
         joined = replace(options, sample_of=name)
-        streams = [
-            self._stream(
-                token_ids, params_of_sample(params, index), each, joined if index else options
-            )
-            for index, each in enumerate(names)
-        ]
+        news = asyncio.Event()
 
         self._samples[name] = names
         try:
-            async with contextlib.aclosing(
-                outputs_of_samples(name, streams, params.output_kind)
-            ) as outputs:
-                async for output in outputs:
-                    yield replace(output, prompt=text)
+            with RequestGroup(news.set) as group:
+                for index, each in enumerate(names):
+                    own = params_of_sample(params, index)
+                    asked = joined if index else options
+                    group.add(partial(self.open, tokenized, own, each, asked))
+                async with contextlib.aclosing(
+                    outputs_of_samples(name, group.all_news(news), params.n, params.output_kind)
+                ) as outputs:
+                    async for output in outputs:
+                        yield output
         finally:
             if self._samples.get(name) is names:
                 del self._samples[name]
@@ -145,28 +145,47 @@ class EngineClient:
     async def _stream(
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
-        text, token_ids = await self._tokenize(prompt)
-        submission = self._submission(params, name, token_ids, options)
-        live = self._submit(submission, params, text)
+        tokenized = await self.tokenized(prompt)
+        news = asyncio.Event()
+        request = self.open(tokenized, params, name, options, news.set)
+        async with contextlib.aclosing(request.outputs(news)) as outputs:
+            async for output in outputs:
+                yield output
 
-        try:
-            while True:
-                if not live.stream.is_ready:
-                    live.news.clear()
-                    await live.news.wait()
-                output = live.stream.take()
-                if output is not None:
-                    yield output
-                    if output.finished:
-                        return
-                elif live.stream.failure is not None:
-                    raise live.stream.failure
-        finally:
-            self._leave(submission, live)
+    def open(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        request_id: RequestId,
+        options: RequestOptions,
+        on_news: OnNews,
+    ) -> OpenRequest:
+        """Submit a request, whose `n` must be 1; the caller closes what this returns.
+
+        `on_news` is called when something can be taken: once, until it is taken.
+        """
+        assert params.n == 1, "several samples are several requests"
+        submission = self._submission(params, request_id, prompt.token_ids, options)
+        self._require_free(request_id)
+        streamed = StreamedRequest(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids.tolist(),
+            params=params,
+            ending_token_ids=frozenset(submission.stop_token_ids),
+            submitted_s=self._clock(),
+        )
+
+        # Only what was sent is live: sending may fail.
+        self._ask(submission)
+        stream = RequestStream(streamed, self._tokenizer)
+        request = OpenRequest(submission.asking, request_id, stream, on_news, self._leave)
+        self._live[submission.asking] = request
+        return request
 
     async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
         """See `AsyncLLM.prefetch`. Cancelling the task ends it."""
-        _, token_ids = await self._tokenize(prompt)
+        token_ids = (await self.tokenized(prompt)).token_ids
         check_text("cache_salt", cache_salt)
         request_id = RequestId(uuid.uuid4().hex)
         message = PrefetchPrompt(
@@ -203,12 +222,13 @@ class EngineClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
 
-    async def _tokenize(self, prompt: Prompt) -> tuple[str | None, Int32Array]:
-        """The prompt's text, if it came as text, and its checked ids."""
+    async def tokenized(self, prompt: Prompt) -> TokenizedPrompt:
+        """The prompt as a request takes it. Raises BadRequest and PromptTooLong."""
         shape = read_prompt(prompt)
         vocab_size, max_model_len = self._limits.vocab_size, self._limits.max_model_len
         if isinstance(shape, TokenPrompt):
-            return None, check_token_ids(shape.token_ids, vocab_size, max_model_len)
+            checked = check_token_ids(shape.token_ids, vocab_size, max_model_len)
+            return TokenizedPrompt(None, checked)
         if self._tokenizer is None:
             raise BadRequest(
                 "The prompt is text, but the checkpoint has no tokenizer that this process can "
@@ -216,7 +236,8 @@ class EngineClient:
                 "this host."
             )
         token_ids = await asyncio.to_thread(self._tokenizer.encode, shape.text)
-        return shape.text, check_token_ids(token_ids, vocab_size, max_model_len)
+        checked = check_token_ids(token_ids, vocab_size, max_model_len)
+        return TokenizedPrompt(shape.text, checked)
 
     def _submission(
         self,
@@ -231,13 +252,13 @@ class EngineClient:
         ):
             wrong_ids = [each for each in named_ids if each >= self._limits.vocab_size]
             if wrong_ids:
-                raise BadRequest(
-                    f"{name} has {wrong_ids}; expected ids from 0 to {self._limits.vocab_size - 1}."
-                )
+                last = self._limits.vocab_size - 1
+                raise BadParameter(name, f"has {wrong_ids}; expected ids from 0 to {last}.")
         if params.stop and self._tokenizer is None:
-            raise BadRequest(
-                f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this "
-                "process can read. Use stop_token_ids."
+            raise BadParameter(
+                "stop",
+                f"is {list(params.stop)}, but the checkpoint has no tokenizer that this process "
+                "can read. Use stop_token_ids.",
             )
         options.check()
 
@@ -255,24 +276,6 @@ class EngineClient:
             deadline_s=None if options.deadline_s is None else float(options.deadline_s),
             sample_of=None if options.sample_of is None else RequestId(options.sample_of),
         )
-
-    def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
-        request_id = submission.request_id
-        self._require_free(request_id)
-        request = StreamedRequest(
-            request_id=request_id,
-            prompt=text,
-            prompt_token_ids=submission.token_ids.tolist(),
-            params=params,
-            ending_token_ids=frozenset(submission.stop_token_ids),
-            submitted_s=self._clock(),
-        )
-        live = _Live(submission.request_id, RequestStream(request, self._tokenizer))
-
-        # Only what was sent is live: sending may fail.
-        self._ask(submission)
-        self._live[submission.asking] = live
-        return live
 
     def _require_free(self, request_id: RequestId) -> None:
         if request_id in self._in_use:
@@ -296,15 +299,14 @@ class EngineClient:
         self._unanswered.add(message.asking)
         self._in_use[message.request_id] = message.asking
 
-    def _leave(self, submission: SubmitRequest, live: _Live) -> None:
+    def _leave(self, request: OpenRequest) -> None:
         """The caller listens no more: abort what still runs, and drop what may come of it."""
-        del self._live[submission.asking]
+        if self._live.pop(request.asking, None) is None:
+            return
         # By now its id may stand for a later asking.
-        is_in_use = self._in_use.get(submission.request_id) == submission.asking
-        if is_in_use and not live.stream.has_ended:
-            self._tell_to_end(
-                AbortRequest(asking=submission.asking, request_id=submission.request_id)
-            )
+        is_in_use = self._in_use.get(request.request_id) == request.asking
+        if is_in_use and not request.stream.has_ended:
+            self._tell_to_end(AbortRequest(asking=request.asking, request_id=request.request_id))
 
     async def _read_frames(self) -> None:
         """Sort frames into streams until the link closes."""
@@ -331,12 +333,12 @@ class EngineClient:
         now_s = self._clock()
 
         # Plain tokens come as columns, all else as deltas.
-        for index, asking in enumerate(frame.askings):
+        for asking, token_id in zip(frame.askings, frame.token_ids.tolist(), strict=True):
             live = self._live.get(asking)
             if live is not None:
-                token_ids = frame.token_ids[index : index + 1]
-                delta = RequestDelta(asking=asking, request_id=live.request_id, token_ids=token_ids)
-                self._push(live, delta, now_s)
+                if live.stream.push_token(token_id, now_s):
+                    self._stop(live)
+                self._callers.note_news(live)
 
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
@@ -347,18 +349,13 @@ class EngineClient:
 
             live = self._live.get(delta.asking)
             if live is not None:
-                self._push(live, delta, now_s)
+                if live.stream.push(delta, now_s) and not is_last:
+                    self._stop(live)
+                self._callers.note_news(live)
 
-    def _push(self, live: _Live, delta: RequestDelta, now_s: float) -> None:
-        """Hand news to a caller who listens; a stop string in it ends the request."""
-        stream = live.stream
-        had_ended = stream.has_ended
-        stream.push(delta, now_s)
-        is_last = delta.finished is not None or delta.failure is not None
-        if stream.has_stop_string and not had_ended and not is_last:
-            self._tell_to_end(StopRequest(asking=delta.asking, request_id=delta.request_id))
-        if stream.is_ready:
-            live.news.set()
+    def _stop(self, live: OpenRequest) -> None:
+        """A stop string ended the output, which the Scheduler cannot know."""
+        self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
 
     def _end_prefetch(self, delta: RequestDelta) -> None:
         answer = self._prefetches.get(delta.asking)
@@ -384,9 +381,10 @@ class EngineClient:
         self._is_closed = True
         self._unanswered.clear()
         self._in_use.clear()
-        for live in self._live.values():
+        for live in list(self._live.values()):
             live.stream.fail(error())
-            live.news.set()
+            if live.note_news():
+                live.tell()
         for answer in self._prefetches.values():
             if not answer.done():
                 answer.set_exception(error())

@@ -53,7 +53,9 @@ def _suggest(key: str, siblings: list[str], root: Model) -> str:
         return f"Did you mean {parent}.{near[0]}?" if parent else f"Did you mean {near[0]}?"
     by_leaf: dict[str, str] = {}
     for path in all_keys(root):
-        by_leaf.setdefault(path.rpartition(".")[2], path)
+        # Another backend may know the very key.
+        if path != key:
+            by_leaf.setdefault(path.rpartition(".")[2], path)
     near = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
     if near:
         return f"Did you mean {by_leaf[near[0]]}?"

@@ -8,6 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from raydix.runtime.server.direct_body import offer_direct_body
+
 MAX_HEADER_BYTES = 64 << 10
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -61,6 +63,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._is_deaf = True
         if not self._is_deaf:
             super().on_headers_complete()
+            # The application begins to run only after this.
+            offer_direct_body(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""

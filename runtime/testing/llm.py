@@ -34,6 +34,10 @@ class InProcessLLM:
         """See `AsyncLLM`."""
         return self._client.generate(prompt, sampling_params, request_id, RequestOptions(**options))
 
+    async def connected(self) -> EngineClient:
+        """See `AsyncLLM`."""
+        return self._client
+
     async def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
     ) -> list[int]:

@@ -121,6 +121,10 @@ class SupervisorActor:
             raise EngineDead(f"engine {self._name} is still starting")
         return self._facts
 
+    def log_path(self) -> str:
+        """Where processes of this host that belong to the engine send their log."""
+        return self._log.path
+
     def client_facts(self) -> dict[str, Any]:
         """`ClientFacts` as plain values. Raises EngineDead unless the engine serves."""
         return self.facts().client.to_values()
@@ -253,6 +257,7 @@ class SupervisorActor:
         """What clients may ask for."""
         acts = (
             self.client_facts,
+            self.log_path,
             self.tokenizer_files,
             self.stats,
             self.health,
