@@ -22,23 +22,26 @@ class LogLine:
     """Who says it, such as `gpu0`."""
     logger: str
     text: str
+    took_s: float | None = None
+    """How long the phase took that it tells the end of; None: it tells of none."""
 
     def to_values(self) -> list[Any]:
         """As plain values."""
-        return [self.time_s, self.level, self.actor, self.logger, self.text]
+        return [self.time_s, self.level, self.actor, self.logger, self.text, self.took_s]
 
     @staticmethod
     def from_values(values: Any) -> "LogLine":
         """What `to_values` made. Raises ValueError for anything else."""
         if not isinstance(values, list):
             raise ValueError(f"{type(values).__name__} is no log line")
-        time_s, level, actor, logger, text = values
+        time_s, level, actor, logger, text, took_s = values
         return LogLine(
             time_s=float(time_s),
             level=int(level),
             actor=str(actor),
             logger=str(logger),
             text=str(text),
+            took_s=None if took_s is None else float(took_s),
         )
 
     def encode(self) -> bytes:
@@ -64,6 +67,7 @@ class LogLine:
             actor=actor,
             logger=record.name,
             text=text,
+            took_s=record.__dict__.get("took_s"),
         )
 
 

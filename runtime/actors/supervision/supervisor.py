@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_fil
 from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
+from raydix.runtime.phases import critical_path, path_text
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class SupervisorActor:
 
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
+        began_s = time.time()
         if self._config.has_l3 and self._config.cache.l3 is not None:
             self._actors.storage.start(self._config.cache.l3)
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._actors.lasting()]
@@ -109,6 +112,8 @@ class SupervisorActor:
             await self.stop()
             raise failure or EngineDead(f"engine {self._name} was stopped while it started")
 
+        path = critical_path(self._log.phases(), began_s, time.time())
+        logger.info("the actors' start waited for %s", path_text(path))
         facts = ready.result()
         self._facts = replace(facts, client=replace(facts.client, listens_at=self._listens_at))
         return self._facts
