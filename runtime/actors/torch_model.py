@@ -284,6 +284,9 @@ def _warm_up(
     # Reserved, not allocated, memory counts, because steps of many sizes leave gaps.
     peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
 
+    if config.cache.l1.num_pages is not None:
+        # Nobody asks what room is left.
+        return peak_bytes, halving
     # Graphs keep the memory of captured steps; a prompt's step needs its own beside that.
     torch.cuda.empty_cache()
     before_bytes = torch.cuda.memory_reserved(device)

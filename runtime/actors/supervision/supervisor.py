@@ -15,6 +15,7 @@ from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
@@ -46,11 +47,12 @@ class SupervisorActor:
         spawner: Spawner,
         supervision: Supervision,
         gateway: GatewaySettings | None = None,
+        arena: PlannedArena | None = None,
         on_shut_down: Callable[[], None] = exit_process,
     ) -> None:
         """`on_shut_down` is called after a shutdown that a client has asked for.
 
-        `gateway`: where clients on other hosts connect; None: nowhere.
+        `gateway`: where clients on other hosts connect; None: nowhere. `arena`: see `EngineActors`.
         """
         self._name = name
         self._config = config
@@ -64,6 +66,7 @@ class SupervisorActor:
             supervision=supervision,
             folder=self._folder.path,
             log_path=self._log.path,
+            arena=arena,
         )
 
         record = self._actors.record
