@@ -121,6 +121,11 @@ def test_the_pure_parts_load_neither_torch_nor_ray(package: str) -> None:
     assert output_of(sys.executable, code, ROOT) == "True"
 
 
+def test_a_rank_starts_without_the_compiler_of_torch() -> None:
+    code = "import sys, raydix.runtime.actors.torch_model; print('torch._dynamo' in sys.modules)"
+    assert output_of(sys.executable, code, ROOT) == "False"
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_real_files_and_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()

@@ -12,6 +12,7 @@ from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.log_format import format_text
 from raydix.runtime.messages.log_line import LogLine
+from raydix.runtime.phases import TOOK_S
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def deliver(line: LogLine) -> None:
                 "msg": line.text,
                 "actor": line.actor,
                 "processName": line.actor,
+                TOOK_S: line.took_s,
             }
         )
     )

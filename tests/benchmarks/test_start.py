@@ -1,0 +1,31 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_starts_tell_their_phases_and_a_killed_actor_its_gap() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.start"]
+        + ["--tiny", "--device", "cpu", "--repeats", "1"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+    assert done.returncode == 0, done.stderr
+    figures = {each["name"]: each["value"] for each in json.loads(done.stdout)["figures"]}
+    for model, weights in (("dense_l16", "drawn"), ("moe_l12", "read")):
+        parts = (
+            "serve: Ray cluster joined",
+            f"gpu0: weights {weights}",
+            "host: arena of 16MiB made",
+        )
+        assert all(
+            0 < figures[f"{part}, {model}"] < figures[f"first token, {model}"] for part in parts
+        )
+    assert figures["longest gap, GPU actor killed, dense_l16"] > 0.1
+    assert "critical path: " in done.stderr
