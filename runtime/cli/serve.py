@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from raydix.errors import ConfigError
 from raydix.runtime.actors.log_format import format_json, format_text
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.cli.config_check import print_report
@@ -86,6 +87,8 @@ def serve(
     Ends with an error if the engine does.
     """
     config = load_config(source, lazy_storage(lazy, sections_of(settings)))
+    if secret_file is not None and listen is None:
+        raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
     options = HttpOptions(http, http_replicas, keys, model_name)
     front = read_http_options(options, config, address)
     if dry_run:
