@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,13 +159,13 @@ async def serve_until_stopped(
         logger.info(
             "engine %s is ready: raydix generate --connect %s --prompt ...   Ctrl-C stops it",
             name,
-            name,
+            shlex.quote(name),
         )
         listens_at = await engine.listens_at()
         if listens_at is not None:
             logger.info(
                 "for clients elsewhere: raydix generate --connect %s@%s --secret-file FILE ...",
-                name,
+                shlex.quote(name),
                 _dialled(listens_at),
             )
         if front is not None:

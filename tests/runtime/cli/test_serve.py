@@ -79,8 +79,9 @@ def test_it_is_told_what_clients_elsewhere_dial(
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu7")
     fate.append(lambda: os.kill(os.getpid(), signal.SIGINT))
     cluster.handle.listens_at = "[::]:8901"
-    assert run("serve", checkpoint) == 0
-    assert "clients elsewhere: raydix generate --connect raydix@gpu7:8901 " in caplog.text
+    assert run("serve", checkpoint, "--name", "my engine") == 0
+    assert "is ready: raydix generate --connect 'my engine' " in caplog.text
+    assert "clients elsewhere: raydix generate --connect 'my engine'@gpu7:8901 " in caplog.text
 
 
 def own_port(monkeypatch: pytest.MonkeyPatch) -> int:
