@@ -78,7 +78,7 @@ class BatchFailed(RaydixError):
 
     def __str__(self) -> str:
         named = [
-            f"prompt {index}: {type(error).__name__}: {error}"
+            f"prompt {index}: {type(error).__name__}: {str(error).removesuffix('.')}"
             for index, error in sorted(self.errors.items())
         ]
         more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""

@@ -95,6 +95,11 @@ class EngineClient:
         return self._limits
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether outputs have text."""
+        return self._tokenizer is not None
+
+    @property
     def num_requests(self) -> int:
         """Requests that the Scheduler has not ended yet."""
         return len(self._unanswered)

@@ -33,7 +33,7 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
         case "extra_forbidden":
             return f"{key} is not a known key. {_suggest(key, siblings, root)}"
         case "missing":
-            return f"{key} is missing and has no default."
+            return f"{key} is missing and has no default.{_how_to_name_a_model(key)}"
         case "value_error":
             return message.removeprefix("Value error, ")
         case "union_tag_invalid" | "union_tag_not_found":
@@ -43,6 +43,13 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
             return f"{key} is {value!r}; expected a section of keys."
 
     return f"{key} is {value!r}; {message.replace('Input should be', 'expected')}."
+
+
+def _how_to_name_a_model(missing: str) -> str:
+    """Whoever gave no source at all reads this."""
+    if missing not in ("model", "model.path"):
+        return ""
+    return " Give a YAML file, a checkpoint folder or a name on the Hub, or set model.path."
 
 
 def _suggest(key: str, siblings: list[str], root: Model) -> str:

@@ -126,7 +126,7 @@ class SupervisorActor:
         if self._is_over.is_set() or self._failure is not None:
             raise EngineDead(self._why_over())
         if self._facts is None:
-            raise EngineDead(f"engine {self._name} is still starting")
+            raise EngineDead(f"engine {self._name} is still starting. Try again soon.")
         return self._facts
 
     def log_path(self) -> str:
