@@ -6,13 +6,14 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from raydix.errors import BadParameter, BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import (
@@ -36,15 +37,6 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
     TokenFrame,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """What the served model allows, which a client checks its requests against."""
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
 
 
 class EngineClient:
@@ -117,6 +109,7 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         """One request for each sample; they meet where the first one is."""
+        self._limits.check_num_requests(params.n)
         tokenized = await self.tokenized(prompt)
         names = [id_of_sample(name, index) for index in range(params.n)]
         # Here, too: once its samples are noted, an asking that is refused would take the place of

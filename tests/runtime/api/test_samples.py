@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from raydix.errors import BadRequest, DeadlineExceeded, Overloaded
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, RankPlace
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.batch import answer_batch
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.config.engine import EngineConfig
@@ -25,7 +28,9 @@ from raydix.runtime.testing.sleeping_runner import (
 from raydix.runtime.tiers.transfers import WaitLayer
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
 
-LIMITS = ModelLimits(max_model_len=64, vocab_size=300, eos_token_ids=(256,))
+LIMITS = ModelLimits(
+    max_model_len=64, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
+)
 PAGE_SIZE, NUM_PAGES, NUM_TAIL = 16, 6, 5
 PROMPT = [(7 * i) % 211 for i in range(PAGE_SIZE * NUM_PAGES + NUM_TAIL)]
 NUM_OUTPUT = 4
@@ -199,6 +204,20 @@ async def test_an_id_that_is_asked_again_in_vain_still_aborts_every_sample(
     assert aborted == ["r", "r-1", "r-2"]
     link.deliver(*(delta(each, finished=FinishReason.ABORT) for each in aborted))
     assert (await asking)[-1].finished
+
+
+async def test_more_samples_than_ever_may_wait_are_refused_at_once() -> None:
+    link = FakeLink(None)
+    client = EngineClient(link, replace(LIMITS, max_waiting_requests=2), None)
+
+    def open_stream(_: int) -> AsyncGenerator[RequestOutput, None]:
+        return client.generate([1], {"n": 3})
+
+    match = r"n asks for 3 samples at once, .* lets 2 requests wait\. .*max_waiting_requests of 3"
+    with pytest.raises(BadRequest, match=match):
+        await answer_batch(open_stream, 1, lambda _: None, num_samples=3)
+    assert link.sent_of(SubmitRequest) == []
+    await client.close()
 
 
 @pytest.mark.parametrize(

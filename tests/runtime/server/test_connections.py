@@ -96,15 +96,25 @@ async def test_a_stream_that_is_left_while_it_waits_never_runs(checkpoint: Path)
 async def test_refusal_for_load_is_429_whole_and_streamed(
     checkpoint: Path, is_stream: bool
 ) -> None:
-    scheduler = {"max_running_requests": 1, "max_waiting_requests": 1}
+    scheduler = {"max_running_requests": 1, "max_waiting_requests": 2}
     async with serving(checkpoint, scheduler=scheduler) as server:
+        first = asyncio.create_task(server.client().completions.create(**LONG, n=2))
+        await until_running(server)
         # One runs, one waits; one of several that one HTTP request asks is enough to refuse it.
         with pytest.raises(openai.RateLimitError, match="requests wait") as caught:
-            await server.client().completions.create(**LONG, n=8, stream=is_stream)
+            await server.client().completions.create(**LONG, n=2, stream=is_stream)
+        await first
         figures = await until_idle(server)
 
     assert int(caught.value.response.headers["Retry-After"]) >= 1
-    assert figures.get("generation_tokens", 0) < 230 * 2
+    assert figures["generation_tokens"] < 230 * 4
+
+
+async def test_more_choices_than_ever_may_wait_are_no_429(checkpoint: Path) -> None:
+    async with serving(checkpoint, scheduler={"max_waiting_requests": 2}) as server:
+        with pytest.raises(openai.BadRequestError, match="max_waiting_requests of 3") as caught:
+            await server.client().completions.create(**LONG, n=3)
+    assert caught.value.param == "n"
 
 
 async def test_an_error_within_a_stream_is_told_by_an_event(
