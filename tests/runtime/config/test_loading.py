@@ -250,7 +250,9 @@ def test_a_file_without_sections_says_what_it_is(tmp_path: Path, text: str, word
 )
 def test_a_nul_in_any_text_is_told_with_its_key(sections: dict[str, Any]) -> None:
     (section,) = sections
-    with pytest.raises(ConfigError, match=rf"^{section}\..*expected text without the character NUL"):
+    with pytest.raises(
+        ConfigError, match=rf"^{section}\..*expected text without the character NUL"
+    ):
         load_config({"model": {"path": "/x"}}, sections)
 
 
