@@ -27,6 +27,7 @@ from raydix.runtime.testing.sleeping_runner import (
 )
 from raydix.runtime.tiers.transfers import WaitLayer
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
+from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
 LIMITS = ModelLimits(
     max_model_len=64, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
@@ -204,6 +205,55 @@ async def test_an_id_that_is_asked_again_in_vain_still_aborts_every_sample(
     assert aborted == ["r", "r-1", "r-2"]
     link.deliver(*(delta(each, finished=FinishReason.ABORT) for each in aborted))
     assert (await asking)[-1].finished
+
+
+async def test_an_id_is_in_use_as_long_as_any_of_its_samples(
+    silent: tuple[EngineClient, FakeLink],
+) -> None:
+    client, link = silent
+    outputs = client.generate([1], {"n": 2}, "r")
+    taking = await asked(outputs, link, 2)
+    link.deliver(delta("r", [5], finished=FinishReason.LENGTH))
+    await taking
+
+    with pytest.raises(BadRequest, match="'r' is in use"):
+        await collect(client, n=1)
+    client.abort("r")
+    assert [each.request_id for each in link.sent_of(AbortRequest)] == ["r-1"]
+
+
+async def test_an_id_that_is_asked_anew_stands_for_the_new_request_alone(
+    silent: tuple[EngineClient, FakeLink],
+) -> None:
+    client, link = silent
+    samples = client.generate([1], {"n": 2}, "r")
+    sampling = await asked(samples, link, 2)
+    client.abort("r")
+
+    # The samples' caller has not heard yet; by now other requests have their ids.
+    again = await asked(client.generate([1], None, "r"), link, 3)
+    other = await asked(client.generate([1], None, "r-1"), link, 4)
+    client.abort("r")
+    *_, last = link.sent_of(SubmitRequest)
+    assert last.asking not in {each.asking for each in link.sent_of(AbortRequest)}
+    for task in (sampling, again, other):
+        task.cancel()
+    await asyncio.gather(sampling, again, other, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (3, 3)])
+async def test_an_id_is_taken_before_the_text_is_read(first: int, second: int) -> None:
+    link = FakeLink(echo)
+    client = EngineClient(link, LIMITS, byte_token_tokenizer())
+
+    async def ask(number: int) -> list[RequestOutput]:
+        return [each async for each in client.generate("ab", {"n": number}, "r")]
+
+    taken, refused = await asyncio.gather(ask(first), ask(second), return_exceptions=True)
+    assert isinstance(refused, BadRequest)
+    assert isinstance(taken, list)
+    assert [len(each.outputs) for each in taken][-1] == first
+    await client.close()
 
 
 async def test_more_samples_than_ever_may_wait_are_refused_at_once() -> None:
