@@ -13,9 +13,10 @@ from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
@@ -370,12 +371,7 @@ class AsyncLLM:
                 "has recovered."
             ) from error
 
-        limits = ModelLimits(
-            max_model_len=handle.max_model_len,
-            vocab_size=handle.vocab_size,
-            eos_token_ids=tuple(handle.eos_token_ids),
-        )
-        return EngineClient(link, limits, tokenizer)
+        return EngineClient(link, ModelLimits.of(handle.facts), tokenizer)
 
     async def _tokenizer(self, purpose: str) -> Tokenizer:
         await self.connected()

@@ -5,14 +5,15 @@ import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from raydix.errors import BadParameter, BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import (
@@ -22,6 +23,7 @@ from raydix.runtime.api.prompts import (
     check_token_ids,
     read_prompt,
 )
+from raydix.runtime.api.request_names import RequestNames
 from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
 from raydix.runtime.api.samples import id_of_sample, outputs_of_samples, params_of_sample
@@ -38,21 +40,12 @@ from raydix.runtime.messages.client import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """What the served model allows, which a client checks its requests against."""
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-
-
 class EngineClient:
     """Sends requests over one link and hands each caller its outputs.
 
-    Owns: the streams of this connection, its askings, and which request ids they use. Must be made
-    on a running loop and used on that loop alone. What a slow caller has not taken is merged into
-    one output, so that a stream holds no more than one request's output.
+    Owns: the streams of this connection, and its askings. Must be made on a running loop and used
+    on that loop alone. What a slow caller has not taken is merged into one output, so that a stream
+    holds no more than one request's output.
 
     A request id is free again as soon as the Scheduler has been told to end its request: what it
     sent before that names the earlier asking, and nobody listens to that one any more.
@@ -76,10 +69,7 @@ class EngineClient:
         self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
         self._unanswered: set[AskingId] = set()
         """Askings whose last delta has not come."""
-        self._in_use: dict[RequestId, AskingId] = {}
-        """Request ids of unanswered askings that the Scheduler was not told to end."""
-        self._samples: dict[RequestId, Sequence[RequestId]] = {}
-        """Of requests for several samples, the ids of all."""
+        self._names = RequestNames()
         self._is_closed = False
 
         self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
@@ -122,35 +112,29 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         """One request for each sample; they meet where the first one is."""
-        tokenized = await self.tokenized(prompt)
+        self._limits.check_num_requests(params.n)
         names = [id_of_sample(name, index) for index in range(params.n)]
-        # Here, too: once its samples are noted, an asking that is refused would take the place of
-        # the one that has the id.
-        for each in names:
-            self._require_free(each)
+        with self._names.reserved(names):
+            tokenized = await self.tokenized(prompt)
         joined = replace(options, sample_of=name)
         news = asyncio.Event()
 
-        self._samples[name] = names
-        try:
-            with RequestGroup(news.set) as group:
-                for index, each in enumerate(names):
-                    own = params_of_sample(params, index)
-                    asked = joined if index else options
-                    group.add(partial(self.open, tokenized, own, each, asked))
-                async with contextlib.aclosing(
-                    outputs_of_samples(name, group.all_news(news), params.n, params.output_kind)
-                ) as outputs:
-                    async for output in outputs:
-                        yield output
-        finally:
-            if self._samples.get(name) is names:
-                del self._samples[name]
+        with self._names.together(names), RequestGroup(news.set) as group:
+            for index, each in enumerate(names):
+                own = params_of_sample(params, index)
+                asked = joined if index else options
+                group.add(partial(self.open, tokenized, own, each, asked))
+            async with contextlib.aclosing(
+                outputs_of_samples(name, group.all_news(news), params.n, params.output_kind)
+            ) as outputs:
+                async for output in outputs:
+                    yield output
 
     async def _stream(
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
-        tokenized = await self.tokenized(prompt)
+        with self._names.reserved([name]):
+            tokenized = await self.tokenized(prompt)
         news = asyncio.Event()
         request = self.open(tokenized, params, name, options, news.set)
         async with contextlib.aclosing(request.outputs(news)) as outputs:
@@ -171,7 +155,7 @@ class EngineClient:
         """
         assert params.n == 1, "several samples are several requests"
         submission = self._submission(params, request_id, prompt.token_ids, options)
-        self._require_free(request_id)
+        self._names.require_free(request_id)
         streamed = StreamedRequest(
             request_id=request_id,
             prompt=prompt.text,
@@ -213,11 +197,8 @@ class EngineClient:
 
         Its stream yields a finished output with reason `abort`.
         """
-        name = RequestId(request_id)
-        for each in self._samples.get(name, (name,)):
-            asking = self._in_use.get(each)
-            if asking is not None:
-                self._tell_to_end(AbortRequest(asking=asking, request_id=each))
+        for each, asking in self._names.askings_of(RequestId(request_id)):
+            self._tell_to_end(AbortRequest(asking=asking, request_id=each))
 
     async def close(self) -> None:
         """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
@@ -282,12 +263,6 @@ class EngineClient:
             sample_of=None if options.sample_of is None else RequestId(options.sample_of),
         )
 
-    def _require_free(self, request_id: RequestId) -> None:
-        if request_id in self._in_use:
-            raise BadRequest(
-                f"request_id {request_id!r} is in use. Choose another one, or leave it out."
-            )
-
     def _next_asking(self) -> AskingId:
         self._num_askings += 1
         return AskingId(self._num_askings)
@@ -302,14 +277,14 @@ class EngineClient:
                 f"The connection to the engine is closed ({error}). Connect again."
             ) from error
         self._unanswered.add(message.asking)
-        self._in_use[message.request_id] = message.asking
+        self._names.use(message.request_id, message.asking)
 
     def _leave(self, request: OpenRequest) -> None:
         """The caller listens no more: abort what still runs, and drop what may come of it."""
         if self._live.pop(request.asking, None) is None:
             return
         # By now its id may stand for a later asking.
-        is_in_use = self._in_use.get(request.request_id) == request.asking
+        is_in_use = self._names.is_used_by(request.request_id, request.asking)
         if is_in_use and not request.stream.has_ended:
             self._tell_to_end(AbortRequest(asking=request.asking, request_id=request.request_id))
 
@@ -349,7 +324,7 @@ class EngineClient:
             is_last = delta.finished is not None or delta.failure is not None
             if is_last:
                 self._unanswered.discard(delta.asking)
-                self._release_id(delta.request_id, delta.asking)
+                self._names.release(delta.request_id, delta.asking)
                 self._end_prefetch(delta)
 
             live = self._live.get(delta.asking)
@@ -372,20 +347,15 @@ class EngineClient:
             answer.set_result(delta.cached_tokens_by_source or {})
 
     def _tell_to_end(self, message: AbortRequest | StopRequest) -> None:
-        self._release_id(message.request_id, message.asking)
+        self._names.release(message.request_id, message.asking)
         # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
         with contextlib.suppress(LinkClosed):
             self._link.send(message)
 
-    def _release_id(self, request_id: RequestId, asking: AskingId) -> None:
-        """A request may have this id again, unless one that was asked later has it already."""
-        if self._in_use.get(request_id) == asking:
-            del self._in_use[request_id]
-
     def _end_all(self, error: Callable[[], RaydixError]) -> None:
         self._is_closed = True
         self._unanswered.clear()
-        self._in_use.clear()
+        self._names.release_all()
         for live in list(self._live.values()):
             live.stream.fail(error())
             if live.note_news():

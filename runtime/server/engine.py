@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 
 
 class ServedEngine(Protocol):

@@ -63,6 +63,7 @@ async def open_choices(
     Raises BadRequest and EngineDead, and then nothing is asked.
     """
     client = await engine.connected()
+    client.limits.check_num_requests(generation.num_choices)
     prompts = [client.tokenized(each) for each in generation.prompts]
     tokenized = await asyncio.gather(*prompts) if len(prompts) > 1 else [await prompts[0]]
 

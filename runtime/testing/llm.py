@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from raydix.errors import UnknownRequest
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions

@@ -238,3 +238,25 @@ def test_a_file_without_sections_says_what_it_is(tmp_path: Path, text: str, word
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"{path} {words}; expected sections such as model"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"cache": {"l3": {"backend": "file", "path": "/l\0"}}},
+        {"cache": {"l3": {"backend": "redis", "url": "redis://l\0"}}},
+        {"model": {"path": "l\0"}},
+    ],
+)
+def test_a_nul_in_any_text_is_told_with_its_key(sections: dict[str, Any]) -> None:
+    (section,) = sections
+    with pytest.raises(
+        ConfigError, match=rf"^{section}\..*expected text without the character NUL"
+    ):
+        load_config({"model": {"path": "/x"}}, sections)
+
+
+def test_another_l3_whose_path_has_a_nul_is_refused() -> None:
+    config = load_config({"model": {"path": "/x"}})
+    with pytest.raises(ConfigError, match=r"^cache\.l3\.path is '/l\\x00'; expected text without"):
+        replace_l3(config, {"backend": "file", "path": "/l\0"})

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydix.ids import RequestId
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import OnNews, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import TokenizedPrompt
@@ -23,7 +24,9 @@ from raydix.runtime.server.errors import HttpFailure
 from raydix.runtime.server.event_stream import EventStream
 from tests.runtime.api.fake_engine import FakeLink, delta, failed
 
-LIMITS = ModelLimits(max_model_len=512, vocab_size=300, eos_token_ids=(256,))
+LIMITS = ModelLimits(
+    max_model_len=512, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
+)
 PARAMS = SamplingParams(output_kind=OutputKind.DELTA, detokenize=False)
 NUM_CHOICES = 2
 

@@ -1,7 +1,8 @@
 """One HTTP request as requests to the engine, without an engine."""
 
 from raydix.ids import RequestId
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import OnNews, OpenRequest
 from raydix.runtime.api.prompts import Prompt, TokenizedPrompt
 from raydix.runtime.api.request_options import RequestOptions
@@ -9,7 +10,9 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.server.generation import Generation, open_choices
 from tests.runtime.api.fake_engine import FakeLink
 
-LIMITS = ModelLimits(max_model_len=64, vocab_size=300, eos_token_ids=(256,))
+LIMITS = ModelLimits(
+    max_model_len=64, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
+)
 
 
 class Recorder:
@@ -22,6 +25,10 @@ class Recorder:
 
     async def connected(self) -> "Recorder":
         return self
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self._client.limits
 
     async def close(self) -> None:
         await self._client.close()
