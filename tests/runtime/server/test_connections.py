@@ -303,30 +303,6 @@ async def test_a_port_that_is_taken_is_told() -> None:
                 pass
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "is_loopback"),
-    [
-        ("127.0.0.1:8000", "127.0.0.1", True),
-        ("localhost:8000", "localhost", True),
-        ("[::1]:8000", "::1", True),
-        (":8000", "0.0.0.0", False),
-        ("0.0.0.0:8000", "0.0.0.0", False),
-        ("somehost:8000", "somehost", False),
-        ("[::]:8000", "::", False),
-    ],
-)
-def test_addresses_beyond_loopback_are_known(text: str, host: str, is_loopback: bool) -> None:
-    address = TcpAddress.parse(text)
-    assert address == TcpAddress(host, 8000)
-    assert address.is_loopback == is_loopback
-
-
-@pytest.mark.parametrize("text", ["", "8000", "host:", "host:http", "host:70000", "host:-1"])
-def test_addresses_without_a_port_are_refused(text: str) -> None:
-    with pytest.raises(Exception, match="expected HOST:PORT"):
-        TcpAddress.parse(text)
-
-
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
 
 
