@@ -65,6 +65,8 @@ class PrivateCluster:
             # Each process of Ray opens Ray's own folders to everybody, again and again: in
             # ours nobody else reaches them.
             _temp_dir=self.ray_folder,
+            # Actors are the service, not work for idle times, as Ray's default of 15 supposes.
+            _system_config={"worker_niceness": 0},
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

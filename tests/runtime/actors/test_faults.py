@@ -195,6 +195,15 @@ async def test_vanished_client_leaves_nothing(shared_engine: SharedEngine) -> No
     await engine.disconnect()
 
 
+async def test_actors_of_a_private_cluster_are_as_urgent_as_who_started_it(
+    shared_engine: SharedEngine,
+) -> None:
+    health = await shared_engine.handle.call("health")
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    priorities = {os.getpriority(os.PRIO_PROCESS, each["pid"]) for each in health.values()}
+    assert priorities == {own}
+
+
 async def test_requests_do_not_notice_that_storage_is_switched_detached_and_attached(
     shared_engine: SharedEngine, tmp_path: Path
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from raydix.errors import EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.open_requests import OnNews, OpenRequest
-from raydix.runtime.server import bounded_http
 from raydix.runtime.server.listener import listening
 from tests.runtime.server.served_engine import MODEL, Server, serving
 
@@ -247,50 +246,6 @@ async def test_streams_that_outlast_the_drain_are_cut_and_aborted(
 
 async def _count(chunks: Any) -> int:
     return len([chunk async for chunk in chunks])
-
-
-HEAD = b"GET /health HTTP/1.1\r\nHost: h\r\n"
-WHOLE = HEAD + b"\r\n"
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        ([b""], None),
-        ([b"\r\n"], None),
-        ([HEAD], 408),
-        ([WHOLE, HEAD], 408),
-        ([WHOLE, b"\r\n"], None),
-    ],
-)
-async def test_headers_that_do_not_end_close_the_connection(
-    server: Server, sent: list[bytes], status: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounded_http, "HEADER_S", 0.1)
-    host, _, port = server.url.rpartition("/")[2].rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    *whole, last = sent
-    async with asyncio.timeout(10):
-        for part in whole:
-            writer.write(part)
-            assert await reader.readuntil(b"\r\n\r\n")
-        writer.write(last)
-        answer = await reader.read()
-
-    told = [int(each[:3]) for each in answer.split(b"HTTP/1.1 ")[1:]]
-    assert told == ([] if status is None else [status])
-    writer.close()
-
-
-async def test_a_connection_outlasts_the_deadline_of_headers_between_requests_and_in_one(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounded_http, "HEADER_S", 0.05)
-    async with server.http() as http:
-        for _ in range(3):
-            answer = await http.post("/v1/completions", json=LONG)
-            assert answer.elapsed.total_seconds() > 0.05
-            assert answer.status_code == 200
 
 
 async def test_a_port_that_is_taken_is_told() -> None:
