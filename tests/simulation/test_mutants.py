@@ -227,7 +227,7 @@ LATENT_SHARES_AT_DEATH = Workload(
     settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
     l2_pages=40,
     storage=None,
-    faults=Faults(copy_s=0.6, linger_s=1.2, link_delay_s=0.0005),
+    faults=Faults(copy_s=1.2, linger_s=2.4, link_delay_s=0.0005),
     num_rank_kills=16,
     num_requests=80,
     span_s=4.0,
