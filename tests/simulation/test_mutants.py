@@ -282,7 +282,12 @@ CASES = [
         ),
     ),
     Case(mutant=abandon_for_one_process, workload=LATENT_SHARES_AT_DEATH),
-    Case(mutant=abandon_for_the_dead_rank, workload=COPIES_AT_DEATH),
+    Case(
+        mutant=abandon_for_the_dead_rank,
+        workload=replace(
+            LATENT_SHARES_AT_DEATH, settings=replace(SMALL_L1, ranks_per_lane=2, num_lanes=3)
+        ),
+    ),
     Case(
         mutant=early_lease_end,
         workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES),
