@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from raydix.kernels.attention_rows import PrefillRow
 
@@ -64,6 +63,9 @@ def _attend(
     q_THX: Tensor, latent_SD: Tensor, up_HYA: Tensor, scale: float, value_dim: int
 ) -> Tensor:
     """The attention of some heads of one row, [T, H, V]."""
+    # Imported here: it brings torch's compiler along, seconds that every start would wait for.
+    from torch.nn.attention.bias import causal_lower_right
+
     num_tokens, num_heads, key_dim = q_THX.shape
     context, rank = latent_SD.shape[0], up_HYA.shape[2]
     expanded_SHY = functional.linear(latent_SD[:, :rank], up_HYA.flatten(0, 1)).unflatten(

@@ -95,9 +95,10 @@ def test_every_error_is_public_and_survives_pickling() -> None:
         for value in vars(errors).values()
         if getattr(value, "__module__", "") == errors.__name__
     }
-    texts = [kind("what was wrong") for kind in kinds - {errors.BatchFailed}]
+    parameter = errors.BadParameter("what", "was wrong")
+    texts = [kind("what was wrong") for kind in kinds - {type(batch), type(parameter)}]
 
-    for error in (batch, *texts):
+    for error in (batch, parameter, *texts):
         kind = type(error)
         assert getattr(raydix, kind.__name__) is kind
         assert issubclass(kind, errors.RaydixError)
@@ -119,6 +120,11 @@ def test_the_pure_parts_load_neither_torch_nor_ray(package: str) -> None:
         "print(len(names) > 0, *(m for m in ('torch', 'ray', 'triton') if m in sys.modules))"
     )
     assert output_of(sys.executable, code, ROOT) == "True"
+
+
+def test_a_rank_starts_without_the_compiler_of_torch() -> None:
+    code = "import sys, raydix.runtime.actors.torch_model; print('torch._dynamo' in sys.modules)"
+    assert output_of(sys.executable, code, ROOT) == "False"
 
 
 @pytest.mark.slow

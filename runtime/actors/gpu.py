@@ -44,6 +44,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import ExpertsCopied, StepPlan, StepResult
+from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
@@ -216,9 +217,11 @@ class GpuActor:
         make_transfers = self._model.make_transfers
         if make_transfers is None:
             raise AccountingError(f"{self!r} has no KV to copy")
-        return self._copies.attach(
-            location, lambda arena: make_transfers(arena, self._reports.add, self._copies_failed)
-        )
+        with phase(logger, "arena mapped"):
+            return self._copies.attach(
+                location,
+                lambda arena: make_transfers(arena, self._reports.add, self._copies_failed),
+            )
 
     def _drain(self) -> None:
         self._copies.drain()

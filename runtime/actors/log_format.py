@@ -22,7 +22,7 @@ def format_text(line: LogLine) -> str:
 
 
 def format_json(line: LogLine) -> str:
-    """One JSON object on one line; the time is UTC."""
+    """One JSON object on one line; the time is UTC. `took_s` is that of a phase which has ended."""
     when = datetime.fromtimestamp(line.time_s, UTC)
     return json.dumps(
         {
@@ -31,6 +31,7 @@ def format_json(line: LogLine) -> str:
             "actor": line.actor,
             "logger": line.logger,
             "message": line.text,
+            **({} if line.took_s is None else {"took_s": round(line.took_s, 3)}),
         }
     )
 

@@ -10,6 +10,7 @@ import torch
 
 from raydix.errors import ConfigError
 from raydix.moe.bank import ExpertBank
+from raydix.runtime.actors.cuda_timer import CudaTimer
 from raydix.runtime.actors.gpu_model import (
     Experts,
     ExpertsShape,
@@ -51,42 +52,6 @@ from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 logger = logging.getLogger(__name__)
 
 
-class CudaTimer:
-    """A `StepTimer` on the current stream, which is what waits for loads, not the host."""
-
-    def __init__(self) -> None:
-        self._stretches: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._began: torch.cuda.Event | None = None
-
-    def begin(self) -> None:
-        """See `StepTimer`."""
-        self._began = _now()
-
-    def pause(self) -> None:
-        """See `StepTimer`."""
-        assert self._began is not None, "begin comes first"
-        self._stretches.append((self._began, _now()))
-
-    def resume(self) -> None:
-        """See `StepTimer`."""
-        self.begin()
-
-    def end(self) -> None:
-        """See `StepTimer`."""
-        self.pause()
-
-    def wait_s(self) -> float:
-        """See `StepTimer`."""
-        self._stretches[-1][1].synchronize()
-        return sum(began.elapsed_time(ended) for began, ended in self._stretches) / 1e3
-
-
-def _now() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def load_gpu_model(
     config: EngineConfig, place: RankPlace, group_layers: KvGrouping = derive_kv_groups
 ) -> LoadedGpuModel:
@@ -95,7 +60,8 @@ def load_gpu_model(
     `group_layers`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
     """
     tp = config.parallel.tp
-    device = _device(config, place.device_index)
+    with phase(logger, "device opened"):
+        device = _device(config, place.device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     collectives = meet(
         _lane_file(config, place, "sums"),
@@ -112,23 +78,24 @@ def load_gpu_model(
     )
     with phase(logger, "model found"):
         folder = find(config.model.path)
-    loaded = load(
-        folder,
-        device=device,
-        dtype=dtype,
-        collectives=collectives,
-        expert_ranks=_expert_ranks(config, place, device),
-        group_layers=group_layers,
-    )
+    with phase(logger, "weights drawn" if is_dummy else "weights read"):
+        loaded = load(
+            folder,
+            device=device,
+            dtype=dtype,
+            collectives=collectives,
+            expert_ranks=_expert_ranks(config, place, device),
+            group_layers=group_layers,
+        )
+        if device.type == "cuda":
+            # Those that are still being copied, or drawn, are not there yet.
+            torch.cuda.synchronize(device)
 
     layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
     shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
     step_bytes, halving = 0, Halving(config.experts.overlap)
     if device.type == "cuda":
-        with phase(logger, "kernels compiled, steps measured"):
-            step_bytes, halving = _warm_up(
-                config, loaded, shard, device, f"{place.meeting}-overlap"
-            )
+        step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
     num_pages = _num_pages(config, shard, step_bytes, device)
 
     return LoadedGpuModel(
@@ -193,7 +160,8 @@ def _prepare(
     """See `LoadedGpuModel`."""
     # The thread may be another one than that which loaded.
     _enter_thread(device)
-    made = make_peer_pools(shard, num_pages, device, _lane_file(config, place, "pools"))
+    with phase(logger, "pools made"):
+        made = make_peer_pools(shard, num_pages, device, _lane_file(config, place, "pools"))
     is_chunked = config.scheduler.chunked_prefill_tokens is not None
     num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)
@@ -258,6 +226,8 @@ def _device(config: EngineConfig, index: int) -> torch.device:
             f"them."
         )
     torch.cuda.set_device(index)
+    # Opens it, which otherwise the first tensor would.
+    torch.empty(1, device="cuda")
     return torch.device("cuda", index)
 
 
@@ -305,17 +275,23 @@ def _warm_up(
     overlap = config.experts.overlap
     halving = Halving(overlap)
     runner = _make_runner(config, loaded, pools, max_model_len, device, halving=halving)
-    runner.warm_up(chunk)
+    with phase(logger, "kernels compiled, steps tried"):
+        runner.warm_up(chunk)
+        torch.cuda.synchronize(device)
     if overlap is not Overlap.OFF and loaded.decoder.experts is not None:
         halving = Halving(overlap, step_times(runner, loaded.decoder, chunk, Path(meeting)))
     torch.cuda.synchronize(device)
     # Reserved, not allocated, memory counts, because steps of many sizes leave gaps.
     peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
 
+    if config.cache.l1.num_pages is not None:
+        # Nobody asks what room is left.
+        return peak_bytes, halving
     # Graphs keep the memory of captured steps; a prompt's step needs its own beside that.
     torch.cuda.empty_cache()
     before_bytes = torch.cuda.memory_reserved(device)
-    runner.capture_graphs()
+    with phase(logger, "graphs measured"):
+        runner.capture_graphs()
     torch.cuda.empty_cache()
     return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes, halving
 

@@ -10,7 +10,7 @@ from raydix.runtime.actors.bootstrap.launch import EngineHandle, start_engine
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.api.threads import on_thread
+from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.phases import phase

@@ -22,10 +22,12 @@ class LogLine:
     """Who says it, such as `gpu0`."""
     logger: str
     text: str
+    took_s: float | None = None
+    """How long the phase took that it tells the end of; None: it tells of none."""
 
     def to_values(self) -> list[Any]:
         """As plain values."""
-        return [self.time_s, self.level, self.actor, self.logger, self.text]
+        return [self.time_s, self.level, self.actor, self.logger, self.text, self.took_s]
 
     @staticmethod
     def from_values(values: Any) -> "LogLine":
@@ -33,13 +35,14 @@ class LogLine:
         if not isinstance(values, list):
             raise ValueError(f"{type(values).__name__} is no log line")
         try:
-            time_s, level, actor, logger, text = values
+            time_s, level, actor, logger, text, took_s = values
             return LogLine(
                 time_s=float(time_s),
                 level=int(level),
                 actor=str(actor),
                 logger=str(logger),
                 text=str(text),
+                took_s=None if took_s is None else float(took_s),
             )
         except TypeError as error:
             raise ValueError(f"a log line with other fields: {error}") from error
@@ -68,6 +71,7 @@ class LogLine:
             actor=actor,
             logger=record.name,
             text=text,
+            took_s=record.__dict__.get("took_s"),
         )
 
 

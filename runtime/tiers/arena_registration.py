@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from raydix.runtime.config.capacity import format_bytes
-from raydix.runtime.phases import phase
+from raydix.runtime.phases import aside
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import OnError
 
@@ -54,7 +54,7 @@ class ArenaRegistration:
     def _run(self) -> None:
         try:
             torch.cuda.set_device(self._device)
-            with phase(logger, f"arena of {format_bytes(self.bytes.nbytes)} registered"):
+            with aside(logger, f"arena of {format_bytes(self.bytes.nbytes)} registered"):
                 self._register()
         except Exception as error:
             logger.exception("the arena cannot be registered with %s", self._device)

@@ -24,7 +24,11 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
     find_supervisor,
     typed_error,
 )
-from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
+from raydix.runtime.actors.bootstrap.engine_sizes import (
+    EngineSizes,
+    measure_checkpoint,
+    size_engine,
+)
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
 from raydix.runtime.actors.bootstrap.start_control import StartControl
@@ -37,11 +41,13 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
+from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor, actor_name
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_model_path
@@ -94,15 +100,13 @@ def start_engine(
     require_free_name(name)
     # Whoever loads it later finds the same commit, and on this host without asking the Hub.
     config = replace_model_path(config, pin_model_path(config.model.path))
-    # What other models take is not known here.
-    is_known = build_model is build_torch_model
-    with phase(logger, "configuration checked"):
-        sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
-    control.check()
+    # Beside Ray's own start: either takes seconds.
+    checking = on_thread("check", _check, config, build_model)
     with phase(logger, "Ray cluster joined"):
         cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
+        sizes = checking.result()
         control.check()
         with phase(logger, "resources reserved"):
             placement = place(config, sizes)
@@ -117,6 +121,7 @@ def start_engine(
             config=config,
             supervision=supervision or Supervision(),
             gateway=gateway,
+            arena=_planned_arena(sizes),
         )
     except BaseException:
         if cluster is not None:
@@ -130,6 +135,21 @@ def start_engine(
     _log_start(config, facts, own)
     logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
     return EngineHandle(facts.client, facts.record, own)
+
+
+def _check(config: EngineConfig, build_model: BuildModel) -> EngineSizes | None:
+    """What the configured model takes; None for another, of which nobody knows."""
+    if build_model is not build_torch_model:
+        return None
+    with phase(logger, "configuration checked"):
+        return size_engine(config, measure_checkpoint(config))
+
+
+def _planned_arena(sizes: EngineSizes | None) -> PlannedArena | None:
+    """As far as it is known before ranks have loaded."""
+    if sizes is None or sizes.arena_bytes is None:
+        return None
+    return PlannedArena(layout=sizes.layout, size_bytes=sizes.arena_bytes)
 
 
 def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:

@@ -1,9 +1,19 @@
-"""Which processes hold the node's arena, so that it outlives its HostMemory."""
+"""What the node's arena is to be, and who holds it, so that it outlives its HostMemory."""
 
 import asyncio
+from dataclasses import dataclass
 
 from raydix.errors import EngineDead
+from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.tiers.host_arena import ArenaLocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedArena:
+    """The pages of an arena, and how many bytes of them there are."""
+
+    layout: KvLayout
+    size_bytes: int
 
 
 class ArenaRegistry:

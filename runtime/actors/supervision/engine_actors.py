@@ -5,14 +5,14 @@ import secrets
 from collections.abc import Awaitable
 from typing import Any
 
-from raydix.errors import EngineDead
+from raydix.errors import AccountingError, EngineDead
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.gpu import GpuSetup
 from raydix.runtime.actors.gpu_model import LoadReport
 from raydix.runtime.actors.host_memory import HostMemorySetup
 from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.storage import StorageSetup
-from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry
+from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry, PlannedArena
 from raydix.runtime.actors.supervision.core_settings import host_settings, scheduler_settings
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts, EngineFacts
 from raydix.runtime.actors.supervision.keeper import BringUp, Keeper
@@ -49,10 +49,12 @@ class EngineActors:
         supervision: Supervision,
         folder: str,
         log_path: str,
+        arena: PlannedArena | None = None,
     ) -> None:
         """`folder`: a private one, for sockets and for the files by which ranks meet.
 
-        `log_path`: see `Spawner`.
+        `log_path`: see `Spawner`. `arena`: as far as it is known before ranks have loaded, so that
+        taking its memory need not wait for them.
         """
         self._name = name
         self._config = config
@@ -60,6 +62,7 @@ class EngineActors:
         self._supervision = supervision
         self._folder = folder
         self._log_path = log_path
+        self._planned_arena = arena
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._storage_address = f"unix:{folder}/host.sock"
         self.record = EngineRecord(
@@ -109,6 +112,7 @@ class EngineActors:
             model_path=self._config.model.path,
             max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
+            max_waiting_requests=self._config.scheduler.max_waiting_requests,
             eos_token_ids=report.eos_token_ids,
         )
         return EngineFacts(
@@ -180,6 +184,12 @@ class EngineActors:
 
         return Keeper(kind.value, make, bring_up, on_end=on_end, supervision=self._supervision)
 
+    async def _loaded_arena(self) -> PlannedArena:
+        """The arena that fits what all ranks have loaded."""
+        facts = await self.facts()
+        assert facts.arena_bytes is not None, "the engine has L2"
+        return PlannedArena(layout=facts.layout, size_bytes=facts.arena_bytes)
+
     async def _spawn(self, kind: ActorKind, number: int | None, **arguments: Any) -> RunningActor:
         name = actor_name(self._name, kind, number)
         return await self._spawner.spawn(
@@ -244,16 +254,21 @@ class EngineActors:
         await actor.call("start", setup)
 
     async def _bring_up_host(self, actor: RunningActor, incarnation: int) -> None:
-        facts = await self.facts()
         # A GPU actor that outlived the last HostMemory still maps its arena, with all pages.
         held = self._arenas.held()
         if held is None:
+            planned = self._planned_arena or await self._loaded_arena()
             arena = await actor.call(
-                "create_arena", facts.layout, facts.arena_bytes, self._config.arena_folder
+                "create_arena", planned.layout, planned.size_bytes, self._config.arena_folder
             )
         else:
             arena = await actor.call("adopt_arena", held)
 
+        facts = await self.facts()
+        if self._planned_arena not in (None, await self._loaded_arena()):
+            raise AccountingError(
+                f"the arena was planned for {self._planned_arena}; the ranks have {facts.layout}"
+            )
         setup = HostMemorySetup(
             settings=host_settings(
                 self._config, facts.layout, has_storage=self.storage.current is not None

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 from raydix.runtime.messages.log_line import LogLine
+from raydix.runtime.phases import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,20 @@ class LogDesk:
             await self._came.wait()
         first, lines = self._lines.since(number, _MAX_ANSWER_LINES)
         return {"first": first, "lines": [line.to_values() for line in lines]}
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that its latest lines tell of."""
+        _, lines = self._lines.since(0, MAX_LINES)
+        return tuple(
+            Phase(
+                actor=line.actor,
+                what=line.text.rpartition(" in ")[0],
+                began_s=line.time_s - line.took_s,
+                ended_s=line.time_s,
+            )
+            for line in lines
+            if line.took_s is not None
+        )
 
     async def _accept(self, listener: socket.socket) -> None:
         with listener:

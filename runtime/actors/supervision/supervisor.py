@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
@@ -26,6 +28,7 @@ from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_fil
 from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
+from raydix.runtime.phases import critical_path, path_text
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +47,12 @@ class SupervisorActor:
         spawner: Spawner,
         supervision: Supervision,
         gateway: GatewaySettings | None = None,
+        arena: PlannedArena | None = None,
         on_shut_down: Callable[[], None] = exit_process,
     ) -> None:
         """`on_shut_down` is called after a shutdown that a client has asked for.
 
-        `gateway`: where clients on other hosts connect; None: nowhere.
+        `gateway`: where clients on other hosts connect; None: nowhere. `arena`: see `EngineActors`.
         """
         self._name = name
         self._config = config
@@ -62,6 +66,7 @@ class SupervisorActor:
             supervision=supervision,
             folder=self._folder.path,
             log_path=self._log.path,
+            arena=arena,
         )
 
         record = self._actors.record
@@ -96,6 +101,7 @@ class SupervisorActor:
 
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
+        began_s = time.time()
         if self._config.has_l3 and self._config.cache.l3 is not None:
             self._actors.storage.start(self._config.cache.l3)
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._actors.lasting()]
@@ -109,6 +115,8 @@ class SupervisorActor:
             await self.stop()
             raise failure or EngineDead(f"engine {self._name} was stopped while it started")
 
+        path = critical_path(self._log.phases(), began_s, time.time())
+        logger.info("the actors' start waited for %s", path_text(path))
         facts = ready.result()
         self._facts = replace(facts, client=replace(facts.client, listens_at=self._listens_at))
         return self._facts
@@ -118,8 +126,12 @@ class SupervisorActor:
         if self._is_over.is_set() or self._failure is not None:
             raise EngineDead(self._why_over())
         if self._facts is None:
-            raise EngineDead(f"engine {self._name} is still starting")
+            raise EngineDead(f"engine {self._name} is still starting. Try again soon.")
         return self._facts
+
+    def log_path(self) -> str:
+        """Where processes of this host that belong to the engine send their log."""
+        return self._log.path
 
     def client_facts(self) -> dict[str, Any]:
         """`ClientFacts` as plain values. Raises EngineDead unless the engine serves."""
@@ -253,6 +265,7 @@ class SupervisorActor:
         """What clients may ask for."""
         acts = (
             self.client_facts,
+            self.log_path,
             self.tokenizer_files,
             self.stats,
             self.health,

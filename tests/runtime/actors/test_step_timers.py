@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from raydix.runtime.actors.cuda_timer import CudaTimer
 from raydix.runtime.actors.gpu_model import HostTimer
-from raydix.runtime.actors.torch_model import CudaTimer
 
 
 def test_waits_for_loads_do_not_count() -> None:

@@ -6,11 +6,20 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raydix.errors import AccountingError, EngineDead
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
+from raydix.runtime.actors.gpu_model import (
+    BuildModel,
+    GpuModel,
+    LoadedGpuModel,
+    RankPlace,
+    build_torch_model,
+)
+from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -20,6 +29,7 @@ from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from raydix.runtime.testing.sleeping_runner import SleepingRunner, build_sleeping_model
 from raydix.runtime.testing.spawner import InProcessSpawner
+from raydix.runtime.tiers.host_arena import HostArena
 from tests.checkpoints import make_checkpoint
 
 CONFIG = load_config(
@@ -136,6 +146,51 @@ async def test_a_clean_stop_ends_storage_before_it_can_miss_its_host_memory(
     told = [each.getMessage() for each in caplog.records]
     assert "linked to HostMemory" in told
     assert [text for text in told if "HostMemory is lost" in text] == []
+
+
+def planned_supervisor(
+    checkpoint: Path, extra_bytes: int, build_model: BuildModel
+) -> SupervisorActor:
+    """Of an engine whose arena is planned with so many bytes more than ranks will ask for."""
+    tiers = {"l1": {"num_pages": 32}, "l2": {"bytes_per_node": "4MiB"}}
+    config = load_config({"model": {"path": str(checkpoint)}, "cache": tiers})
+    sizes = size_engine(config, measure_checkpoint(config))
+    assert sizes.arena_bytes is not None
+    return SupervisorActor(
+        name="t",
+        config=config,
+        spawner=InProcessSpawner(build_model),
+        supervision=Supervision(max_crashes=0),
+        arena=PlannedArena(layout=sizes.layout, size_bytes=sizes.arena_bytes + extra_bytes),
+    )
+
+
+async def test_a_planned_arena_is_made_while_weights_are_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_made = threading.Event()
+    create = HostArena.create
+
+    def creating(*arguments: Any, **options: Any) -> HostArena:
+        arena = create(*arguments, **options)
+        is_made.set()
+        return arena
+
+    def load(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        if not is_made.wait(20):
+            raise AccountingError("the arena waits for the weights")
+        return build_torch_model(config, place)
+
+    monkeypatch.setattr(HostArena, "create", creating)
+    supervisor = planned_supervisor(checkpoint, 0, load)
+    await supervisor.start()
+    await supervisor.stop()
+
+
+async def test_an_arena_that_does_not_fit_what_ranks_have_is_refused(checkpoint: Path) -> None:
+    supervisor = planned_supervisor(checkpoint, 1 << 20, build_torch_model)
+    with pytest.raises(AccountingError, match="planned"):
+        await supervisor.start()
 
 
 async def test_wrong_model_is_refused_at_start() -> None:
