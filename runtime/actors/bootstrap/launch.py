@@ -100,15 +100,13 @@ def start_engine(
     require_free_name(name)
     # Whoever loads it later finds the same commit, and on this host without asking the Hub.
     config = replace_model_path(config, pin_model_path(config.model.path))
-    # What other models take is not known here.
-    is_known = build_model is build_torch_model
     # Beside Ray's own start: either takes seconds.
-    checking = on_thread("check", _check, config) if is_known else None
+    checking = on_thread("check", _check, config, build_model)
     with phase(logger, "Ray cluster joined"):
         cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
-        sizes = None if checking is None else checking.result()
+        sizes = checking.result()
         control.check()
         with phase(logger, "resources reserved"):
             placement = place(config, sizes)
@@ -123,7 +121,7 @@ def start_engine(
             config=config,
             supervision=supervision or Supervision(),
             gateway=gateway,
-            arena=None if sizes is None else _planned_arena(sizes),
+            arena=_planned_arena(sizes),
         )
     except BaseException:
         if cluster is not None:
@@ -139,13 +137,16 @@ def start_engine(
     return EngineHandle(facts.client, facts.record, own)
 
 
-def _check(config: EngineConfig) -> EngineSizes:
+def _check(config: EngineConfig, build_model: BuildModel) -> EngineSizes | None:
+    if build_model is not build_torch_model:
+        # What other models take is not known here.
+        return None
     with phase(logger, "configuration checked"):
         return size_engine(config, measure_checkpoint(config))
 
 
-def _planned_arena(sizes: EngineSizes) -> PlannedArena | None:
-    if sizes.arena_bytes is None:
+def _planned_arena(sizes: EngineSizes | None) -> PlannedArena | None:
+    if sizes is None or sizes.arena_bytes is None:
         return None
     return PlannedArena(layout=sizes.layout, size_bytes=sizes.arena_bytes)
 
