@@ -240,3 +240,10 @@ def build_torch_model(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
         from raydix.runtime.actors.torch_model import load_gpu_model
 
     return load_gpu_model(config, place)
+
+
+def import_torch_model(path: str) -> None:
+    """Import what `build_torch_model` will need for the model at `path`, on a GPU."""
+    from raydix.runtime.actors.torch_model import import_for_gpu
+
+    import_for_gpu(path)

@@ -1,5 +1,6 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +9,8 @@ from typing import Any
 
 import torch
 
-from raydix.errors import ConfigError
+from raydix.errors import CheckpointError, ConfigError
+from raydix.kernels.ops import import_gpu_ops
 from raydix.moe.bank import ExpertBank
 from raydix.runtime.actors.cuda_timer import CudaTimer
 from raydix.runtime.actors.gpu_model import (
@@ -102,6 +104,15 @@ def load_gpu_model(
         report=_report(loaded, shard, num_pages),
         prepare=partial(_prepare, config, loaded, shard, device, place, halving=halving),
     )
+
+
+def import_for_gpu(path: str) -> None:
+    """Import what a model on a GPU is loaded with. Opens no device."""
+    import_gpu_ops()
+    with contextlib.suppress(CheckpointError):
+        # The library that reads configs takes seconds to import. Whoever loads it says what is
+        # wrong.
+        read_checkpoint_config(settings_folder(path))
 
 
 def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | None:

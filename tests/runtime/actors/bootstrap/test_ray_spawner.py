@@ -1,0 +1,116 @@
+"""GPU actors on a cluster of Ray that believes in GPUs which nobody has."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from raydix.runtime.actors.bootstrap import ray_spawner
+from raydix.runtime.actors.bootstrap.ray_spawner import use_assigned_device
+
+ROOT = Path(__file__).parents[4]
+DRIVER = """
+import asyncio, json, logging, os, signal, sys, time
+from functools import partial
+import ray
+from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.testing.sleeping_runner import build_sleeping_model
+
+ray.init(address="local", namespace="raydix", include_dashboard=False, num_cpus=4, num_gpus=2,
+         _temp_dir=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+config = load_config({
+    "model": {"path": "unused", "device": "cuda", "max_model_len": 256},
+    "parallel": {"dp": 2},
+    "cache": {"page_size": 16, "l1": {"num_pages": 32}, "l2": None},
+})
+engine = start_engine(config, "spares", build_model=partial(build_sleeping_model, step_s=0.0))
+
+def visible_and_pid(_actor):
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["NCCL_NVLS_ENABLE"], os.getpid()
+
+async def main():
+    spare = None
+    while spare is None:
+        try:
+            spare = ray.get_actor("raydix:spares:gpu1.2", namespace="raydix")
+        except ValueError:
+            await asyncio.sleep(0.05)
+    visible, multicast, spare_pid = await spare.__ray_call__.remote(visible_and_pid)
+    first = (await engine.call("health"))["gpu1"]["pid"]
+    os.kill(first, signal.SIGKILL)
+    await engine.call("wait_all_serving")
+    while (now := (await engine.call("health"))["gpu1"])["pid"] in (None, first):
+        await asyncio.sleep(0.05)
+    await engine.shutdown()
+    print(json.dumps({"visible": visible, "multicast": multicast, "spare": spare_pid, "now": now}))
+
+asyncio.run(main())
+ray.shutdown()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_gpu_actor_that_is_made_again_is_the_spare_process(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "6,7"}
+    environment.pop("RAY_ADDRESS", None)
+    folder = f"/tmp/raydix-spares-{os.getpid()}"
+
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, folder],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["now"] == {"pid": told["spare"], "incarnation": 2, "serves": True}
+    # A spare sees what its node sees, and has the environment of a rank.
+    assert (told["visible"], told["multicast"]) == ("6,7", "0")
+
+
+class Rank:
+    """Notes the device that it is to use."""
+
+    device: int | None = None
+
+    def use_device(self, index: int) -> None:
+        self.device = index
+
+
+@pytest.mark.parametrize(
+    ("visible", "assigned", "index"), [("4,5,6", "5", 1), (None, "2", 2), ("", "0", 0)]
+)
+def test_a_rank_sees_all_devices_of_its_node_and_loads_on_its_own(
+    visible: str | None, assigned: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", assigned)
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [assigned])
+    monkeypatch.setattr(ray_spawner, "_variable_of", lambda pid, name: visible)
+    rank = Rank()
+
+    assert use_assigned_device(rank) == rank.device == index  # type: ignore[arg-type]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_the_variables_of_another_process_are_those_it_was_started_with() -> None:
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={"A": "1=2", "AB": "3"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = [ray_spawner._variable_of(process.pid, name) for name in ("A", "AB", "B")]
+        process.communicate()
+
+    assert found == ["1=2", "3", None]
