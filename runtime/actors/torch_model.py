@@ -1,6 +1,5 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
-import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from raydix.errors import CheckpointError, ConfigError
+from raydix.errors import ConfigError
 from raydix.kernels.ops import import_gpu_ops
 from raydix.moe.bank import ExpertBank
 from raydix.runtime.actors.cuda_timer import CudaTimer
@@ -31,7 +30,7 @@ from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.policies import Overlap
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.dispatchers import connect_dispatcher
 from raydix.runtime.model.dummy import make_dummy_model
@@ -55,12 +54,19 @@ logger = logging.getLogger(__name__)
 
 
 def load_gpu_model(
-    config: EngineConfig, place: RankPlace, group_layers: KvGrouping = derive_kv_groups
+    config: EngineConfig,
+    place: RankPlace,
+    group_layers: KvGrouping = derive_kv_groups,
+    checkpoint: CheckpointConfig | None = None,
 ) -> LoadedGpuModel:
     """Meet the ranks that this one steps with, and load its part of the checkpoint.
 
-    `group_layers`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
+    `group_layers`: see `derive_kv_groups`. `checkpoint`: the model's, if it has been read. Raises
+    CheckpointError or ConfigError.
     """
+    if config.model.device == "cuda":
+        with phase(logger, "kernels imported"):
+            import_gpu_ops()
     tp = config.parallel.tp
     with phase(logger, "device opened"):
         device = _device(config, place.device_index)
@@ -88,6 +94,7 @@ def load_gpu_model(
             collectives=collectives,
             expert_ranks=_expert_ranks(config, place, device),
             group_layers=group_layers,
+            config=checkpoint,
         )
         if device.type == "cuda":
             # Those that are still being copied, or drawn, are not there yet.
@@ -104,15 +111,6 @@ def load_gpu_model(
         report=_report(loaded, shard, num_pages),
         prepare=partial(_prepare, config, loaded, shard, device, place, halving=halving),
     )
-
-
-def import_for_gpu(path: str) -> None:
-    """Import what a model on a GPU is loaded with. Opens no device."""
-    import_gpu_ops()
-    with contextlib.suppress(CheckpointError):
-        # The library that reads configs takes seconds to import. Whoever loads it says what is
-        # wrong.
-        read_checkpoint_config(settings_folder(path))
 
 
 def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | None:

@@ -16,7 +16,11 @@ from raydix.errors import CheckpointError
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.weight_part import WeightPart
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config, read_json
+from raydix.runtime.model.checkpoint_config import (
+    CheckpointConfig,
+    read_checkpoint_config,
+    read_json,
+)
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
@@ -92,16 +96,18 @@ def load_model(
     collectives: Collectives = ALONE,
     expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
+    config: CheckpointConfig | None = None,
 ) -> LoadedModel:
     """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
     Some tensors are held besides the model itself, on its device. Experts that the node's store has
-    are not read. `expert_ranks`: see `make_decoder`; `group_layers`: see `derive_kv_groups`. Raises
-    CheckpointError if the checkpoint is unsupported, incomplete or corrupt, and ConfigError if the
-    model cannot be divided among so many ranks.
+    are not read. `expert_ranks`: see `make_decoder`; `group_layers`: see `derive_kv_groups`.
+    `config`: that of the folder, if it has been read. Raises CheckpointError if the checkpoint is
+    unsupported, incomplete or corrupt, and ConfigError if the model cannot be divided among so many
+    ranks.
     """
     folder = Path(folder)
-    config = read_checkpoint_config(folder)
+    config = config or read_checkpoint_config(folder)
     decoder = make_decoder(
         config.spec,
         device=device,

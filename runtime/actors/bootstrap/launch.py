@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
+import pickle
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -32,7 +36,11 @@ from raydix.runtime.actors.bootstrap.placement import Placement, place, release
 from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
-from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
+from raydix.runtime.actors.gpu_model import (
+    BuildModel,
+    build_torch_model,
+    import_torch_model,
+)
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
@@ -83,13 +91,17 @@ def start_engine(
         cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
-        sizes = checking.result()
+        model = checking.result()
         control.check()
         with phase(logger, "resources reserved"):
-            placement = place(config, sizes)
+            placement = place(config, model.sizes)
         control.wait_precondition()
         spawner = RaySpawner(
-            engine=name, placement=placement, config=config, build_model=build_model
+            engine=name,
+            placement=placement,
+            config=config,
+            build_model=model.build,
+            prepare_spare=model.prepare_spare,
         )
         supervisor, follower, facts = _start_supervisor(
             spawner,
@@ -98,7 +110,7 @@ def start_engine(
             config=config,
             supervision=supervision or Supervision(),
             gateway=gateway,
-            arena=_planned_arena(sizes),
+            arena=model.arena,
         )
     except BaseException:
         if cluster is not None:
@@ -114,18 +126,35 @@ def start_engine(
     return EngineHandle(facts.client, facts.record, own)
 
 
-def _check(config: EngineConfig, build_model: BuildModel) -> EngineSizes | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """The model that GPU actors drive. What it takes is None where nobody knows."""
+
+    build: BuildModel
+    prepare_spare: Callable[[], None]
+    sizes: EngineSizes | None
+
+    @property
+    def arena(self) -> PlannedArena | None:
+        """As far as it is known before ranks have loaded."""
+        if self.sizes is None or self.sizes.arena_bytes is None:
+            return None
+        return PlannedArena(layout=self.sizes.layout, size_bytes=self.sizes.arena_bytes)
+
+
+def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
+    """Measure the configured model, if it is that."""
     if build_model is not build_torch_model:
-        # What other models take is not known here.
-        return None
+        return _Model(build=build_model, prepare_spare=_nothing, sizes=None)
     with phase(logger, "configuration checked"):
-        return size_engine(config, measure_checkpoint(config))
+        measured = measure_checkpoint(config)
+        sizes = size_engine(config, measured)
+    build = partial(build_torch_model, checkpoint=pickle.dumps(measured.checkpoint))
+    return _Model(build=build, prepare_spare=import_torch_model, sizes=sizes)
 
 
-def _planned_arena(sizes: EngineSizes | None) -> PlannedArena | None:
-    if sizes is None or sizes.arena_bytes is None:
-        return None
-    return PlannedArena(layout=sizes.layout, size_bytes=sizes.arena_bytes)
+def _nothing() -> None:
+    """What there is to import for a model that is not known here."""
 
 
 def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:

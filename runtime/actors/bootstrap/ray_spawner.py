@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
 from raydix.runtime.actors.bootstrap.placement import Placement
 from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model, import_torch_model
+from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.metrics_export import MetricsExporter
@@ -104,13 +103,12 @@ def _variable_of(pid: int, name: str) -> str | None:
 
 
 def wait_as_spare(
-    _actor: object, parent_pid: int, variables: dict[str, str], prepare: Callable[[], None] | None
+    _actor: object, parent_pid: int, variables: dict[str, str], prepare: Callable[[], None]
 ) -> None:
     """Import all that a rank needs, before it is one."""
     end_with(parent_pid)
     os.environ.update(variables)
-    if prepare is not None:
-        prepare()
+    prepare()
 
 
 def take_over(actor: GpuActor, arguments: dict[str, Any], device: int) -> None:
@@ -170,13 +168,20 @@ class RaySpawner:
     """
 
     def __init__(
-        self, *, engine: str, placement: Placement, config: EngineConfig, build_model: BuildModel
+        self,
+        *,
+        engine: str,
+        placement: Placement,
+        config: EngineConfig,
+        build_model: BuildModel,
+        prepare_spare: Callable[[], None],
     ) -> None:
+        """`prepare_spare`: imports what `build_model` needs."""
         self._engine = engine
         self._build_model = build_model
         self._placement = placement
         self._is_cuda = config.model.device == "cuda"
-        self._model_path = config.model.path
+        self._prepare_spare = prepare_spare
         self._num_ranks = config.parallel.dp * config.parallel.tp
         # This process's: workers of a running cluster have that of whoever started it.
         self._gpu_environment = hub_environment(config.model.path, os.environ)
@@ -227,10 +232,9 @@ class RaySpawner:
         except (RaydixError, ValueError) as error:
             logger.warning("%s has no spare process: %s", name, error)
             return
-        # What other models take is not known here.
-        is_known = self._build_model is build_torch_model
-        prepare = partial(import_torch_model, self._model_path) if is_known else None
-        spare.__ray_call__.remote(wait_as_spare, os.getpid(), self._gpu_environment, prepare)
+        spare.__ray_call__.remote(
+            wait_as_spare, os.getpid(), self._gpu_environment, self._prepare_spare
+        )
         self._spares[name] = spare
 
     def _make(self, cls: type, name: str, arguments: dict[str, Any], num_gpus: int = 0) -> Any:
