@@ -12,4 +12,7 @@ if __name__ == "__main__":
         if text is None:
             raise
         sys.exit(text)
+    except KeyboardInterrupt:
+        # As of a shell's command: `main` itself says the same.
+        sys.exit(130)
     main()

@@ -6,8 +6,9 @@ arrives once per expert of that rank; each expert has R x M places, of which the
 tokens that a rank sends at once, P = R x M places of an expert, else as in `protocol`.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -59,9 +60,20 @@ class ExpertMajorBuffer(Protocol):
         """Each token's weighted sum over its experts, [T, C]. On the current stream."""
 
 
+class NormalForm(Protocol):
+    """How prompts travel: by the same library, or by any dispatcher of this process."""
+
+    def send(
+        self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
+    ) -> Exchange:
+        """See `Dispatcher`."""
+
+    def close(self) -> None:
+        """See `Dispatcher`."""
+
+
 class ExpertMajor:
-    """Is `Dispatcher`: the low-latency form hands out the blocks as they are, the normal form the
-    rows in use, one behind another, in parts of at most M tokens of each rank.
+    """Is `Dispatcher`: the low-latency form hands out the blocks as they are.
 
     The host waits for nothing. The libraries' kernels do wait for those of other ranks, and cannot
     be told to stop: after `close` this process may have to end for them to end.
@@ -70,11 +82,10 @@ class ExpertMajor:
     def __init__(
         self,
         shape: DispatchShape,
-        normal: ExpertMajorBuffer,
+        normal: NormalForm,
         low_latency: ExpertMajorBuffer | None,
         device: torch.device,
     ) -> None:
-        self._shape = shape
         self._normal = normal
         self._low_latency = low_latency
         self._is_closed = False
@@ -93,16 +104,61 @@ class ExpertMajor:
         if self._is_closed:
             raise RuntimeError("the dispatcher of this rank is closed")
 
-        tokens = _Tokens(x_TC.contiguous(), weights_TK.contiguous(), physical_ids_TK.long())
-        if sizes.form is DispatchForm.LOW_LATENCY:
-            assert self._low_latency is not None, "max_low_latency_tokens is 0"
-            return _Blocks(self._low_latency, tokens, self._rows)
-        return _Parts(self._normal, tokens, sizes.tokens_R, self._shape)
+        if sizes.form is DispatchForm.NORMAL:
+            return self._normal.send(x_TC, weights_TK, physical_ids_TK, sizes)
+        assert self._low_latency is not None, "max_low_latency_tokens is 0"
+        return _Blocks(self._low_latency, _tokens(x_TC, weights_TK, physical_ids_TK), self._rows)
 
     def close(self) -> None:
         """See `Dispatcher`."""
         # The libraries' own ends are collective, and a rank that has died would be waited for.
         self._is_closed = True
+        self._normal.close()
+
+
+class InParts:
+    """Is `NormalForm`: the rows in use, one behind another, in parts of at most M tokens of each
+    rank."""
+
+    def __init__(self, shape: DispatchShape, buffer: ExpertMajorBuffer) -> None:
+        self._shape = shape
+        self._buffer = buffer
+
+    def send(
+        self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
+    ) -> Exchange:
+        """See `NormalForm`."""
+        tokens = _tokens(x_TC, weights_TK, physical_ids_TK)
+        return _Parts(self._buffer, tokens, sizes.tokens_R, self._shape)
+
+    def close(self) -> None:
+        """Nothing: see `ExpertMajor`."""
+
+
+class BufferPerExchange:
+    """Is `ExpertMajorBuffer`: exchanges that are open at once never share a library's buffer.
+
+    All ranks take buffers in the same order, since they open and end exchanges in the same one.
+    """
+
+    def __init__(self, buffers: Sequence[ExpertMajorBuffer]) -> None:
+        """`buffers` are alike: as many as exchanges may be open."""
+        self._free = deque(buffers)
+        self.max_tokens = buffers[0].max_tokens
+
+    def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
+        """See `ExpertMajorBuffer`."""
+        assert self._free, "two exchanges may be open at once"
+        buffer = self._free.popleft()
+        landed = buffer.dispatch(x_TC, ids_TK)
+        return replace(landed, handle=(buffer, landed.handle))
+
+    def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
+        """See `ExpertMajorBuffer`."""
+        buffer, own_handle = handle
+        self._free.append(buffer)
+        out_TC: Tensor = buffer.combine(out_SPC, ids_TK, weights_TK, own_handle)
+        return out_TC
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +173,10 @@ class _Tokens:
         """Some of them, perhaps none."""
         end = start + length
         return _Tokens(self.x_TC[start:end], self.weights_TK[start:end], self.ids_TK[start:end])
+
+
+def _tokens(x_TC: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> _Tokens:
+    return _Tokens(x_TC.contiguous(), weights_TK.contiguous(), ids_TK.long())
 
 
 class _Rows:

@@ -1,4 +1,11 @@
-"""Dispatch by Mooncake EP: DeepEP's low-latency kernels, between GPUs of one host by NVLink."""
+"""Dispatch by Mooncake EP: DeepEP's low-latency kernels, between GPUs of one host by NVLink.
+
+With release 0.3.13.post1 a combine now and then takes the experts of another exchange's tokens, if
+that exchange was dispatched through the same buffer after its own dispatch: one of twelve pairs
+on two H200, by the library's calls alone (`tests/moe/mooncake_alone.py`), and none of thousands of
+exchanges that had a buffer to themselves. So each open exchange has one; and prompts, whose many
+parts would want too many buffers, travel by NCCL.
+"""
 
 import importlib
 import sys
@@ -7,24 +14,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 from raydix.moe.dispatch.expert_major import (
+    BufferPerExchange,
     ExpertMajor,
     Landed,
     expert_major_obstacle,
     low_latency_tokens,
-    part_tokens,
 )
+from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import DispatchShape
 from raydix.moe.dispatch.store_group import StoreGroup
 
+_MOST_OPEN = 2
 _FOREVER_US = -1
 """A time limit would leave a late rank's tokens out without a word."""
 
 
 def mooncake_ep_obstacle(shape: DispatchShape) -> str | None:
     """Why the kernels cannot serve this; None if they can."""
+    if shape.max_low_latency_tokens == 0:
+        return "it serves the low-latency form alone, which no step of this engine takes"
     num_experts = shape.num_ranks * shape.slots_per_rank
     # Rows follow two words of each expert, and are moved 16 bytes at a time: the device would fail.
     if num_experts % 2:
@@ -42,29 +53,25 @@ def connect_mooncake_ep(
     sys.modules.setdefault("mooncake.ep", kernels)
     library = importlib.import_module("mooncake.mooncake_ep_buffer")
 
-    def bytes_of(max_tokens: int) -> int:
-        num_experts = shape.num_ranks * shape.slots_per_rank
-        return int(
-            kernels.get_ep_buffer_size_hint(
-                max_tokens, shape.hidden_size, shape.num_ranks, num_experts
-            )
-        )
+    max_tokens = low_latency_tokens(shape)
+    num_experts = shape.num_ranks * shape.slots_per_rank
+    num_bytes = int(
+        kernels.get_ep_buffer_size_hint(max_tokens, shape.hidden_size, shape.num_ranks, num_experts)
+    )
 
-    def open_buffer(name: str, max_tokens: int) -> MooncakeEpBuffer:
+    def open_buffer(name: str) -> MooncakeEpBuffer:
         group = StoreGroup(name, store, rank, shape.num_ranks)
         with warnings.catch_warnings():
             # That ranks of another process group than Mooncake's own all count as alive.
             warnings.simplefilter("ignore", RuntimeWarning)
-            buffer = library.Buffer(group, bytes_of(max_tokens))
+            buffer = library.Buffer(group, num_bytes)
         is_slow = not buffer.runtime.use_fast_path()
         group.agree("mooncake_ep", "it found no NVLink between the GPUs" if is_slow else None)
         return MooncakeEpBuffer(buffer, shape, max_tokens, device)
 
-    normal = open_buffer("mooncake normal", part_tokens(shape, bytes_of))
-    low_latency = None
-    if shape.max_low_latency_tokens > 0:
-        low_latency = open_buffer("mooncake low latency", low_latency_tokens(shape))
-    return ExpertMajor(shape, normal, low_latency, device)
+    buffers = [open_buffer(f"mooncake {number}") for number in range(_MOST_OPEN)]
+    normal = NcclDispatcher(PrefixStore("mooncake normal", store), rank, shape, device)
+    return ExpertMajor(shape, normal, BufferPerExchange(buffers), device)
 
 
 class MooncakeEpBuffer:

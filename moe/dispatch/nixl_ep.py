@@ -9,6 +9,7 @@ from torch.distributed import Store
 
 from raydix.moe.dispatch.expert_major import (
     ExpertMajor,
+    InParts,
     Landed,
     low_latency_tokens,
     part_tokens,
@@ -49,7 +50,7 @@ def connect_nixl_ep(
         group.swap(None)
         return NixlEpBuffer(buffer, shape, max_tokens)
 
-    normal = open_buffer("nixl normal", part_tokens(shape, bytes_of))
+    normal = InParts(shape, open_buffer("nixl normal", part_tokens(shape, bytes_of)))
     low_latency = None
     if shape.max_low_latency_tokens > 0:
         low_latency = open_buffer("nixl low latency", low_latency_tokens(shape))

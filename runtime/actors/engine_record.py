@@ -14,7 +14,7 @@ import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raydix.errors import ConfigError, EngineDead
+from raydix.errors import ConfigError
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.lock_file import LockFile, LockHeld, read_if_held
 
@@ -58,7 +58,7 @@ class EngineName:
     """
 
     def __init__(self, name: str) -> None:
-        """Raises EngineDead if a living engine has the name, ConfigError if it cannot be one.
+        """Raises ConfigError if a living engine has the name, or if it cannot be one.
 
         Removes the records of engines that have died.
         """
@@ -85,11 +85,11 @@ def find_record(name: str) -> EngineRecord | None:
 
 
 def require_free_name(name: str, patience_s: float = NAME_RELEASE_S) -> None:
-    """Raise EngineDead if an engine has this name, and keeps it for `patience_s`."""
+    """Raise ConfigError if an engine has this name, and keeps it for `patience_s`."""
     give_up_s = time.monotonic() + patience_s
     while read_if_held(_path_of(name)) is not None:
         if time.monotonic() > give_up_s:
-            raise EngineDead(_taken(name))
+            raise ConfigError(_taken(name))
         time.sleep(_RETRY_S)
 
 
@@ -106,11 +106,15 @@ def _lock(path: str, name: str) -> LockFile:
         except LockHeld:
             # Who only looks whether the lock is held has it for a moment.
             time.sleep(_RETRY_S)
-    raise EngineDead(_taken(name))
+    raise ConfigError(_taken(name))
 
 
 def _taken(name: str) -> str:
-    return f"an engine named {name} runs already on this host; choose another name, or stop it"
+    return (
+        f"The name {name} is taken: an engine of this user has it on this host. Give this one "
+        f"another (--name, or name=... in Python), use the running one (--connect {name}, or "
+        "AsyncLLM.connect), or stop that."
+    )
 
 
 def _decode(content: bytes) -> EngineRecord | None:

@@ -32,9 +32,15 @@ class LogSender(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record. Called by `logging`, one record at a time."""
+        try:
+            line = LogLine.of(record, self._actor)
+        except Exception:  # noqa: BLE001  what an actor says wrongly must not end it
+            self.handleError(record)
+            return
+
         if self._num_dropped and self._send(self._loss()):
             self._num_dropped = 0
-        if self._num_dropped or not self._send(LogLine.of(record, self._actor)):
+        if self._num_dropped or not self._send(line):
             self._num_dropped += 1
 
     def disconnect(self) -> None:

@@ -27,14 +27,12 @@ from raydix.runtime.metrics import read_samples
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
-from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.storage.worker import ANSWER_S, StorageWorker
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.05
-_ANSWER_S = 15.0
-"""For a server to answer at all; longer than a connection of any backend may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,7 @@ class StorageActor:
         """Return if the backend's server answers. Raises ConfigError that says why it does not."""
         if self._worker is None:
             raise AccountingError("storage is asked for an answer before its start")
-        await asyncio.to_thread(self._worker.require_answer, _ANSWER_S)
+        await asyncio.to_thread(self._worker.require_answer, ANSWER_S)
 
     async def serve(self) -> None:
         """Connect to HostMemory and carry out its orders."""

@@ -20,6 +20,7 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.shared_failure import SharedFailure
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -50,7 +51,7 @@ class AsyncLLM:
         self._handle: EngineHandle | None = None
         self._client: EngineClient | None = None
         self._tokenizers: dict[str, Tokenizer | None] = {}
-        self._connecting = asyncio.Lock()
+        self._connecting = SharedFailure()
 
     @classmethod
     async def start(
@@ -323,7 +324,7 @@ class AsyncLLM:
         """The open connection; a new one, to whatever engine has the name now, if there is none."""
         if self._client is not None and not self._client.is_closed:
             return self._client
-        async with self._connecting:
+        async with self._connecting.turn():
             if self._client is None or self._client.is_closed:
                 if self._client is not None:
                     await self._find_again()

@@ -119,6 +119,10 @@ class EngineClient:
         """One request for each sample; they meet where the first one is."""
         text, token_ids = await self._tokenize(prompt)
         names = [id_of_sample(name, index) for index in range(params.n)]
+        # Here, too: once its samples are noted, an asking that is refused would take the place of
+        # the one that has the id.
+        for each in names:
+            self._require_free(each)
         joined = replace(options, sample_of=name)
         streams = [
             self._stream(
@@ -254,11 +258,7 @@ class EngineClient:
 
     def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
         request_id = submission.request_id
-        if request_id in self._in_use:
-            raise BadRequest(
-                f"request_id {request_id!r} is in use. Choose another one, or leave it out."
-            )
-
+        self._require_free(request_id)
         request = StreamedRequest(
             request_id=request_id,
             prompt=text,
@@ -273,6 +273,12 @@ class EngineClient:
         self._ask(submission)
         self._live[submission.asking] = live
         return live
+
+    def _require_free(self, request_id: RequestId) -> None:
+        if request_id in self._in_use:
+            raise BadRequest(
+                f"request_id {request_id!r} is in use. Choose another one, or leave it out."
+            )
 
     def _next_asking(self) -> AskingId:
         self._num_askings += 1

@@ -17,6 +17,9 @@ from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
 
+UNDO_S = 1.0
+"""For a start that is called off to give everything back."""
+
 
 def begin_tokenizer(folder: str) -> "Future[Tokenizer | None]":
     """Load a checkpoint's tokenizer on a thread, while its engine starts."""
@@ -60,4 +63,11 @@ async def start_or_undo(
 
 def _load_tokenizer(folder: str) -> Tokenizer | None:
     with phase(logger, "tokenizer read"):
-        return load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        logger.warning(
+            "the checkpoint %s has no tokenizer: prompts are token ids alone, and so are answers; "
+            "text and chats are refused",
+            folder,
+        )
+    return tokenizer

@@ -14,6 +14,7 @@ from raydix.errors import BadRequest, EngineDead, Overloaded
 from raydix.runtime.api.batch import Open, answer_batch
 from raydix.runtime.api.batch_progress import batch_progress
 from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.api.engine_start import UNDO_S
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
@@ -54,10 +55,7 @@ class LLM:
                 self._start(AsyncLLM.start(source, name=name, address=address, **sections))
             )
         except BaseException:
-            # An interrupted start still has its engine to take back, on this loop.
-            if self._starting is not None:
-                self._wait(_end_of(self._starting))
-            self._stop_loop()
+            self._take_back()
             raise
 
     def generate(
@@ -172,6 +170,20 @@ class LLM:
         self._starting = asyncio.current_task()
         return await start
 
+    def _take_back(self) -> None:
+        """A start that was interrupted still has its engine to take back, on the loop.
+
+        Ray itself, while it is being started, cannot be interrupted: then that goes on behind the
+        caller, and if the process ends, the reaper ends whatever Ray has started.
+        """
+        starting = self._starting
+        if starting is not None:
+            self._wait(_end_of(starting, UNDO_S))
+        if starting is None or starting.done():
+            self._stop_loop()
+        else:
+            self._loop.call_soon_threadsafe(starting.add_done_callback, lambda _: self._loop.stop())
+
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -201,8 +213,8 @@ async def prefetch_all(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _end_of(task: asyncio.Task[Any]) -> None:
-    await asyncio.wait({task})
+async def _end_of(task: asyncio.Task[Any], timeout_s: float) -> None:
+    await asyncio.wait({task}, timeout=timeout_s)
 
 
 def _list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

@@ -45,6 +45,11 @@ def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
     raise BadRequest(f"The prompt is a {type(prompt).__name__}; expected {_SHAPES}.")
 
 
+def is_text(prompt: object) -> bool:
+    """Whether a prompt, be it right otherwise, has to be tokenised."""
+    return isinstance(prompt, str) or (isinstance(prompt, Mapping) and "prompt" in prompt)
+
+
 def is_unicode(text: str) -> bool:
     """Whether it can be encoded: half of a surrogate pair cannot."""
     try:

@@ -25,7 +25,7 @@ def load_tokenizer(path: str | Path) -> "Tokenizer | None":
     but cannot be used, or a model on the Hub cannot be had.
     """
     folder = settings_folder(str(path))
-    if not any((folder / name).is_file() for name in _FILES):
+    if not _has_files(folder):
         return None
     from transformers import AutoTokenizer
 
@@ -40,6 +40,20 @@ def load_tokenizer(path: str | Path) -> "Tokenizer | None":
     return Tokenizer(loaded)
 
 
+def require_tokenizer(path: str | Path) -> None:
+    """Raise BadRequest if there is a checkpoint without the files of a tokenizer.
+
+    path: as for `load_tokenizer`. Raises CheckpointError as that does.
+    """
+    folder = settings_folder(str(path))
+    # Of what is no checkpoint at all there is more to say than this.
+    if (folder / "config.json").is_file() and not _has_files(folder):
+        raise BadRequest(
+            f"The prompt is text, but the checkpoint {path} has no tokenizer. Pass token ids, or "
+            f"put the tokenizer's files into its folder ({', '.join(_FILES)})."
+        )
+
+
 def load_tokenizer_files(files: Mapping[str, bytes]) -> "Tokenizer | None":
     """The tokenizer that these files make, by their names, or None if they make none.
 
@@ -50,6 +64,10 @@ def load_tokenizer_files(files: Mapping[str, bytes]) -> "Tokenizer | None":
             # They come from another host: none may land elsewhere.
             (Path(folder) / Path(name).name).write_bytes(content)
         return load_tokenizer(folder)
+
+
+def _has_files(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _FILES)
 
 
 class Tokenizer:

@@ -22,6 +22,7 @@ from rich.progress import Progress
 from raydix import __version__
 from raydix.errors import BadRequest, ConfigError
 from raydix.runtime.cli.engine_access import open_engine
+from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.load import options
 from raydix.runtime.cli.load.arrivals import (
     ClosedLoop,
@@ -104,6 +105,7 @@ def bench(
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
+    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure times, throughput, goodput and tokens by tier, under a load.
@@ -123,18 +125,15 @@ def bench(
     load = choose_load(
         requests, rate_per_s=rate, max_concurrent=concurrency, speed=speed, seed=seed
     )
-    own_salt = uuid.uuid4().hex if url is None else None
-    plan = Plan(
-        requests=requests,
-        load=load,
-        slo=parse_slo(slo or []),
-        salt=own_salt if salt is None else salt,
-        with_cold=cold,
-    )
+    if salt is None and url is None:
+        salt = uuid.uuid4().hex
+    plan = Plan(requests=requests, load=load, slo=parse_slo(slo or []), salt=salt, with_cold=cold)
     if url is not None and (connect is not None or source is not None or settings):
         raise BadRequest("--url asks a server as it is. Leave out --connect, --set and CONFIG.")
     opening = (
-        _on_engine(config_unless_connected(source, settings, connect), connect, address)
+        _on_engine(
+            config_unless_connected(source, settings, connect), connect, address, secret_file
+        )
         if url is None
         else _on_server(url, model, extra_body)
     )
@@ -220,9 +219,9 @@ def record_of(plan: Plan, summaries: Mapping[str, Summary]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _on_engine(
-    config: EngineConfig | None, connect: str | None, address: str | None
+    config: EngineConfig | None, connect: str | None, address: str | None, secret_file: Path | None
 ) -> AsyncIterator[MakeSender]:
-    async with await open_engine(config, connect, address) as engine:
+    async with await open_engine(config, connect, address, secret_file) as engine:
         yield lambda salts: EngineSender(engine, salts)
 
 

@@ -16,6 +16,7 @@ from raydix.runtime.cli.options import (
     PROMPT_FILE_HELP,
     Address,
     AsJson,
+    CacheSalt,
     Connect,
     Lazy,
     Settings,
@@ -24,6 +25,7 @@ from raydix.runtime.cli.options import (
 )
 from raydix.runtime.cli.output import print_json, print_values
 from raydix.runtime.cli.prompt_file import read_prompt_file
+from raydix.runtime.server.keys import Caller, Role
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
@@ -116,16 +118,24 @@ def detach(
 @app.command()
 def prefetch(
     file: Annotated[Path, typer.Option("--file", help=PROMPT_FILE_HELP)],
+    *,
     connect: Connect = "raydix",
     address: Address = None,
     secret_file: SecretFile = None,
+    cache_salt: CacheSalt = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Of the key file: what this tenant asks over HTTP will hit."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring to L2 what L3 has of a file's prompts, and say where their tokens were.
 
     Computes nothing.
     """
-    sources_by_prompt = asyncio.run(prefetch_file(Where(connect, address, secret_file), file))
+    where = Where(connect, address, secret_file)
+    salt = Caller(Role.TENANT, tenant).within_tenant(cache_salt)
+    sources_by_prompt = asyncio.run(prefetch_file(where, file, salt))
     if as_json:
         print_json(sources_by_prompt)
         return
@@ -149,7 +159,9 @@ def explain(
     Console().print(explanation_table(explanation))
 
 
-async def prefetch_file(where: Where, path: Path) -> list[dict[str, int]]:
+async def prefetch_file(
+    where: Where, path: Path, cache_salt: str | None = None
+) -> list[dict[str, int]]:
     """Prefetch a file's prompts on a running engine; for each prompt its tokens by source.
 
     Raises BadRequest for a file without prompts, and if the engine has no L3 to fetch from.
@@ -167,7 +179,7 @@ async def prefetch_file(where: Where, path: Path) -> list[dict[str, int]]:
                 f"Engine {engine.name} has no L3 to fetch from. Set cache.l3, or use raydix cache "
                 "attach."
             )
-        return await prefetch_all(engine, prompts, None)
+        return await prefetch_all(engine, prompts, cache_salt)
 
 
 def ask_engine(where: Where, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:

@@ -153,6 +153,9 @@ def _lines(
         yield f"context at most {sizes.max_model_len:,} tokens per request"
     yield f"node   {format_bytes(_node_bytes(config, sizes))} of its memory"
 
+    if config.cache.l3 is not None:
+        yield "L3 is not asked here; raydix doctor tries whether it answers"
+
     if config.model.device == "cuda":
         for name, num_bytes in _GPUS.items():
             yield f"  {name}: {_fit(config, model, num_bytes)}"

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNDO_S = 1.0
-"""For an engine that was stopped while it started to give everything back."""
-
 
 async def start_engine(
     config: EngineConfig, name: str | None, address: str | None, **options: Any
@@ -39,11 +36,12 @@ async def start_engine(
     is just being started, which cannot be interrupted.
     """
     from raydix.runtime.api.client import AsyncLLM
+    from raydix.runtime.api.engine_start import UNDO_S
 
     starting = AsyncLLM.start(config, name=name, address=address, **options)
     try:
         engine = await unless_stopped(
-            starting, _UNDO_S, on_stop=lambda: logger.info("stopping before the engine serves")
+            starting, UNDO_S, on_stop=lambda: logger.info("stopping before the engine serves")
         )
     except StopsTooSlowly:
         # The reaper ends whatever Ray has started.

@@ -5,15 +5,16 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO, TypedDict
 
 import typer
 from rich.console import Console
 
 from raydix.errors import BatchFailed, Cancelled, EngineDead, RaydixError
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.prompts import Prompt, is_text
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.api.tokenizer import require_tokenizer
 from raydix.runtime.cli.answer_printer import JsonPrinter, Printer, TextPrinter
 from raydix.runtime.cli.engine_access import open_engine
 from raydix.runtime.cli.listen_options import SecretFile
@@ -21,6 +22,7 @@ from raydix.runtime.cli.options import (
     PROMPT_FILE_HELP,
     Address,
     AsJson,
+    CacheSalt,
     OptionalConnect,
     Settings,
     Source,
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 _MAX_CONCURRENT = 64
 
 
+class Options(TypedDict):
+    """What a request says besides its prompt and parameters."""
+
+    routing_key: str | None
+    cache_salt: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Asking:
     """How an engine is asked for each prompt."""
@@ -43,14 +52,18 @@ class Asking:
     params: SamplingParams
     as_chat: bool
     routing_key: str | None = None
+    cache_salt: str | None = None
 
     def stream(self, prompt: Prompt, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one prompt."""
         params = replace(self.params, output_kind=kind)
         if self.as_chat:
             messages = [{"role": "user", "content": prompt}]
-            return self.engine.chat(messages, params, routing_key=self.routing_key)
-        return self.engine.generate(prompt, params, routing_key=self.routing_key)
+            return self.engine.chat(messages, params, **self._options())
+        return self.engine.generate(prompt, params, **self._options())
+
+    def _options(self) -> "Options":
+        return {"routing_key": self.routing_key, "cache_salt": self.cache_salt}
 
 
 def generate(
@@ -76,6 +89,7 @@ def generate(
         str | None,
         typer.Option(help="Requests of one key run together, if scheduler.policy is routing_key."),
     ] = None,
+    cache_salt: CacheSalt = None,
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
@@ -85,6 +99,9 @@ def generate(
     """Generate from prompts, with an engine of its own or a running one."""
     config = config_unless_connected(source, settings, connect)
     prompts = read_prompts(prompt or [], prompts_file)
+    if config is not None and (chat or any(is_text(each) for each in prompts)):
+        # An engine that starts for minutes could only say the same.
+        require_tokenizer(config.model.path)
     params = SamplingParams(
         temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos
     )
@@ -92,7 +109,9 @@ def generate(
     async def run(out: Console, stdout: TextIO) -> None:
         show = JsonPrinter(stdout) if as_json else TextPrinter(out, stdout)
         async with await open_engine(config, connect, address, secret_file) as engine:
-            asking = Asking(engine, params, as_chat=chat, routing_key=routing_key)
+            asking = Asking(
+                engine, params, as_chat=chat, routing_key=routing_key, cache_salt=cache_salt
+            )
             if stream:
                 await stream_all(asking, prompts, show)
             else:

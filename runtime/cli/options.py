@@ -45,6 +45,10 @@ Connect = Annotated[
         metavar="NAME[@HOST:PORT]",
     ),
 ]
+CacheSalt = Annotated[
+    str | None,
+    typer.Option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 
 Lazy = Annotated[

@@ -118,6 +118,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
+    if values is None:
+        raise ConfigError(f"{path} is empty; expected sections such as model and cache.")
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path} holds {type(values).__name__}; expected sections such as model and cache."

@@ -34,15 +34,18 @@ class LogLine:
         """What `to_values` made. Raises ValueError for anything else."""
         if not isinstance(values, list):
             raise ValueError(f"{type(values).__name__} is no log line")
-        time_s, level, actor, logger, text, took_s = values
-        return LogLine(
-            time_s=float(time_s),
-            level=int(level),
-            actor=str(actor),
-            logger=str(logger),
-            text=str(text),
-            took_s=None if took_s is None else float(took_s),
-        )
+        try:
+            time_s, level, actor, logger, text, took_s = values
+            return LogLine(
+                time_s=float(time_s),
+                level=int(level),
+                actor=str(actor),
+                logger=str(logger),
+                text=str(text),
+                took_s=None if took_s is None else float(took_s),
+            )
+        except TypeError as error:
+            raise ValueError(f"a log line with other fields: {error}") from error
 
     def encode(self) -> bytes:
         """As a datagram."""
@@ -56,7 +59,8 @@ class LogLine:
     @staticmethod
     def of(record: logging.LogRecord, actor: str) -> "LogLine":
         """What a record says, with the traceback of its exception."""
-        text = _PLAIN.format(record)
+        # A path may hold bytes that are no Unicode.
+        text = _PLAIN.format(record).encode(errors="backslashreplace").decode()
         if len(text) > MAX_TEXT_CHARACTERS:
             half = MAX_TEXT_CHARACTERS // 2
             left_out = len(text) - 2 * half

@@ -219,6 +219,10 @@ class StepResult:
     """The slots of rows whose prompt tokens were scored, as their requests ask."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """One entry for each of `scored_slots`."""
+    not_finite_slots: Int32Array = field(default_factory=empty)
+    """The slots of rows of prompts with hidden states that are not finite: whatever such a row has
+    computed is void, whether it samples or not.
+    """
     compute_s: float = 0.0
     """Device time of the rows, or of padding, without their waits for loads; 0.0 without either."""
     expert_loads: Int32Array = field(default_factory=empty)

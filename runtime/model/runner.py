@@ -22,7 +22,7 @@ from raydix.runtime.model.group_place import GroupPlace, group_place_of, read_la
 from raydix.runtime.model.in_turns import MicroBatch
 from raydix.runtime.model.layer_waits import layer_waiter
 from raydix.runtime.model.micro_batches import halves, split_rows
-from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors, compute_prompt_logprobs
+from raydix.runtime.model.prompt_rows import PromptTensors, look_at_prompts
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.shape_choice import choose_step_shape, shapes_of
 from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
@@ -53,7 +53,7 @@ class _Ran:
     """Of the rows that sample."""
     inputs: BatchInputs
     """What sampling needs besides."""
-    prompts: PromptLogprobTensors | None
+    prompts: PromptTensors | None
 
 
 def never(num_tokens: int) -> bool:
@@ -218,7 +218,7 @@ class ModelRunner:
         sampling: SamplingRows,
         on_layer: Callable[[int], None] | None = None,
     ) -> _Ran:
-        """Everything up to the hidden states of what samples; prompts are scored."""
+        """Everything up to the hidden states of what samples; prompts are looked at."""
         # Nothing is sampled before both halves have been run.
         of_part = [*(SAMPLES_NOTHING for _ in parts[1:]), sampling]
         inputs = [
@@ -242,7 +242,7 @@ class ModelRunner:
         return _Ran(
             hidden_RC=sampled[0] if len(sampled) == 1 else torch.cat(sampled),
             inputs=inputs[-1],
-            prompts=compute_prompt_logprobs(
+            prompts=look_at_prompts(
                 self._decoder,
                 list(zip(hidden, [rows for rows, _ in parts], strict=True)),
                 self.slots,
@@ -257,7 +257,7 @@ class ModelRunner:
         sampling: SamplingRows,
         on_layer: Callable[[int], None] | None,
     ) -> StepOutput:
-        """A captured step; what it scores is not captured."""
+        """A captured step; what is asked of its prompts is not captured."""
         if on_layer is not None and not shape.waits_by_layer:
             # A load's events are the plan's own, so no graph can hold them: all of it has to arrive
             # first.
@@ -271,10 +271,10 @@ class ModelRunner:
             captured.replay_cut(shape)
 
         prompts = None
-        if self.slots.sampling.has_prompt_logprobs[rows.slots].any():
+        if rows.is_prompt.any():
             # In the order in which the columns have them.
             own = (output.hidden_TC, rows.sampling_first())
-            prompts = compute_prompt_logprobs(self._decoder, [own], self.slots)
+            prompts = look_at_prompts(self._decoder, [own], self.slots)
         if not num_rows:
             return self._nothing(prompts)
         return finish_step(
@@ -347,7 +347,7 @@ class ModelRunner:
             self._decoder.ops, self.slots, logits_RV, token_ids_R, sampling, ran.prompts
         )
 
-    def _nothing(self, prompts: PromptLogprobTensors | None = None) -> StepOutput:
+    def _nothing(self, prompts: PromptTensors | None = None) -> StepOutput:
         """The output of a step that samples nothing here."""
         return make_output(self.slots.copies, torch.empty(0, dtype=torch.int32), None, prompts)
 

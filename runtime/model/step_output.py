@@ -11,7 +11,7 @@ from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
 from raydix.runtime.model.pinned_copies import PinnedCopies
-from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors
+from raydix.runtime.model.prompt_rows import PromptTensors
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import SamplingRows
 
@@ -23,7 +23,7 @@ class StepOutput:
     token_ids: Tensor
     """int32, one entry per sampling row, in row order."""
     logprobs: LogprobTensors | None
-    prompt_logprobs: PromptLogprobTensors | None
+    prompts: PromptTensors | None
     ready: torch.cuda.Event | None
     """Recorded after the step's last work; None on cpu."""
 
@@ -32,9 +32,9 @@ class StepOutput:
         if self.ready is not None:
             self.ready.synchronize()
 
-        scored_slots, prompt_logprobs = (
-            (empty(), ()) if self.prompt_logprobs is None else self.prompt_logprobs.to_messages()
-        )
+        prompts = self.prompts
+        scored = None if prompts is None else prompts.logprobs
+        scored_slots, prompt_logprobs = (empty(), ()) if scored is None else scored.to_messages()
         return StepResult(
             rank=rank,
             step=step,
@@ -42,6 +42,7 @@ class StepOutput:
             logprobs=self.logprobs.to_messages() if self.logprobs is not None else (),
             scored_slots=scored_slots,
             prompt_logprobs=prompt_logprobs,
+            not_finite_slots=empty() if prompts is None else prompts.not_finite_slots(),
             compute_s=compute_s,
         )
 
@@ -52,7 +53,7 @@ def finish_step(
     logits_RV: Tensor,
     token_ids_R: Tensor,
     sampling: SamplingRows,
-    prompt_logprobs: PromptLogprobTensors | None,
+    prompts: PromptTensors | None,
 ) -> StepOutput:
     """What few rows need after all were sampled: other logits, logprobs."""
     if len(sampling.adjusted):
@@ -62,22 +63,22 @@ def finish_step(
     if sampling.has_logprobs:
         asked = [slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
         logprobs = compute_logprobs(logits_RV, token_ids_R, asked, slots.copies)
-    return make_output(slots.copies, token_ids_R, logprobs, prompt_logprobs)
+    return make_output(slots.copies, token_ids_R, logprobs, prompts)
 
 
 def make_output(
     copies: PinnedCopies,
     token_ids_R: Tensor,
     logprobs: LogprobTensors | None,
-    prompt_logprobs: PromptLogprobTensors | None,
+    prompts: PromptTensors | None,
 ) -> StepOutput:
     """Enqueue the copies of what a step has found to the host."""
     token_ids = copies.to_host(token_ids_R)
     logprobs = None if logprobs is None else logprobs.to_host(copies)
-    prompt_logprobs = None if prompt_logprobs is None else prompt_logprobs.to_host(copies)
+    prompts = None if prompts is None else prompts.to_host(copies)
     return StepOutput(
         token_ids=token_ids,
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        prompts=prompts,
         ready=copies.note_end(),
     )

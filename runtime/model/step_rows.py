@@ -52,6 +52,11 @@ class StepRows:
         return np.flatnonzero(self.output_positions >= 0)
 
     @property
+    def is_prompt(self) -> NDArray[np.bool_]:
+        """Which rows compute tokens of a prompt, other than its last alone."""
+        return (self.num_tokens > 1) | (self.output_positions < 0)
+
+    @property
     def last_tokens(self) -> Column:
         """Index in T of each row's last token."""
         return np.cumsum(self.num_tokens) - 1

@@ -19,6 +19,8 @@ from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState, RowOutcome
 from raydix.runtime.scheduler.transfers import Backup, Load
 
+_NO_TOKENS = int32_array((NO_TOKEN,))
+
 
 def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: float) -> None:
     """One rank has done a plan. The plan counts once every rank of the lane has."""
@@ -72,6 +74,7 @@ def _take_rows(
     token_ids: list[int] = []
     logprobs = iter(result.logprobs[flight.num_decodes :])
     of_prompts = dict(zip(result.scored_slots.tolist(), result.prompt_logprobs, strict=True))
+    not_finite = set(result.not_finite_slots.tolist())
     start = flight.num_decodes
     for row in flight.rows:
         # A view of at most one token: an array of its own would cost ten times as much.
@@ -81,6 +84,8 @@ def _take_rows(
         request = row.request
         if request.run != row.run:
             continue
+        if request.slot in not_finite:
+            tokens = _NO_TOKENS
         if request.batch is not None and request.slot is not None:
             slots.append(request.slot)
             token_ids.append(int(tokens[0]))
@@ -110,11 +115,12 @@ def _take_tokens(
 
 
 def _fail_without_token(replica: Replica, request: RequestState) -> None:
-    """End a request whose logits are not finite. What this step computed of it is not kept."""
+    """End a request whose numbers are not finite. What this step computed of it is not kept."""
     text = (
-        f"Request {request.request_id}: the model's logits after {request.num_output} output "
-        "tokens are not finite, so that no token can be sampled. Check the checkpoint; with "
-        "model.dtype float16 try bfloat16 or float32, whose numbers reach further."
+        f"Request {request.request_id}: what the model computes after {request.num_computed} "
+        "tokens of prompt and output is not finite, so that no token can be sampled. Check the "
+        "checkpoint; with model.dtype float16 try bfloat16 or float32, whose numbers reach "
+        "further."
     )
     replica.fail(request, FailureKind.MODEL_FAILED, text)
 

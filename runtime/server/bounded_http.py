@@ -1,4 +1,8 @@
-"""uvicorn's fast protocol, which by itself would keep a header without end."""
+"""uvicorn's fast protocol, with bounds that it lacks.
+
+By itself it keeps headers and trailers without end. Of a connection that brings a request while one
+is answered it reads no more, and so does not see it close.
+"""
 
 from typing import Any
 
@@ -12,30 +16,60 @@ _TOO_LARGE = (
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection, closed once what comes before a body goes on beyond `MAX_HEADER_BYTES`."""
+    """One connection, with one request at a time.
+
+    It is closed once what is no body goes on beyond `MAX_HEADER_BYTES`: what comes before a body,
+    and after the last chunk of one. A request that does not wait for the answer to the one before
+    it is left out, and the connection closed after that answer: clients then ask again.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._is_in_head = False
-        self._num_head_bytes = 0
+        self._num_bytes = 0
+        """Came since the last part of a body, or since a head or a message was complete."""
+        self._is_deaf = False
+        """A request came too early; neither it nor what follows is answered."""
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
+        # Some of this part may belong to what ended in it: then the bound is one part more.
+        self._num_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head:
-            # All of this part may belong to the request before it: then the bound is one part more.
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        if self._num_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            # After a head an answer may be under way.
+            if self._is_in_head:
                 self.transport.write(_TOO_LARGE)
-                self.transport.close()
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         """See httptools."""
         super().on_message_begin()
         self._is_in_head = True
-        self._num_head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools. Trailers are not for anybody here."""
+        if self._is_in_head and not self._is_deaf:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._is_in_head = False
-        super().on_headers_complete()
+        self._num_bytes = 0
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            self._is_deaf = True
+        if not self._is_deaf:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._num_bytes = 0
+        if not self._is_deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._num_bytes = 0
+        if not self._is_deaf:
+            super().on_message_complete()

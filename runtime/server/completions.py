@@ -76,7 +76,7 @@ class _Answer:
             if not is_echo and not options.continuous_usage_stats:
                 event = plain.event(index, new)
             if event is None:
-                echo = await self._echo(output) if is_echo else None
+                echo = await self._echo(index, output) if is_echo else None
                 choice = self._choice(index, new, num_sent[index], echo)
                 usage = meter.usage() if options.continuous_usage_stats else None
                 event = data_event(self.completion([choice], usage))
@@ -105,8 +105,9 @@ class _Answer:
 
     async def _echoes(self, outputs: dict[int, RequestOutput]) -> list[Echo | None]:
         """Of each prompt, of which its first sample tells."""
-        firsts = [outputs[index] for index in range(0, len(outputs), self.request.n)]
-        return [await self._echo(each) if self.request.echo else None for each in firsts]
+        firsts = range(0, len(outputs), self.request.n)
+        is_echo = self.request.echo
+        return [await self._echo(each, outputs[each]) if is_echo else None for each in firsts]
 
     def _choices(
         self, outputs: dict[int, RequestOutput], echoes: list[Echo | None]
@@ -122,10 +123,11 @@ class _Answer:
             choices.append(choice.model_copy(update={"prompt_logprobs": told}))
         return choices
 
-    async def _echo(self, output: RequestOutput) -> Echo:
+    async def _echo(self, index: int, output: RequestOutput) -> Echo:
         decode, token_ids = self.served.engine.decode, output.prompt_token_ids
+        prompt = self.generation.prompts[index // self.request.n]
         return Echo(
-            text=await decode(token_ids) if output.prompt is None else output.prompt,
+            text=prompt if isinstance(prompt, str) else await decode(token_ids),
             token_ids=token_ids,
             first_token=await decode(token_ids[:1]),
             logprobs=output.prompt_logprobs,

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
@@ -56,11 +56,26 @@ async def choices_of(engine: ServedEngine, generation: Generation) -> Choices:
 
     Leaving before the end aborts what still runs; so does the first error, which is raised.
     """
+    generation = await _tokenized(engine, generation)
     streams = [_open(engine, generation, index) for index in range(generation.num_choices)]
     merged = _alone(streams[0]) if len(streams) == 1 else _merged(streams)
     async with contextlib.aclosing(merged) as choices:
         async for choice in choices:
             yield choice
+
+
+async def _tokenized(engine: ServedEngine, generation: Generation) -> Generation:
+    """The request with token ids where a prompt has several samples.
+
+    Each would be tokenised on a thread of its own: one that came before the first sample would not
+    meet it, and compute the prompt again.
+    """
+    if generation.num_samples == 1:
+        return generation
+    ids = [
+        await engine.encode(each) if isinstance(each, str) else each for each in generation.prompts
+    ]
+    return replace(generation, prompts=tuple(ids))
 
 
 def _open(

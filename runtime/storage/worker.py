@@ -33,6 +33,8 @@ _SLICE_BYTES = 16 << 20
 """Between slices of a batch, of this size or a little more, cancellation and deadline are minded.
 Libraries are fast with many objects at a time."""
 _TIDY_EVERY_S = 0.25
+ANSWER_S = 15.0
+"""For a server to answer at all; longer than a connection of any backend may take."""
 _NOBODYS = ObjectName(PageKey(bytes(KEY_BYTES)), 0)
 """A name that no page has, to see whether anybody answers."""
 

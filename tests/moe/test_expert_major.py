@@ -1,14 +1,20 @@
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed import Store
 
 from raydix.moe.dispatch.expert_major import (
     MAX_BUFFER_BYTES,
+    BufferPerExchange,
     ExpertMajor,
+    InParts,
+    Landed,
     expert_major_obstacle,
     low_latency_tokens,
     part_tokens,
@@ -47,17 +53,42 @@ SERVED = replace(
 )
 
 
+Connect = Callable[[Board, int, DispatchShape], ExpertMajor]
+
+
 def connect(board: Board, rank: int, shape: DispatchShape) -> ExpertMajor:
     """Parts of 16 tokens in the normal form."""
     normal = FakeExpertMajorBuffer("normal", board, rank, shape, 16)
     low_latency = FakeExpertMajorBuffer("decode", board, rank, shape, low_latency_tokens(shape))
-    return ExpertMajor(shape, normal, low_latency, CPU)
+    return ExpertMajor(shape, InParts(shape, normal), low_latency, CPU)
+
+
+class OneAtATime(FakeExpertMajorBuffer):
+    """Mixes exchanges up, as a library may, unless each has ended before the next one begins."""
+
+    ids_TK: Tensor
+
+    def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
+        self.ids_TK = ids_TK
+        return super().dispatch(x_TC, ids_TK)
+
+    def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
+        return super().combine(out_SPC, self.ids_TK, weights_TK, handle)
+
+
+def connect_apart(board: Board, rank: int, shape: DispatchShape) -> ExpertMajor:
+    """Exchanges that are open at once have buffers of their own; prompts go another way."""
+    most = low_latency_tokens(shape)
+    buffers = [OneAtATime(f"decode {each}", board, rank, shape, most) for each in range(2)]
+    normal = InParts(shape, FakeExpertMajorBuffer("normal", board, rank, shape, 16))
+    return ExpertMajor(shape, normal, BufferPerExchange(buffers), CPU)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("form", list(DispatchForm))
+@pytest.mark.parametrize("connect", [connect, connect_apart])
 def test_tokens_come_back_from_their_experts(
-    form: DispatchForm, num_ranks: int, tmp_path: Path
+    connect: Connect, form: DispatchForm, num_ranks: int, tmp_path: Path
 ) -> None:
     shape = replace(SHAPE, num_ranks=num_ranks)
     board = Board(num_ranks)
@@ -80,7 +111,7 @@ def test_a_trial_finds_a_library_that_sums_wrongly(form: DispatchForm, tmp_path:
 
     def wrong(_: Store, rank: int) -> ExpertMajor:
         buffers = (Wrong(name, board, rank, SHAPE, 8) for name in ("normal", "decode"))
-        return ExpertMajor(SHAPE, *buffers, CPU)
+        return ExpertMajor(SHAPE, InParts(SHAPE, next(buffers)), next(buffers), CPU)
 
     def body(dispatcher: Dispatcher, rank: int) -> None:
         obstacle = trial_obstacle(dispatcher, SHAPE, form, CPU)
@@ -116,7 +147,7 @@ def test_shapes_that_kernels_lack_are_refused(change: dict[str, object], reason:
     assert re.search(reason, obstacle)
 
 
-def test_mooncake_ep_is_refused_an_odd_number_of_experts() -> None:
+def test_mooncake_ep_is_refused_what_its_kernels_cannot_do() -> None:
     odd = replace(SERVED, num_ranks=3, slots_per_rank=5)
     obstacle_of = ADAPTERS["mooncake_ep"].shape_obstacle
 
@@ -124,6 +155,7 @@ def test_mooncake_ep_is_refused_an_odd_number_of_experts() -> None:
         "all ranks together must have an even number of experts, here are 15"
     )
     assert obstacle_of(replace(odd, num_ranks=2)) is None
+    assert "low-latency form" in str(obstacle_of(replace(odd, max_low_latency_tokens=0)))
     assert "float32" in str(obstacle_of(replace(odd, num_ranks=2, dtype=torch.float32)))
     assert ADAPTERS["nixl_ep"].shape_obstacle(odd) is None
 

@@ -103,7 +103,6 @@ def test_mori_is_for_rocm_alone() -> None:
         ("nixl_ep", FakeMachine(num_gpus=1), "at least 2 GPUs that this process sees, there are 1"),
         ("mooncake_ep", FakeMachine(strangers=((0, 1),)), "GPUs 0 and 1 cannot read"),
         ("mooncake_ep", FakeMachine(missing="libmlx5.so.1"), "install the system's ibverbs-prov"),
-        ("mooncake_ep", FakeMachine(), "sums through it are wrong now and then"),
     ],
 )
 def test_what_does_not_fit_is_not_even_imported(

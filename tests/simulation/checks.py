@@ -22,6 +22,8 @@ def check_answers(cluster: Cluster) -> None:
     """Every answer is a prefix of what the tokens demand, complete unless ended, accounted for."""
     for answer in cluster.history:
         _check_answer(answer, cluster.settings.max_model_len)
+        may_fail = cluster.faults.not_finite_fraction > 0
+        assert answer.ending != "ModelFailed" or may_fail, f"{answer.asked} failed"
 
 
 def _check_answer(answer: Answer, max_model_len: int) -> None:

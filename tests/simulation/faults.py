@@ -26,6 +26,8 @@ class Faults:
     """A killed process may go on copying for so long after its links have closed."""
     reconnect_s: float = 0.010
     """Who has lost a link dials anew after so long, half of the time at once."""
+    not_finite_fraction: float = 0.0
+    """Of rows bring numbers that are not finite, on all ranks of the lane, once."""
     lag_fraction: float = 0.0
     """Of the links to the Scheduler bring all later, even once their process has the next one."""
     outbox_bytes: int = 4096

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from raydix.ids import NO_TOKEN
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import (
@@ -18,7 +19,9 @@ from raydix.runtime.messages.plan import (
 )
 from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.links import End, Link
-from tests.simulation.modelled_tokens import WrongHit, kv_of, next_token, prefix_hashes
+from tests.simulation.modelled_rows import ModelledRow, Pages
+from tests.simulation.modelled_tokens import next_token, prefix_hashes
+from tests.simulation.not_finite import NotFinite
 from tests.simulation.page_copy import PageCopy
 from tests.simulation.prompt_scores import PromptScores
 
@@ -48,15 +51,16 @@ class SimulatedRank:
         self.exit_s = float("inf")
         self._link: Link | None = None
         size = cluster.settings.page_size
-        self.pages: list[list[list[int | None]]] = [
+        self.pages: Pages = [
             [[None] * size for _ in range(num_pages + 1)]
             for num_pages in cluster.settings.num_pages
         ]
-        """Per KV group."""
         self.tokens: dict[int, list[int]] = {}
         self.hashes: dict[int, list[int]] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
         """By slot, per KV group."""
+        lane = rank // cluster.settings.ranks_per_lane
+        self.not_finite = NotFinite(f"{lane} {incarnation}")
         self.scores = PromptScores()
         self.loading: set[int] = set()
         self.stale: set[int] = set()
@@ -117,6 +121,7 @@ class SimulatedRank:
             return
         for kept in (self.tokens, self.hashes, self.tables, self.stale, self._shares):
             kept.clear()
+        self.not_finite.forget()
         self.scores.forget()
         self._restore_experts()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
@@ -164,6 +169,7 @@ class SimulatedRank:
         if self.experts is not None and plan.placement is not None:
             self.experts.put(plan.placement)
         self.scores.apply(plan)
+        self.not_finite.apply(plan)
         for slot in plan.removed_slots.tolist():
             del self.tokens[slot], self.hashes[slot], self.tables[slot]
         for added in plan.added:
@@ -341,17 +347,27 @@ class SimulatedRank:
         if not self.is_alive:
             return
         sampled: list[int] = []
+        layout, fraction = self.cluster.settings.layout, self.cluster.faults.not_finite_fraction
         columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens, plan.row_write_starts)
         columns += (plan.row_output_positions, plan.row_loads)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for slot, start, count, write_start, output_position, load in rows:
-            if load in self.stale:
+            is_void = self.not_finite.strike(plan.step, slot, fraction)
+            is_sound = not is_void and load not in self.stale
+            if not is_sound:
                 self.hashes[slot] = [-1] * len(self.hashes[slot])
-            else:
-                self._check_row(slot, start, start + count, write_start)
-            self._write_row(slot, start, start + count, write_start)
+            row = ModelledRow(
+                hashes=self.hashes[slot],
+                tables=self.tables[slot],
+                start=start,
+                end=start + count,
+                write_start=write_start,
+            )
+            if is_sound:
+                row.check(self.pages, layout)
+            row.write(self.pages, layout)
             if output_position >= 0:
-                token = next_token(self.hashes[slot][start + count - 1])
+                token = NO_TOKEN if is_void else next_token(self.hashes[slot][start + count - 1])
                 del self.tokens[slot][start + count :], self.hashes[slot][start + count :]
                 self.tokens[slot].append(token)
                 self.hashes[slot].append(hash((self.hashes[slot][-1], token)))
@@ -360,37 +376,12 @@ class SimulatedRank:
             rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s
         )
         result = self.scores.add_to(result, plan, self.hashes)
+        result = self.not_finite.add_to(result, plan)
         if self.experts is not None:
             loads = self.experts.end_step(plan.step, self.is_met(plan))
             result = replace(result, expert_loads=loads)
         self._send(result)
         self._next()
-
-    def _check_row(self, slot: int, start: int, end: int, write_start: int) -> None:
-        size = self.cluster.settings.page_size
-        hashes = self.hashes[slot]
-        assert end <= len(hashes), f"slot {slot} computes token {end - 1} of {len(hashes)}"
-        layout = self.cluster.settings.layout
-        for group, table in enumerate(self.tables[slot]):
-            window = layout.groups[group].window
-            first = 0 if window is None else max(0, start - window + 1)
-            for position in range(first, max(start, min(write_start, end))):
-                page = table[position // size]
-                held = self.pages[group][page][position % size]
-                if page == 0 or held != kv_of(hashes[position], group):
-                    raise WrongHit(
-                        f"rank {self.rank}, slot {slot}, position {position}: page {page} of "
-                        f"group {group} holds something else"
-                    )
-
-    def _write_row(self, slot: int, start: int, end: int, write_start: int) -> None:
-        size = self.cluster.settings.page_size
-        for group, table in enumerate(self.tables[slot]):
-            for position in range(max(start, write_start), end):
-                page = table[position // size]
-                if page:
-                    content = kv_of(self.hashes[slot][position], group)
-                    self.pages[group][page][position % size] = content
 
     def _send(self, message: StepResult | TransfersDone | ExpertsCopied) -> None:
         if self._link is not None:

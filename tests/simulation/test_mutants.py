@@ -16,7 +16,7 @@ from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.config.policies import PrefetchStrategy
-from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import AddedRequest
 from raydix.runtime.scheduler import core, planning, rank_events
 from raydix.runtime.scheduler.lane import Lane
@@ -165,6 +165,16 @@ def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_take_loads", take)
 
 
+def chunks_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt only the numbers behind its last token tell whether its pages are fine."""
+    on_step_result = rank_events.on_step_result
+
+    def take(replica: Any, lane: Any, result: Any, now_s: float) -> None:
+        on_step_result(replica, lane, replace(result, not_finite_slots=empty()), now_s)
+
+    monkeypatch.setattr(rank_events, "on_step_result", take)
+
+
 def never_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that wait for L3 keep what was loaded ahead for them, whoever needs the pages."""
     monkeypatch.setattr(Lane, "give_way", lambda self, num_pages: None)
@@ -305,6 +315,16 @@ CASES = [
         mutant=scores_start_over,
         workload=Workload(
             seed=0, settings=SMALL_L1, storage=None, score_fraction=0.9, num_rank_kills=3
+        ),
+    ),
+    Case(
+        mutant=chunks_are_not_looked_at,
+        workload=Workload(
+            seed=0,
+            settings=replace(BASE_SETTINGS, prefill_budget_tokens=8),
+            storage=None,
+            faults=Faults(not_finite_fraction=0.02),
+            prefix_tokens=(40,),
         ),
     ),
 ]

@@ -126,6 +126,7 @@ def draw_workload(seed: int) -> Workload:
             bad_object_fraction=draw.choice([0.0, 0.3]),
             lag_fraction=draw.choice([0.0, 0.2]),
             outbox_bytes=draw.choice([100, 300, 1 << 20]),
+            not_finite_fraction=random.Random(seed + 6).choice([0.0, 0.0, 0.0, 0.02]),
         ),
         span_s=draw.choice([0.3, 2.0, 4.0]),
         score_fraction=random.Random(seed + 5).choice([0.0, 0.15, 0.4]),

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raydix.errors import EngineDead
+from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.cluster import (
     find_cluster,
     join_cluster,
@@ -77,8 +77,8 @@ def start_engine(
     this host. What its actors log is logged in this process, too. `build_model`: what GPU actors
     drive. `gateway`: where it listens for clients on other hosts.
 
-    Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine,
-    and if `control` calls the start off.
+    Raises ConfigError, also if `name` is that of a living engine, CheckpointError, or EngineDead,
+    also if `control` calls the start off.
     """
     began_s = time.monotonic()
     control = control or StartControl()
@@ -96,13 +96,7 @@ def start_engine(
         with phase(logger, "resources reserved"):
             placement = place(config, model.sizes)
         control.wait_precondition()
-        spawner = RaySpawner(
-            engine=name,
-            placement=placement,
-            config=config,
-            build_model=model.build,
-            prepare_spare=model.prepare_spare,
-        )
+        spawner = model.make_spawner(name, placement, config)
         supervisor, follower, facts = _start_supervisor(
             spawner,
             control,
@@ -140,6 +134,16 @@ class _Model:
         if self.sizes is None or self.sizes.arena_bytes is None:
             return None
         return PlannedArena(layout=self.sizes.layout, size_bytes=self.sizes.arena_bytes)
+
+    def make_spawner(self, name: str, placement: Placement, config: EngineConfig) -> RaySpawner:
+        """For the actors of an engine that drives this model."""
+        return RaySpawner(
+            engine=name,
+            placement=placement,
+            config=config,
+            build_model=self.build,
+            prepare_spare=self.prepare_spare,
+        )
 
 
 def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
@@ -210,7 +214,7 @@ def _start_supervisor(
 
 
 def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, Any]) -> Any:
-    """The Ray handle of a new Supervisor. Raises EngineDead if a living one has its name."""
+    """The Ray handle of a new Supervisor. Raises ConfigError if a living one has its name."""
     give_up_s = time.monotonic() + _NAME_RELEASE_S
     while True:
         try:
@@ -218,8 +222,9 @@ def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, An
         except ValueError as error:
             # Ray frees the name of an actor a moment after its end.
             if time.monotonic() > give_up_s or _is_alive(options["name"]):
-                raise EngineDead(
-                    f"an engine named {name} runs already in this cluster; choose another name"
+                raise ConfigError(
+                    f"The name {name} is taken: an engine of this Ray cluster has it. "
+                    "Give this one another (--name, or name=... in Python)."
                 ) from error
             time.sleep(_NAME_RETRY_S)
 

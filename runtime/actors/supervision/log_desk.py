@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 MAX_LINES = 2000
 _MAX_ANSWER_LINES = 200
 _PACKET_BYTES = 1 << 18
+_BURST_LINES = 64
+"""Taken in a row; the loop has more to do than to listen to who does not stop talking."""
 _SOCKET = "logs.sock"
 
 
@@ -106,12 +109,18 @@ class LogDesk:
         """Take what one process sends, until it ends."""
         loop = asyncio.get_running_loop()
         with connection, contextlib.suppress(OSError):
-            while data := await loop.sock_recv(connection, _PACKET_BYTES):
+            for num_taken in itertools.count(1):
+                data = await loop.sock_recv(connection, _PACKET_BYTES)
+                if not data:
+                    return
                 try:
                     self._lines.add(LogLine.decode(data))
                 except ValueError as error:
                     logger.warning("a line of the log cannot be read: %s", error)
                 self._came.set()
+                # What has come already is received without a wait.
+                if num_taken % _BURST_LINES == 0:
+                    await asyncio.sleep(0)
 
     def _add_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

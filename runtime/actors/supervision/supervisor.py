@@ -90,7 +90,7 @@ class SupervisorActor:
         """Take the engine's name on this host and be found by it, before the engine starts.
 
         Returns by what. From here on all that this process logs goes to the engine's log. Raises
-        EngineDead if a living engine has the name, ConfigError if the gateway cannot listen.
+        ConfigError if a living engine has the name, or if the gateway cannot listen.
         """
         await self._desk.open()
         self._log.open()
@@ -223,10 +223,11 @@ class SupervisorActor:
     async def stop(self) -> None:
         """End every actor now and remove what the engine left on disk."""
         self._is_stopping = True
+        # Whoever dials ends before whom it dials: nobody is left to tell of a lost link.
+        await self._actors.storage.end()
         if self._guard is not None:
             self._guard.cancel()
             await asyncio.gather(self._guard, return_exceptions=True)
-        await self._actors.storage.end()
         self._actors.close()
         self._desk.withdraw()
         if self._gateway is not None:
@@ -246,7 +247,7 @@ class SupervisorActor:
             self._failure = next(error for task in done if (error := task.exception()) is not None)
             logger.error("engine %s gives up: %s", self._name, self._failure)
         finally:
-            for task in (*keepers, kills):
+            for task in (kills, *reversed(keepers)):
                 task.cancel()
             await asyncio.gather(*keepers, kills, return_exceptions=True)
             self._is_over.set()

@@ -1,9 +1,10 @@
 """Sends a benchmark's requests to a server that speaks OpenAI's interface."""
 
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from raydix.errors import BadRequest, ConfigError, EngineDead, Overloaded, RaydixError
 from raydix.runtime.cli.load.requests import BlockPrompt, ChatPrompt, LoadRequest
@@ -13,11 +14,20 @@ _MAX_QUOTED = 300
 _TIMEOUT_S = 3600.0
 
 
+def base_url(url: str) -> str:
+    """What the routes of OpenAI's interface begin with, if people give a server this URL."""
+    stripped = url.rstrip("/")
+    return stripped if urlsplit(stripped).path else f"{stripped}/v1"
+
+
 class HttpServer:
     """A server. For `async with`."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """`url` ends in `/v1`. Raises ConfigError without httpx."""
+        """`url` is what OpenAI's routes begin with; one without a path means its `/v1`.
+
+        Raises ConfigError without httpx.
+        """
         try:
             import httpx
         except ImportError as error:
@@ -25,7 +35,7 @@ class HttpServer:
                 "--url needs httpx, which is not installed. Run pip install 'raydix[bench]'."
             ) from error
 
-        self._url = url.rstrip("/")
+        self._url = base_url(url)
         self._errors = (httpx.HTTPError, httpx.InvalidURL)
         self._client = httpx.AsyncClient(
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
@@ -52,7 +62,8 @@ class HttpServer:
             raise EngineDead(f"Nobody answers at {place} ({_named(error)}).") from error
         except (ValueError, LookupError, TypeError) as error:
             raise BadRequest(
-                f"{place} names no model. Does --url end in /v1? Else give --model."
+                f"{place} names no model. Does --url name what OpenAI's routes begin with, such as "
+                "http://HOST:PORT/v1? Else give --model."
             ) from error
 
     async def events(
@@ -65,11 +76,11 @@ class HttpServer:
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode(errors="replace")
                     raise _refusal(place, answer.status_code, text)
-                async for line in answer.aiter_lines():
-                    data = line.removeprefix("data:").strip()
-                    if line.startswith("data:") and data != "[DONE]":
-                        yield json.loads(data)
-        except (*self._errors, json.JSONDecodeError) as error:
+                async for line in _lines(answer.aiter_bytes()):
+                    data = line.removeprefix(b"data:").strip()
+                    if line.startswith(b"data:") and data != b"[DONE]":
+                        yield _object(data)
+        except (*self._errors, ValueError) as error:
             raise EngineDead(f"{place}: {_named(error)}") from error
 
 
@@ -94,13 +105,17 @@ class HttpSender:
             async for event in events:
                 if "error" in event:
                     raise EngineDead(_quoted(event["error"]))
-                if any(map(_has_output, event.get("choices", ()))):
+                if any(map(_has_output, event.get("choices") or ())):
                     yield OutputCame()
                 usage = event.get("usage") or usage
 
         if usage is None:
             raise BadRequest("The server told no usage. It must know stream_options.include_usage.")
-        yield _usage_of(usage)
+        try:
+            told = _usage_of(usage)
+        except (LookupError, TypeError, ValueError) as error:
+            raise BadRequest(f"The server's usage is {_quoted(usage)}: {_named(error)}.") from error
+        yield told
 
     def _asked(self, request: LoadRequest) -> tuple[str, dict[str, Any]]:
         """The route, and the body of a request."""
@@ -126,10 +141,32 @@ class HttpSender:
                 return "completions", {**body, "prompt": list(request.prompt)}
 
 
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines as server-sent events have them.
+
+    Not httpx's, which end at U+2028 and others, too: JSON may hold those as they are.
+    """
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """A chunk's JSON. Raises ValueError if it is none."""
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"a chunk is {_quoted(value)}")
+    return value
+
+
 def _has_output(choice: Mapping[str, Any]) -> bool:
     """A chat's first chunk has the role alone."""
     if "delta" in choice:
-        return any(value for name, value in choice["delta"].items() if name != "role")
+        delta = choice["delta"] or {}
+        return any(value for name, value in delta.items() if name != "role")
     return True
 
 

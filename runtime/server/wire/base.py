@@ -2,11 +2,22 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from raydix.runtime.api.prompts import is_unicode
 
 T = TypeVar("T")
+K = TypeVar("K")
+
+MAX_FIELDS = 1024
+"""Of one JSON object. Each that is wrong costs an error of its own."""
 
 
 def is_none(value: object) -> bool:
@@ -23,6 +34,19 @@ def _require_unicode(text: str) -> str:
 Text = Annotated[str, AfterValidator(_require_unicode)]
 """A string that can be tokenised, and sent back: JSON can tell others."""
 
+
+def _require_few_fields(values: Any) -> Any:
+    if isinstance(values, dict) and len(values) > MAX_FIELDS:
+        raise ValueError(f"It has {len(values)} fields; expected at most {MAX_FIELDS}.")
+    return values
+
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first wrong item is told, and no other: a body has room for millions of them."""
+
+Table = Annotated[dict[K, T], BeforeValidator(_require_few_fields)]
+"""A JSON object whose names are the client's."""
+
 OrAbsent = Annotated[T | None, Field(exclude_if=is_none)]
 """A field of an answer that is left out where it is None."""
 
@@ -37,6 +61,7 @@ class WireRequest(BaseModel):
     def _drop_nulls(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        _require_few_fields(values)
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
-from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Items, OrAbsent, Table, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message
@@ -34,7 +34,7 @@ class TextFormat(WireRequest):
 class ChatRequest(GenerationFields):
     """A conversation to go on with."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -43,7 +43,7 @@ class ChatRequest(GenerationFields):
     prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    chat_template_kwargs: dict[Text, TemplateValue] = Field(default_factory=dict)
+    chat_template_kwargs: Table[Text, TemplateValue] = Field(default_factory=dict)
 
     # Values that ask for nothing are taken, as clients send them.
     response_format: TextFormat | None = None

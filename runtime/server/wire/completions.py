@@ -1,15 +1,20 @@
 """JSON of `/v1/completions`."""
 
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.prompts import Prompt
-from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer
-from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
+from raydix.runtime.server.wire.base import Items, OrAbsent, Text, WireAnswer
+from raydix.runtime.server.wire.generation import (
+    MAX_CHOICES,
+    MAX_SAMPLES,
+    GenerationFields,
+    StreamOptions,
+)
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.prompt_logprobs import (
     Echo,
@@ -21,11 +26,14 @@ from raydix.runtime.server.wire.usage import Usage
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it for this route alone."""
 
+T = TypeVar("T")
+Prompts = Annotated[Items[T], Field(max_length=MAX_CHOICES)]
+
 
 class CompletionRequest(GenerationFields):
     """One prompt or several: text, or token ids."""
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: Text | Prompts[Text] | Items[int] | Prompts[Items[int]]
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int = DEFAULT_MAX_TOKENS
     logprobs: int | None = None

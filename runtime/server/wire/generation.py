@@ -7,7 +7,7 @@ from pydantic import Field
 from raydix.errors import BadRequest
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
-from raydix.runtime.server.wire.base import Text, WireRequest
+from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
 
 MAX_SAMPLES = 128
 MAX_CHOICES = 1024
@@ -44,10 +44,10 @@ class GenerationFields(WireRequest):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASED_TOKENS)] | None = None
+    logit_bias: Annotated[Table[str, float], Field(max_length=MAX_BIASED_TOKENS)] | None = None
     """By token id, which JSON has as text."""
-    stop: Text | Annotated[list[Text], Field(max_length=_MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
+    stop: Text | Annotated[Items[Text], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[Items[int], Field(max_length=_MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -60,7 +60,7 @@ class GenerationFields(WireRequest):
 
     user: str | None = None
     """Names an end user; without effect, like `metadata`."""
-    metadata: dict[Text, Text] | None = None
+    metadata: Table[Text, Text] | None = None
 
 
 _SAMPLING_NAMES = frozenset(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from raydix.runtime.server.wire.base import Text, WireRequest
+from raydix.runtime.server.wire.base import Items, Text, WireRequest
 
 
 class TextPart(WireRequest):
@@ -17,7 +17,7 @@ class Message(WireRequest):
     """One turn. A `developer` speaks as `system`, the word that templates know."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Text | Items[TextPart]
     name: Text | None = None
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from raydix.errors import BadRequest
-from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Items, OrAbsent, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.chat import TextFormat
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.messages import Message, TextPart
@@ -26,7 +26,7 @@ class InputMessage(WireRequest):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[InputPart]
+    content: Text | Items[InputPart]
 
 
 class TextOptions(WireRequest):
@@ -38,7 +38,7 @@ class TextOptions(WireRequest):
 class ResponsesRequest(GenerationFields):
     """A conversation to go on with."""
 
-    input: Text | Annotated[list[InputMessage], Field(min_length=1)]
+    input: Text | Annotated[Items[InputMessage], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: int | None = None
     prompt_cache_key: Annotated[str, Field(min_length=1, max_length=512)] | None = None

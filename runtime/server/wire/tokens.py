@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raydix.runtime.server.wire.base import Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Items, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.messages import Message
 
 
@@ -13,7 +13,7 @@ class TokenizeRequest(WireRequest):
 
     model: str | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
 
 
 class Tokens(WireAnswer):
@@ -28,7 +28,7 @@ class DetokenizeRequest(WireRequest):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 class Detokenized(WireAnswer):

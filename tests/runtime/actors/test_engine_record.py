@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.errors import ConfigError, EngineDead
+from raydix.errors import ConfigError
 from raydix.runtime.actors import engine_record
 from raydix.runtime.actors.engine_record import (
     EngineName,
@@ -67,7 +67,7 @@ def test_nobody_else_may_read_a_record(root: Path) -> None:
 def test_second_engine_of_a_name_is_refused_until_the_first_has_ended() -> None:
     first = EngineName("mine")
     for refuse in (lambda: EngineName("mine"), lambda: require_free_name("mine", patience_s=0.0)):
-        with pytest.raises(EngineDead, match="an engine named mine runs already on this host"):
+        with pytest.raises(ConfigError, match=r"The name mine is taken.*--connect mine"):
             refuse()
     EngineName("other")
     require_free_name("third", patience_s=0.0)

@@ -149,7 +149,7 @@ def test_a_client_outlives_its_engine_and_serve_says_why_it_ends(checkpoint: Pat
             _, said = second.communicate(timeout=60)
             assert second.returncode == 1
             assert said.splitlines()[-1].startswith(
-                f"EngineDead: an engine named {name} runs already on this host"
+                f"ConfigError: The name {name} is taken: an engine of this user has it on this host"
             )
 
         with running("-c", CLIENT, name) as client:

@@ -91,7 +91,9 @@ def test_lines_of_every_actor_reach_the_console_and_nothing_else_does(
 
         serve.send_signal(signal.SIGTERM)
         out, err = serve.communicate(timeout=60)
-        lines += [json.loads(text) for text in out.splitlines()]
+        last_words = [json.loads(text) for text in out.splitlines()]
+        assert [each for each in last_words if "lost" in each["message"]] == []
+        lines += last_words
         assert serve.returncode == 0
         assert err == ""
 
@@ -142,6 +144,44 @@ def test_ctrl_c_while_an_engine_starts_ends_it_and_all_of_it(
         assert err == ""
     assert set(os.listdir("/dev/shm")) <= shared_memory
     assert list(Path("/tmp").glob(f"raydix-{serve.pid}-*")) == []
+
+
+LLM_SCRIPT = """
+import sys, time
+from raydix import LLM
+try:
+    LLM(sys.argv[1])
+except KeyboardInterrupt:
+    print(time.monotonic(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_ctrl_c_while_ray_starts_ends_a_script_and_generate_and_leaves_no_process(
+    checkpoint: Path, tmp_path: Path, is_script: bool
+) -> None:
+    command = ["-c", LLM_SCRIPT, str(checkpoint)]
+    if not is_script:
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text("[1, 2]")
+        command = ["-m", "raydix", "generate", str(checkpoint), "--prompts-file", str(prompts)]
+    with running(*command) as process:
+        # The first thing of a private cluster.
+        while not list(Path("/tmp").glob(f"raydix-{process.pid}-*")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        stopped_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+
+        out, err = process.communicate(timeout=60)
+        assert "Traceback" not in err
+        if is_script:
+            assert process.returncode == 0
+            assert float(out) - stopped_s < here(ENDS_S)
+        else:
+            assert process.returncode == 130
+        while left_of(process.pid):
+            assert time.monotonic() - stopped_s < here(10 * ENDS_S)
 
 
 def test_a_broken_tokenizer_is_told_before_the_weights_are_read(

@@ -117,6 +117,13 @@ async def test_a_broken_tokenizer_is_told_before_the_engine_starts(cluster, chec
     assert cluster.configs == []
 
 
+async def test_a_start_without_a_tokenizer_is_warned_of_and_serves_ids(cluster, tmp_path, caplog):
+    async with await AsyncLLM.start(str(tmp_path)) as engine:
+        assert (await last(engine.generate([1, 2]))).outputs[0].token_ids == [1, 2]
+    [warning] = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert f"the checkpoint {tmp_path} has no tokenizer" in warning.getMessage()
+
+
 async def test_connect_reaches_a_running_engine_and_leaves_it_running(cluster):
     cluster.engines["mine"] = cluster.handle
     async with await AsyncLLM.connect("mine") as engine:

@@ -264,6 +264,35 @@ def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypa
     assert cluster.handle.is_shut_down
 
 
+def test_a_start_that_cannot_be_interrupted_is_left_behind_and_taken_back_later(
+    cluster, checkpoint, monkeypatch
+):
+    is_starting, may_end = threading.Event(), threading.Event()
+
+    def start_deaf(config, name, address, supervision, gateway, control):
+        is_starting.set()
+        may_end.wait(60)
+        return cluster.handle
+
+    def interrupt(future, timeout=None):
+        is_starting.wait(5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_deaf)
+    monkeypatch.setattr(llm_module, "UNDO_S", 0.01)
+    monkeypatch.setattr("concurrent.futures.Future.result", once(interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        LLM(checkpoint)
+    assert not cluster.handle.is_shut_down
+    [thread] = [each for each in threading.enumerate() if each.name == "raydix-llm"]
+
+    may_end.set()
+    thread.join(10)
+
+    assert cluster.handle.is_shut_down
+    assert not thread.is_alive()
+
+
 def test_prefetch_takes_one_prompt_or_several(llm):
     assert llm.prefetch([1, 2]) == [{"l3": 2}]
     assert llm.prefetch([[1, 2], [3], "text"]) == [{"l3": 2}, {"l3": 1}, {"l3": 4}]

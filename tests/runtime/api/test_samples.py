@@ -184,6 +184,23 @@ async def test_leaving_or_aborting_ends_every_sample(
     assert names == ["r", "r-1", "r-2"]
 
 
+async def test_an_id_that_is_asked_again_in_vain_still_aborts_every_sample(
+    silent: tuple[EngineClient, FakeLink],
+) -> None:
+    client, link = silent
+    asking = asyncio.create_task(collect(client, n=3))
+    while len(link.sent_of(SubmitRequest)) < 3:
+        await asyncio.sleep(0)
+    with pytest.raises(BadRequest, match="in use"):
+        await collect(client, n=3)
+
+    client.abort("r")
+    aborted = [each.request_id for each in link.sent_of(AbortRequest)]
+    assert aborted == ["r", "r-1", "r-2"]
+    link.deliver(*(delta(each, finished=FinishReason.ABORT) for each in aborted))
+    assert (await asking)[-1].finished
+
+
 @pytest.mark.parametrize(
     ("params", "match"),
     [

@@ -1,3 +1,5 @@
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +46,19 @@ def test_a_match_that_ends_after_unchecked_text_counts():
     assert finder.push_unchecked("xa") == "x"
     assert finder.push("b") == ""
     assert finder.matched == "ab"
+
+
+def test_a_token_costs_the_same_however_long_stop_strings_are():
+    length = 20_000
+    lasting = "a" * length + "b"
+    finder = StopStringFinder([lasting, *("b" * length + str(i) for i in range(63))], False)
+    assert finder.push("a" * length) == ""
+
+    began_s = time.thread_time()
+    for _ in range(100):
+        assert finder.push("a") == "a"
+    # A tenth of a millisecond each; searched anew by length it would be over 300 ms.
+    assert time.thread_time() - began_s < 2
 
 
 def test_flush_releases_what_is_held():

@@ -99,6 +99,7 @@ def test_requests_that_fail_are_counted_told_and_end_with_1(
         (["--url", "http://127.0.0.1:1/v1", "--connect", "raydix"], "--url"),
         (["--url", "http://127.0.0.1:1/v1"], "Nobody answers"),
         (["--trace", "no/such/file"], "No such file"),
+        (["--secret-file", "no/such/file"], "--secret-file is for engines on other hosts"),
     ],
 )
 def test_what_cannot_be_is_one_line(

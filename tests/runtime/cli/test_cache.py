@@ -24,8 +24,8 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
         {"l3": 7},
     ]
 
-    async def prefetch(where: Where, path: Path) -> list[dict[str, int]]:
-        assert (where.connect, path) == ("engine", Path("prompts.jsonl"))
+    async def prefetch(where: Where, path: Path, cache_salt: str | None) -> list[dict[str, int]]:
+        assert (where.connect, path, cache_salt) == ("engine", Path("prompts.jsonl"), None)
         return sources
 
     monkeypatch.setattr(cache, "prefetch_file", prefetch)
@@ -150,3 +150,33 @@ async def test_a_file_is_prefetched_if_there_is_an_l3(cluster, tmp_path, monkeyp
         return
     with pytest.raises(BadRequest, match="cache attach"):
         await cache.prefetch_file(Where("mine"), path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "salt"),
+    [
+        (["--cache-salt", "s"], "s"),
+        (["--tenant", "research"], "research/"),
+        (["--tenant", "research", "--cache-salt", "s"], "research/s"),
+    ],
+)
+def test_the_prefixes_of_a_salt_or_of_a_tenant_are_prefetched(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    salt: str,
+) -> None:
+    async def call(method: str) -> dict[str, dict[str, str]]:
+        return {"host": {"l3_breaker": "closed"}}
+
+    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n")
+
+    assert run("cache", "prefetch", "--file", str(path), "--connect", "mine", *flags) == 0
+
+    [hint] = cluster.links[0].sent
+    assert hint.cache_salt == salt

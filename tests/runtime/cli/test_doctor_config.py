@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from raydix.runtime.cli import doctor_config
 from raydix.runtime.cli.config_check import Machine
 from raydix.runtime.cli.doctor_config import examine_config
 from raydix.runtime.cli.doctor_storage import BackendReport
+from raydix.runtime.cli.findings import Finding
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
@@ -58,9 +60,51 @@ def test_the_backend_that_is_asked_for_must_be_usable(model: str, is_usable: boo
         BackendReport("nixl", not is_usable, "something"),
         BackendReport("s3", is_usable, "its library"),
     )
-    findings = examine_config(load_config(model, S3), 0, backends)
+    finding = storage_finding(model, S3, backends=backends)
+    assert finding.is_ok == is_usable
+    assert is_usable or finding.detail == "s3: its library"
+
+
+def storage_finding(
+    model: str,
+    settings: dict[str, Any],
+    obstacle: str | None = None,
+    backends: tuple[BackendReport, ...] = (),
+) -> Finding:
+    findings = examine_config(load_config(model, settings), 0, backends, lambda section: obstacle)
     [finding] = [each for each in findings if each.subject == "config: cache.l3"]
-    assert (finding.is_ok, finding.detail) == (is_usable, "s3: its library")
+    return finding
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_store_that_does_not_answer_is_in_the_way_unless_it_may_be_late(
+    model: str, is_lazy: bool
+) -> None:
+    settings = {"cache": {"l3": {**S3["cache"]["l3"], "lazy": is_lazy}}}
+    finding = storage_finding(model, settings, "no such bucket")
+    assert (finding.is_ok, finding.is_optional) == (False, is_lazy)
+    assert finding.detail == "s3: no such bucket"
+    assert storage_finding(model, settings).is_ok
+
+
+def test_doctor_tries_the_folder_of_l3_and_leaves_nothing_there(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    def told(path: Path) -> dict[str, Any]:
+        settings = ["cache.l3.backend=file", f"cache.l3.path={path}"]
+        run("doctor", model, *(word for each in settings for word in ("--set", each)), "--json")
+        findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        [finding] = [each for each in findings if each["subject"] == "config: cache.l3"]
+        return finding
+
+    assert told(tmp_path / "new" / "kv")["ok"]
+    below_a_file = told(tmp_path / "file" / "kv")
+
+    assert not below_a_file["ok"]
+    assert str(tmp_path / "file") in below_a_file["detail"]
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_model_that_cannot_be_sized_is_a_finding_not_an_end(tmp_path: Path) -> None:

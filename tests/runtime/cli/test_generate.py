@@ -114,8 +114,42 @@ def test_a_stream_without_text_is_of_token_ids(
     assert capsys.readouterr().out.split() == ["5", "6", "7"]
 
 
-def test_the_routing_key_goes_with_every_request(cluster, run):
+def test_the_routing_key_and_the_salt_go_with_every_request(cluster, run):
     cluster.engines["mine"] = cluster.handle
     prompts = ("--prompt", "a", "--prompt", "b")
-    assert run("generate", "--connect", "mine", *prompts, "--routing-key", "math") == 0
+    salt = ("--cache-salt", "s")
+    assert run("generate", "--connect", "mine", *prompts, "--routing-key", "math", *salt) == 0
     assert [each.routing_key for each in cluster.links[0].sent] == ["math", "math"]
+    assert [each.cache_salt for each in cluster.links[0].sent] == ["s", "s"]
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"), [('"text"', []), ('{"prompt": "text"}', []), ('"text"', ["--chat"])]
+)
+def test_text_without_a_tokenizer_is_refused_before_an_engine_starts(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    flags: list[str],
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+
+    assert run("generate", str(model), "--prompts-file", str(path), *flags) == 1
+
+    assert f"the checkpoint {model} has no tokenizer" in capsys.readouterr().err
+    assert cluster.configs == []
+
+
+def test_token_ids_need_no_tokenizer(
+    run: Callable[..., int], cluster: FakeCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("[1, 2]")
+    assert run("generate", str(tmp_path), "--prompts-file", str(path)) == 0

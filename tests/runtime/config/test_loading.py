@@ -223,3 +223,14 @@ def test_set_reads_its_value_as_yaml() -> None:
 def test_a_malformed_set_is_refused(assignment: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         apply_set({}, assignment)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "is empty"), ("# nothing yet\n", "is empty"), ("- model\n", "holds list")],
+)
+def test_a_file_without_sections_says_what_it_is(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"{path} {words}; expected sections such as model"):
+        load_config(path)

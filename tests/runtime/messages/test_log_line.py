@@ -33,6 +33,11 @@ def test_an_exception_comes_with_its_traceback() -> None:
     assert line.text.endswith("ValueError: for a reason")
 
 
+def test_what_is_no_unicode_is_told_all_the_same() -> None:
+    line = LogLine.of(record("no file %s", "/data/\udcff"), "gpu0")
+    assert LogLine.decode(line.encode()).text == "no file /data/\\udcff"
+
+
 def test_a_long_text_keeps_both_ends() -> None:
     text = LogLine.of(record("a" * MAX_TEXT_CHARACTERS + "the end"), "gpu0").text
     assert text.startswith("aaa")
@@ -40,7 +45,9 @@ def test_a_long_text_keeps_both_ends() -> None:
     assert text.endswith("the end")
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93\x01\x02", b"\x01", b"\x92\x01\x02"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x93\x01\x02", b"\x01", b"\x92\x01\x02", b"\x95" + b"\xc0" * 5]
+)
 def test_other_bytes_are_no_line(data: bytes) -> None:
     with pytest.raises(ValueError):
         LogLine.decode(data)

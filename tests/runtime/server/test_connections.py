@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,17 @@ def test_addresses_without_a_port_are_refused(text: str) -> None:
         HttpAddress.parse(text)
 
 
-@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n"])
-async def test_a_header_without_end_is_refused(server: Server, start: bytes) -> None:
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *(b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n"),
+        *(CHUNKED, CHUNKED + b"A: "),
+    ],
+)
+async def test_a_header_or_trailer_without_end_is_refused(server: Server, start: bytes) -> None:
     more = b"B: b\r\n" * 1024 if start.endswith(b"\n") else b"a" * 4096
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -236,6 +246,41 @@ async def test_a_header_without_end_is_refused(server: Server, start: bytes) -> 
 
     async with server.http() as http:
         assert (await http.get("/health")).status_code == 200
+
+
+def asking_bytes(**fields: Any) -> bytes:
+    """A request as it is sent."""
+    body = json.dumps({**LONG, "ignore_eos": True, **fields}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_closing_aborts_also_after_a_request_that_came_too_early(
+    server: Server, is_stream: bool
+) -> None:
+    port = int(server.url.rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(asking_bytes(stream=is_stream) * 2)
+    await until_running(server)
+    writer.transport.abort()
+
+    figures = await until_idle(server)
+    assert figures.get("generation_tokens", 0) < 230
+
+
+async def test_a_request_that_came_too_early_is_left_to_be_asked_again(server: Server) -> None:
+    port = int(server.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(asking_bytes(max_tokens=2) * 3)
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+    assert b'"completion_tokens":2' in answer
+    writer.close()
+
+    figures = await until_idle(server)
+    assert figures["generation_tokens"] == 2
 
 
 async def test_the_client_is_the_one_who_closes_an_idle_connection(

@@ -1,6 +1,9 @@
 """What the JSON of requests means, without a server."""
 
+from typing import Any
+
 import pytest
+from pydantic import ValidationError
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -108,6 +111,36 @@ def test_templates_get_variables_alone() -> None:
     for name in ("chat_template", "self", "tokenize"):
         with pytest.raises(BadRequest, match=repr(name)):
             template_arguments(chat(chat_template_kwargs={name: "x"}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": [1.5] * 3000},
+        {"prompt": [[1.5]] * 1000},
+        {"prompt": [[1.5] * 3000]},
+        {"prompt": "a", "stop": [1] * 60},
+        {"prompt": "a", "stop_token_ids": ["1"] * 1000},
+        {"prompt": "a", "logit_bias": {str(i): "x" for i in range(3000)}},
+        {"prompt": "a", "metadata": {str(i): i for i in range(3000)}},
+        {"prompt": "a", **{f"unknown{i}": 0 for i in range(3000)}},
+    ],
+)
+def test_errors_do_not_grow_with_what_is_wrong(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        CompletionRequest.model_validate(wrong)
+    assert raised.value.error_count() < 6
+
+
+def test_of_many_wrong_turns_the_first_is_told() -> None:
+    with pytest.raises(ValidationError) as raised:
+        chat(messages=[{"role": "user", "content": [{}] * 3000}] * 3000)
+    assert {each["loc"][1] for each in raised.value.errors()} == {0}
+    assert raised.value.error_count() < 6
+
+    with pytest.raises(ValidationError) as raised:
+        ResponsesRequest.model_validate({"input": [{}] * 3000})
+    assert raised.value.error_count() < 6
 
 
 def test_choices_are_bounded() -> None:

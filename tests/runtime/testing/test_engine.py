@@ -1,6 +1,7 @@
 """An engine in one process, around a model that makes its tokens up."""
 
 import asyncio
+import logging
 import threading
 from dataclasses import replace
 from functools import partial
@@ -24,10 +25,12 @@ from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from raydix.runtime.testing.sleeping_runner import SleepingRunner, build_sleeping_model
 from raydix.runtime.testing.spawner import InProcessSpawner
 from raydix.runtime.tiers.host_arena import HostArena
+from tests.checkpoints import make_checkpoint
 
 CONFIG = load_config(
     {
@@ -170,6 +173,24 @@ async def test_an_arena_that_does_not_fit_what_ranks_have_is_refused(checkpoint:
     supervisor = planned_supervisor(checkpoint, 1 << 20, build_torch_model)
     with pytest.raises(AccountingError, match="planned"):
         await supervisor.start()
+
+
+async def test_a_clean_stop_ends_storage_before_it_can_miss_its_host_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = make_checkpoint(tmp_path / "model", Family.LLAMA, seed=0)
+    cache = {
+        "l1": {"num_pages": 32},
+        "l2": {"bytes_per_node": "1MiB"},
+        "l3": {"backend": "fake"},
+    }
+    async with in_process_engine(load_config(path, {"cache": cache})) as engine:
+        assert len(await generate(engine, 2)) == 2
+
+    told = [each.getMessage() for each in caplog.records]
+    assert "linked to HostMemory" in told
+    assert [text for text in told if "HostMemory is lost" in text] == []
 
 
 async def test_wrong_model_is_refused_at_start() -> None:

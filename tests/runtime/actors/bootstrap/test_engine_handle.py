@@ -170,7 +170,7 @@ async def test_a_supervisor_that_is_gone_is_engine_dead_and_needs_no_shutdown(
 
 async def test_an_engine_is_found_while_its_desk_is_open(engine: Engine) -> None:
     assert find_record("mine") == engine.record
-    with pytest.raises(EngineDead, match="runs already on this host"):
+    with pytest.raises(ConfigError, match="The name mine is taken"):
         await ControlDesk("mine", engine.record, {}, lambda: None).open()
     engine.desk.withdraw()
     assert find_record("mine") is None

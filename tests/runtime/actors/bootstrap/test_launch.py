@@ -189,7 +189,7 @@ def test_a_running_engine_has_its_cpus_and_its_arena_reserved(
 
 
 def test_second_engine_of_a_name_is_refused(shared_engine: SharedEngine) -> None:
-    with pytest.raises(EngineDead, match="runs already"):
+    with pytest.raises(ConfigError, match=f"The name {shared_engine.name} is taken"):
         start_engine(shared_engine.config, shared_engine.name)
     assert find_engine(shared_engine.name).record == shared_engine.handle.record
 

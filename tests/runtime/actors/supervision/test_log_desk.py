@@ -74,6 +74,29 @@ async def test_bytes_that_are_no_line_end_nothing(desk: LogDesk) -> None:
     assert line.text == "good"
 
 
+async def test_a_flood_of_lines_leaves_the_loop_to_others(desk: LogDesk) -> None:
+    sender = LogSender(desk.path, "gpu0")
+    num_sent = 150
+    for i in range(num_sent):
+        sender.handle(record(f"line {i}"))
+    lines = lines_of(await desk.next_lines(0))
+    sender.disconnect()
+    assert 0 < len(lines) < num_sent
+
+
+async def test_a_text_that_cannot_be_made_ends_nobody(
+    desk: LogDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    sender = LogSender(desk.path, "gpu0")
+    wrong = logging.LogRecord("raydix.x", logging.INFO, "x.py", 1, "%d pages", ("no",), None)
+    sender.handle(wrong)
+    sender.handle(record("good"))
+    sender.disconnect()
+    (line,) = lines_of(await desk.next_lines(0))
+    assert line.text == "good"
+
+
 async def test_a_sender_drops_and_counts_what_nobody_takes(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "logs.sock"))

@@ -10,7 +10,7 @@ import pytest
 
 from raydix.errors import BadRequest, EngineDead, RaydixError
 from raydix.runtime.cli.load.engine_sender import EngineSender
-from raydix.runtime.cli.load.http_sender import HttpSender, HttpServer
+from raydix.runtime.cli.load.http_sender import HttpSender, HttpServer, base_url
 from raydix.runtime.cli.load.requests import AnyPrompt, BlockPrompt, ChatPrompt, LoadRequest
 from raydix.runtime.cli.load.run import OutputCame, Sender, Usage
 from tests.runtime.server.served_engine import ALICE, Server, engine_keys, serving, write_checkpoint
@@ -122,9 +122,24 @@ async def test_a_server_that_tells_cached_tokens_without_a_tier(
     assert told.tokens_by_source == {"cached": 4, "computed": 6}
 
 
+async def test_text_with_ends_of_lines_that_json_holds_as_they_are(
+    scripted: Callable[[Answer], HttpServer],
+) -> None:
+    events = [
+        {"choices": [{"text": "a\u2028b\u0085c"}]},
+        {"choices": None, "usage": {"prompt_tokens": 1, "completion_tokens": 1}},
+    ]
+    text = "".join(f"data: {json.dumps(each, ensure_ascii=False)}\r\n\r\n" for each in events)
+    server = scripted(lambda _: httpx.Response(200, content=text.encode()))
+    num_came, told = await ask(HttpSender(server, {}, NO_SALT), "Hello")
+    assert (num_came, told.num_output_tokens) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
+        (stream_of(5), "a chunk is 5"),
+        (stream_of({"usage": {"completion_tokens": 1}}), "prompt_tokens"),
         (stream_of({"choices": [{"text": "x"}]}), "told no usage"),
         (stream_of({"error": {"message": "it broke"}}), "it broke"),
         (lambda _: httpx.Response(500, text="oops"), "answers 500: oops"),
@@ -136,3 +151,16 @@ async def test_an_answer_that_is_none_fails_the_request(
 ) -> None:
     with pytest.raises(RaydixError, match=error):
         await ask(HttpSender(scripted(answer), {}, NO_SALT), "Hello")
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [
+        ("http://host:8000", "http://host:8000/v1"),
+        ("http://host:8000/", "http://host:8000/v1"),
+        ("http://host:8000/v1/", "http://host:8000/v1"),
+        ("https://host/openai/v3", "https://host/openai/v3"),
+    ],
+)
+def test_a_server_without_a_path_has_openai_s_routes_below_v1(given: str, base: str) -> None:
+    assert base_url(given) == base

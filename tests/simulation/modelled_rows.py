@@ -1,0 +1,46 @@
+"""What a row of a modelled rank reads from pages and writes to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raydix.runtime.config.kv_layout import KvLayout
+from tests.simulation.modelled_tokens import WrongHit, kv_of
+
+Pages = list[list[list[int | None]]]
+"""Per KV group and page, what each slot of it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledRow:
+    """Tokens [start, end) of one request; what is before `write_start` is not kept."""
+
+    hashes: Sequence[int]
+    """Of all the request's prefixes."""
+    tables: Sequence[dict[int, int]]
+    """Its block table, per KV group."""
+    start: int
+    end: int
+    write_start: int
+
+    def check(self, pages: Pages, layout: KvLayout) -> None:
+        """Raise WrongHit unless all that it attends to is its own request's."""
+        assert self.end <= len(self.hashes), f"token {self.end - 1} of {len(self.hashes)}"
+        for group, table in enumerate(self.tables):
+            window = layout.groups[group].window
+            first = 0 if window is None else max(0, self.start - window + 1)
+            for position in range(first, max(self.start, min(self.write_start, self.end))):
+                page = table[position // layout.page_size]
+                held = pages[group][page][position % layout.page_size]
+                if page == 0 or held != kv_of(self.hashes[position], group):
+                    raise WrongHit(
+                        f"position {position}: page {page} of group {group} holds something else"
+                    )
+
+    def write(self, pages: Pages, layout: KvLayout) -> None:
+        """Leave its keys and values in its pages."""
+        for group, table in enumerate(self.tables):
+            for position in range(max(self.start, self.write_start), self.end):
+                page = table[position // layout.page_size]
+                if page:
+                    content = kv_of(self.hashes[position], group)
+                    pages[group][page][position % layout.page_size] = content
