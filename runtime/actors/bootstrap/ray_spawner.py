@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,8 @@ class RaySpawner:
             self._gpu_environment = {**_GPU_ENVIRONMENT, **self._gpu_environment}
         self._devices: dict[str, int] = {}
         """Of GPU actors, by name, from the first incarnation on."""
+        self._incarnations: dict[str, int] = {}
+        """The latest ones of GPU actors."""
         self._spares: dict[str, Any] = {}
 
     async def spawn(
@@ -211,23 +213,34 @@ class RaySpawner:
 
     async def _spawn_gpu(self, name: str, log_path: str, arguments: dict[str, Any]) -> RunningActor:
         arguments["build_model"] = self._build_model
-        spare = self._spares.pop(name, None)
-        if spare is None:
-            handle = self._make(GpuActor, name, arguments, num_gpus=int(self._is_cuda))
-        else:
-            handle = spare
+        self._incarnations[name] = arguments["incarnation"]
+        handle = self._spares.pop(name, None)
+        is_spare = handle is not None
+        if is_spare:
             handle.__ray_call__.remote(take_over, arguments, self._devices[name])
+        else:
+            handle = self._make(GpuActor, name, arguments, num_gpus=int(self._is_cuda))
 
-        actor = await self._enter(handle, name, log_path, is_gpu=True)
+        async def prepare() -> None:
+            if self._gpu_environment:
+                await handle.__ray_call__.remote(use_environment, self._gpu_environment)
+            if not self._is_cuda:
+                await handle.__ray_call__.remote(use_cores, self._num_ranks)
+            elif not is_spare:
+                self._devices[name] = await handle.__ray_call__.remote(use_assigned_device)
+
+        actor = await self._enter(handle, name, log_path, prepare)
         if self._is_cuda:
             asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._make_spare, name, arguments)
         return actor
 
     def _make_spare(self, name: str, arguments: dict[str, Any]) -> None:
-        """Of the incarnation that follows the one with these arguments."""
+        """Of the incarnation that follows the one with these arguments, if that is the latest."""
+        if self._incarnations[name] != arguments["incarnation"]:
+            return
         number = arguments["incarnation"] + 1
         try:
-            # Ray goes on counting the device as the first incarnation's, or as the group's alone.
+            # Its device is counted by Ray for the first incarnation, and after that for the group.
             spare = self._make(GpuActor, f"{name}.{number}", arguments)
         except (RaydixError, ValueError) as error:
             logger.warning("%s has no spare process: %s", name, error)
@@ -246,14 +259,18 @@ class RaySpawner:
             raise typed_error(error, name) from error
 
     async def _enter(
-        self, handle: Any, name: str, log_path: str, *, is_gpu: bool = False
+        self,
+        handle: Any,
+        name: str,
+        log_path: str,
+        prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> RunningActor:
-        """Set a new actor's process up."""
+        """Set a new actor's process up; `prepare` does what only some need."""
         try:
             label = name.rpartition(":")[2]
             pid = await handle.__ray_call__.remote(enter_process, os.getpid(), log_path, label)
-            if is_gpu:
-                await self._place(handle, name)
+            if prepare is not None:
+                await prepare()
             return RayActor(handle, name, pid)
         except BaseException as error:
             # Also if this is cancelled: nobody else knows of the actor.
@@ -263,15 +280,6 @@ class RaySpawner:
             if isinstance(error, ProcessLookupError):
                 raise EngineDead(f"{name} ended at once") from error
             raise
-
-    async def _place(self, handle: Any, name: str) -> None:
-        """Give a GPU actor its environment, and its device or its cores."""
-        if self._gpu_environment:
-            await handle.__ray_call__.remote(use_environment, self._gpu_environment)
-        if not self._is_cuda:
-            await handle.__ray_call__.remote(use_cores, self._num_ranks)
-        elif name not in self._devices:
-            self._devices[name] = await handle.__ray_call__.remote(use_assigned_device)
 
     def options(self, name: str) -> dict[str, Any]:
         """Ray options: named, never restarted by Ray, nothing detached."""
