@@ -3,6 +3,7 @@
 Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 """
 
+import importlib
 import logging
 import pickle
 import time
@@ -252,6 +253,7 @@ def build_torch_model(
 
 def import_torch_model() -> None:
     """Import what `build_torch_model` needs on a GPU. Opens no device."""
-    from raydix.runtime.actors.torch_model import import_gpu_ops
+    from raydix.kernels.ops import import_gpu_ops
 
+    importlib.import_module("raydix.runtime.actors.torch_model")
     import_gpu_ops()

@@ -92,7 +92,7 @@ def _stored(path: Path, name: str, start: int, entry: dict[str, object]) -> Stor
         offset=start + begin,
         num_bytes=end - begin,
         dtype=_DTYPES[dtype],
-        shape=tuple(shape),
+        shape=tuple(int(str(size)) for size in shape),
     )
 
 
@@ -206,7 +206,7 @@ class _CudaReader:
 
 def _fill(piece_B: Tensor, file: int, stored: StoredTensor, start: int) -> None:
     """Read a piece that begins so many bytes into the tensor. Other threads run meanwhile."""
-    view = memoryview(piece_B.numpy())
+    view = piece_B.numpy().data
     while view:
         at = stored.offset + start + len(piece_B) - len(view)
         num_read = os.preadv(file, [view], at)
