@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -70,18 +71,19 @@ ray.shutdown()
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_gpu_actor_that_is_made_again_is_the_spare_process(tmp_path: Path) -> None:
+def test_a_gpu_actor_that_is_made_again_is_the_spare_process() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "6,7"}
     environment.pop("RAY_ADDRESS", None)
-    folder = f"/tmp/raydix-spares-{os.getpid()}"
 
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, folder],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    # Not pytest's: paths of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="raydix-spares-", ignore_cleanup_errors=True) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, folder],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
 
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
