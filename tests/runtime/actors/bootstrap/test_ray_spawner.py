@@ -38,8 +38,11 @@ async def find(*names):
     while True:
         for name in names:
             try:
-                return ray.get_actor(name, namespace="raydix")
-            except ValueError:
+                found = ray.get_actor(name, namespace="raydix")
+                await found.__ray_call__.remote(visible_and_pid)
+                return found
+            except (ValueError, ray.exceptions.RayActorError):
+                # There is none yet, or Ray still has the one that was killed.
                 await asyncio.sleep(0.05)
 
 async def kill_gpu1():
