@@ -90,31 +90,48 @@ async def measure(
     return [
         figure
         for count in stream_counts
-        for figure in compare(options, count, alone[count], by_actors[count])
+        for figure in compare(
+            streams_of(count),
+            by_actors[count],
+            alone[count],
+            "in process",
+            max_ttft_ms=options.bar(alone[count].ttft_ms + MAX_EXTRA_TTFT_MS),
+            min_tokens_per_s=options.bar(alone[count].tokens_per_s * MIN_THROUGHPUT_FRACTION),
+        )
     ]
 
 
-def compare(options: Options, num_streams: int, alone: Service, by_actors: Service) -> list[Figure]:
-    """The figures of one number of streams."""
-    streams = f"{num_streams} streams" if num_streams > 1 else "1 stream"
-    in_process = "in process"
+def streams_of(number: int) -> str:
+    """How a figure names them."""
+    return f"{number} streams" if number > 1 else "1 stream"
 
+
+def compare(
+    streams: str,
+    measured: Service,
+    baseline: Service,
+    baseline_name: str,
+    *,
+    max_ttft_ms: float | None,
+    min_tokens_per_s: float | None,
+) -> list[Figure]:
+    """The figures of one number of streams, beside a service without what is measured."""
     return [
         Figure(
             name=f"TTFT, {streams}",
-            value=by_actors.ttft_ms,
+            value=measured.ttft_ms,
             unit="ms",
-            max_value=options.bar(alone.ttft_ms + MAX_EXTRA_TTFT_MS),
-            baseline=alone.ttft_ms,
-            baseline_name=in_process,
+            max_value=max_ttft_ms,
+            baseline=baseline.ttft_ms,
+            baseline_name=baseline_name,
         ),
         Figure(
             name=f"throughput, {streams}",
-            value=by_actors.tokens_per_s,
+            value=measured.tokens_per_s,
             unit="tokens/s",
-            min_value=options.bar(alone.tokens_per_s * MIN_THROUGHPUT_FRACTION),
-            baseline=alone.tokens_per_s,
-            baseline_name=in_process,
+            min_value=min_tokens_per_s,
+            baseline=baseline.tokens_per_s,
+            baseline_name=baseline_name,
         ),
     ]
 

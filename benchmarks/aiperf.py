@@ -36,8 +36,9 @@ from benchmarks.engines import (
     options_of,
     settle,
 )
-from benchmarks.http_client import EVENT, stream_parts
+from benchmarks.http_client import stream_parts
 from benchmarks.http_overhead import http_front
+from benchmarks.http_reader import EVENT
 from benchmarks.record import REPOSITORY, Figure
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint

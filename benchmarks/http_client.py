@@ -5,8 +5,6 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-EVENT = b"data: {"
-"""How the events of a stream begin, but for the last, which tells its end."""
 _READ_BYTES = 1 << 16
 
 

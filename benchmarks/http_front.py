@@ -8,19 +8,21 @@ import sys
 
 import uvloop
 
+from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.server.app import build_app
-from raydix.runtime.server.listener import HttpAddress, listening
+from raydix.runtime.server.garbage import spare_long_lived_objects
+from raydix.runtime.server.listener import listening
 
 
 async def serve(engine_name: str) -> None:
     """Serve until nobody wants it any more."""
-    async with (
-        await AsyncLLM.connect(engine_name) as engine,
-        listening(build_app(engine, engine_name, None), HttpAddress("127.0.0.1", 0), 1.0) as url,
-    ):
-        print(url.rpartition(":")[2], flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    async with await AsyncLLM.connect(engine_name) as engine:
+        app = build_app(engine, engine_name, None)
+        spare_long_lived_objects()
+        async with listening(app, TcpAddress("127.0.0.1", 0), 1.0) as url:
+            print(url.rpartition(":")[2], flush=True)
+            await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.http_overhead
 
 All streams are read token by token. The server is a process of its own, as `raydix serve --http`
-is; the client, this process, speaks plain HTTP over sockets, so that no client library is measured.
-Rounds of the two alternate.
+is, and so is its client, which speaks plain HTTP over sockets: neither a client library nor a
+client that shares its core is measured. `AsyncLLM` is in this process. Rounds of the two alternate.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from statistics import median
 
-from benchmarks.actor_overhead import Service, tokens_per_s
+from benchmarks.actor_overhead import Service, compare, streams_of, tokens_per_s
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -31,7 +31,7 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
-from benchmarks.http_client import EVENT, stream_parts
+from benchmarks.http_reader import Stream
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
 from raydix.runtime.api.client import AsyncLLM
@@ -41,59 +41,79 @@ MAX_EXTRA_TTFT_MS = 5.0
 MIN_THROUGHPUT_FRACTION = 0.95
 _PAUSE_S = 0.2
 """The pause between rounds, for what the last one left in flight."""
-_TAIL_BYTES = 4096
-"""More than the last event has."""
+_LINE_BYTES = 64 << 20
+"""More than what a round tells."""
 
-Ask = Callable[[list[int], int], Awaitable[Answer]]
-"""Stream an answer of so many tokens to a prompt."""
+AskAll = Callable[[list[list[int]], int], Awaitable[list[Answer]]]
+"""Stream answers of so many tokens to all prompts at once."""
 
 
-async def ask_http(port: int, prompt: list[int], num_tokens: int) -> Answer:
-    """Stream one completion over a connection of its own."""
-    body = {
-        "prompt": prompt,
-        "max_tokens": num_tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    sent_s = time.monotonic()
-    # Events are counted as they come and not parsed: at full speed they are too many for Python.
-    arrivals_s: list[float] = []
-    tail = b""
-    async with contextlib.aclosing(stream_parts(port, body)) as parts:
-        async for part in parts:
-            arrivals_s += [time.monotonic()] * part.count(EVENT)
-            tail = (tail + part)[-_TAIL_BYTES:]
+class HttpReader:
+    """A client of an HTTP server, in a process of its own."""
 
-    # The last one tells the usage.
-    last = tail.rpartition(EVENT)[2].partition(b"\n")[0]
-    usage = json.loads(b"{" + last)["usage"]
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def ask_all(self, prompts: list[list[int]], num_tokens: int) -> list[Answer]:
+        """Stream one completion per prompt, over a connection of its own."""
+        common = {
+            "max_tokens": num_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        bodies = [{"prompt": prompt, **common} for prompt in prompts]
+        assert self._process.stdin is not None, "both are pipes"
+        assert self._process.stdout is not None, "both are pipes"
+        self._process.stdin.write(json.dumps(bodies).encode() + b"\n")
+        await self._process.stdin.drain()
+        line = await self._process.stdout.readline()
+        return [_answer(Stream(**stream)) for stream in json.loads(line)]
+
+
+def _answer(stream: Stream) -> Answer:
+    # The last event tells the usage.
+    tokens_s = stream.arrivals_s[:-1]
     return Answer(
-        sent_s=sent_s,
-        first_s=arrivals_s[0],
-        ended_s=arrivals_s[-1],
-        arrivals_s=tuple(arrivals_s),
-        num_tokens=usage["completion_tokens"],
-        tokens_by_source=usage["prompt_tokens_details"]["cached_tokens_by_source"],
+        sent_s=stream.sent_s,
+        first_s=tokens_s[0],
+        ended_s=tokens_s[-1],
+        arrivals_s=tuple(tokens_s),
+        num_tokens=stream.usage["completion_tokens"],
+        tokens_by_source=stream.usage["prompt_tokens_details"]["cached_tokens_by_source"],
     )
+
+
+@contextlib.asynccontextmanager
+async def http_reader(port: int) -> AsyncIterator[HttpReader]:
+    """A client of the server at this port."""
+    async with _process("benchmarks.http_reader", str(port)) as process:
+        yield HttpReader(process)
 
 
 @contextlib.asynccontextmanager
 async def http_front(engine: str) -> AsyncIterator[int]:
     """A server for the running engine of this name; yields its port."""
+    async with _process("benchmarks.http_front", engine) as process:
+        assert process.stdout is not None, "it is a pipe"
+        yield int(await process.stdout.readline())
+
+
+@contextlib.asynccontextmanager
+async def _process(module: str, argument: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A module as a process, which ends with its standard input."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.http_front", engine),
+        *(sys.executable, "-m", module, argument),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ,
+        limit=_LINE_BYTES,
     )
-    assert process.stdin is not None, "both are pipes"
-    assert process.stdout is not None, "both are pipes"
     try:
-        yield int(await process.stdout.readline())
+        yield process
     finally:
+        assert process.stdin is not None, "it is a pipe"
         process.stdin.close()
         await process.wait()
 
@@ -108,27 +128,43 @@ async def measure(
         dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config,
         await AsyncLLM.start(config, name=ENGINE) as llm,
         http_front(ENGINE) as port,
+        http_reader(port) as reader,
     ):
-        ways: dict[str, Ask] = {
-            "direct": lambda prompt, num_tokens: ask(llm.generate, prompt, num_tokens),
-            "http": lambda prompt, num_tokens: ask_http(port, prompt, num_tokens),
+        ways: dict[str, AskAll] = {
+            "direct": partial(ask_directly, llm),
+            "http": reader.ask_all,
         }
         for num_streams in stream_counts:
             services = await _serve(ways, options, sizes, prompts, num_streams)
-            figures += compare(options, num_streams, services["direct"], services["http"])
+            direct = services["direct"]
+            # The time to the first token has a bar for one stream alone.
+            max_ttft_ms = direct.ttft_ms + MAX_EXTRA_TTFT_MS
+            figures += compare(
+                streams_of(num_streams),
+                services["http"],
+                direct,
+                "AsyncLLM",
+                max_ttft_ms=options.bar(max_ttft_ms) if num_streams == 1 else None,
+                min_tokens_per_s=options.bar(direct.tokens_per_s * MIN_THROUGHPUT_FRACTION),
+            )
     return figures
 
 
+async def ask_directly(llm: AsyncLLM, prompts: list[list[int]], num_tokens: int) -> list[Answer]:
+    """The same by `AsyncLLM`."""
+    asking = [ask(llm.generate, prompt, num_tokens) for prompt in prompts]
+    return list(await asyncio.gather(*asking))
+
+
 async def _serve(
-    ways: dict[str, Ask], options: Options, sizes: Batches, prompts: Prompts, num_streams: int
+    ways: dict[str, AskAll], options: Options, sizes: Batches, prompts: Prompts, num_streams: int
 ) -> dict[str, Service]:
     """Medians over the rounds after a warm-up."""
     rounds: defaultdict[str, list[list[Answer]]] = defaultdict(list)
     for _ in range(1 + options.repeats):
         for name, way in ways.items():
             drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(num_streams)]
-            asking = [way(prompt, sizes.output_tokens) for prompt in drawn]
-            rounds[name].append(await asyncio.gather(*asking))
+            rounds[name].append(await way(drawn, sizes.output_tokens))
             await asyncio.sleep(_PAUSE_S)
 
     return {
@@ -138,31 +174,6 @@ async def _serve(
         )
         for name, own in rounds.items()
     }
-
-
-def compare(options: Options, num_streams: int, direct: Service, http: Service) -> list[Figure]:
-    """The figures of one number of streams; the time to the first token has a bar for one alone."""
-    streams = f"{num_streams} streams" if num_streams > 1 else "1 stream"
-    max_ttft_ms = options.bar(direct.ttft_ms + MAX_EXTRA_TTFT_MS) if num_streams == 1 else None
-
-    return [
-        Figure(
-            name=f"TTFT, {streams}",
-            value=http.ttft_ms,
-            unit="ms",
-            max_value=max_ttft_ms,
-            baseline=direct.ttft_ms,
-            baseline_name="AsyncLLM",
-        ),
-        Figure(
-            name=f"throughput, {streams}",
-            value=http.tokens_per_s,
-            unit="tokens/s",
-            min_value=options.bar(direct.tokens_per_s * MIN_THROUGHPUT_FRACTION),
-            baseline=direct.tokens_per_s,
-            baseline_name="AsyncLLM",
-        ),
-    ]
 
 
 def main(options: Options) -> int:

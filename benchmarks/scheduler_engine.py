@@ -4,7 +4,7 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.cache.page_key import KEY_BYTES
-from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.client import RequestDelta, SubmitRequest
 from raydix.runtime.messages.host import (
     CancelBatch,
@@ -47,6 +47,45 @@ def transfer_ids(plan: StepPlan) -> list[int]:
     return list(dict.fromkeys(ids))
 
 
+Carry = Callable[[StepPlan, float], Iterable[tuple[float, StepResult | TransfersDone]]]
+"""What a rank reports of a plan that has come at this time, each with its time."""
+OnOutput = Callable[[AskingId, int, bool], None]
+"""A client has got so many tokens of an asking, which may have ended."""
+
+
+def sampled_tokens(plan: StepPlan) -> Int32Array:
+    """What the rows of a plan sample."""
+    return int32_array([OUTPUT_TOKEN] * int((plan.row_output_positions >= 0).sum()))
+
+
+class PlainDevice:
+    """Owns: when a rank is free. All steps take equally long, and copies run beside each other."""
+
+    def __init__(self, page_bytes: Sequence[int]) -> None:
+        self._page_bytes = page_bytes
+        self._free_s = 0.0
+
+    def carry_out(
+        self, plan: StepPlan, now_s: float
+    ) -> Iterator[tuple[float, StepResult | TransfersDone]]:
+        """See `Carry`."""
+        self._free_s = max(now_s, self._free_s) + (STEP_S if len(plan.row_slots) else 0.0)
+        tokens = sampled_tokens(plan)
+        yield (
+            self._free_s,
+            StepResult(rank=0, step=plan.step, token_ids=tokens, compute_s=STEP_S),
+        )
+
+        copies = transfer_ids(plan)
+        if copies:
+            num_bytes = sum(self._page_bytes[group] for group in plan.loads.groups.tolist())
+            seconds = max(1e-3, num_bytes / COPY_BYTES_PER_S)
+            done = TransfersDone(
+                rank=0, transfer_ids=int32_array(copies), num_bytes=num_bytes, seconds=seconds
+            )
+            yield now_s + seconds, done
+
+
 class Engine:
     """A Scheduler, its HostMemory, one rank, and storage that has every page, or no storage."""
 
@@ -56,14 +95,18 @@ class Engine:
         *,
         l2_pages: int,
         storage_bytes_per_s: float | None = None,
+        carry_out: Carry | None = None,
+        on_output: OnOutput = lambda asking, num_tokens, has_ended: None,
     ) -> None:
         """`l2_pages`: room in L2, in pages of all KV groups together; 0 without L2.
 
-        `storage_bytes_per_s`: None without storage.
+        `storage_bytes_per_s`: None without storage. `carry_out`: None for a `PlainDevice`.
         """
         layout, groups = settings.layout, range(settings.num_groups)
         self._page_bytes = [layout.payload_bytes(group) for group in groups]
         self._storage_bytes_per_s = storage_bytes_per_s or 0.0
+        self._carry = carry_out or PlainDevice(self._page_bytes).carry_out
+        self._on_output = on_output
         self._core = SchedulerCore(settings)
         arena_bytes = max(1, l2_pages) * sum(layout.host_page_bytes(group) for group in groups)
         has_storage = storage_bytes_per_s is not None
@@ -77,7 +120,6 @@ class Engine:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._storage_free_s = 0.0
-        self._steps_free_s = 0.0
         self._host_due_s = float("-inf")
         self._core_due_s = float("-inf")
         self._num_open = 0
@@ -105,7 +147,7 @@ class Engine:
 
     def submit(
         self, token_ids: Iterable[int], *, max_tokens: int, after_s: float = ARRIVAL_S
-    ) -> None:
+    ) -> AskingId:
         """One request arrives; every token of its answer is OUTPUT_TOKEN."""
         message = SubmitRequest(
             asking=AskingId(self._num_submitted),
@@ -118,6 +160,7 @@ class Engine:
         self._num_open += 1
         event = events.ClientMessage(client_id=CLIENT, message=message)
         self._after(after_s, partial(self._to_core, event))
+        return message.asking
 
     def run(self) -> None:
         """Go on until every request has ended."""
@@ -161,6 +204,9 @@ class Engine:
                     self._carry_out(effect.plan)
                 case events.SendClient():
                     self._hear(effect.delta)
+                case events.SendTokens():
+                    for asking in effect.askings.tolist():
+                        self._on_output(AskingId(asking), 1, False)
                 case _:
                     pass
 
@@ -176,26 +222,14 @@ class Engine:
 
     def _hear(self, delta: RequestDelta) -> None:
         self.sources.update(delta.cached_tokens_by_source or {})
-        self._num_open -= delta.finished is not None or delta.failure is not None
+        has_ended = delta.finished is not None or delta.failure is not None
+        self._num_open -= has_ended
+        self._on_output(delta.asking, len(delta.token_ids), has_ended)
 
     def _carry_out(self, plan: StepPlan) -> None:
-        self._steps_free_s = max(self.now_s, self._steps_free_s) + (
-            STEP_S if len(plan.row_slots) else 0.0
-        )
-        tokens = int32_array([OUTPUT_TOKEN] * int((plan.row_output_positions >= 0).sum()))
-        result = StepResult(rank=0, step=plan.step, token_ids=tokens, compute_s=STEP_S)
-        self._after(self._steps_free_s - self.now_s, lambda: self._report(result))
-
-        copies = transfer_ids(plan)
-        if copies:
-            loaded = Counter(plan.loads.groups.tolist())
-            self.loaded_pages.update(loaded)
-            num_bytes = sum(count * self._page_bytes[group] for group, count in loaded.items())
-            seconds = max(1e-3, num_bytes / COPY_BYTES_PER_S)
-            done = TransfersDone(
-                rank=0, transfer_ids=int32_array(copies), num_bytes=num_bytes, seconds=seconds
-            )
-            self._after(seconds, lambda: self._report(done))
+        self.loaded_pages.update(Counter(plan.loads.groups.tolist()))
+        for time_s, message in self._carry(plan, self.now_s):
+            self._after(time_s - self.now_s, partial(self._report, message))
 
     def _report(self, message: StepResult | TransfersDone) -> None:
         self._to_core(events.RankMessage(rank=0, connection=LINK, message=message))

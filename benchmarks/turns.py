@@ -56,10 +56,12 @@ class Turns:
     l2_bytes: int = 32 << 30
     max_model_len: int = 16_384
     chunk_tokens: int = 8192
+    max_decode_slowdown: float | None = None
+    """None: the default."""
 
     def sections(self, num_streams: int) -> dict[str, Any]:
         """The engine's configuration but for its model."""
-        return engine_sections(
+        sections = engine_sections(
             max_model_len=self.max_model_len,
             page_size=self.page_size,
             l1_pages=self.l1_tokens // self.page_size,
@@ -67,6 +69,9 @@ class Turns:
             chunk_tokens=self.chunk_tokens,
             max_running_requests=max(num_streams, 64),
         )
+        if self.max_decode_slowdown is not None:
+            sections["scheduler"]["max_decode_slowdown"] = self.max_decode_slowdown
+        return sections
 
 
 TINY = Turns(
@@ -236,9 +241,10 @@ def cached_fraction(run: Run) -> float:
     return cached / run.prompt_tokens
 
 
-def main(options: Options, streams: Sequence[int]) -> int:
-    """Measure and report."""
+def main(options: Options, streams: Sequence[int], changes: dict[str, Any]) -> int:
+    """Measure and report. `changes`: of the load."""
     load, model = (TINY, DENSE_TINY) if options.is_tiny else (Turns(), DENSE_L16)
+    load = replace(load, **changes)
     figures = []
     for num_streams in streams:
         figures += asyncio.run(measure(options, model, load, num_streams))
@@ -249,5 +255,13 @@ if __name__ == "__main__":
     command_line = make_parser(__doc__)
     add_options(command_line, Options())
     command_line.add_argument("--streams", type=int, nargs="+", default=[16, 4])
+    for name in ("num_sessions", "l2_bytes", "chunk_tokens"):
+        command_line.add_argument(f"--{name.replace('_', '-')}", type=int)
+    command_line.add_argument("--max-decode-slowdown", type=float)
     read = command_line.parse_args()
-    sys.exit(main(options_of(read), read.streams))
+    given = {
+        name: value
+        for name, value in vars(read).items()
+        if value is not None and name in Turns.__dataclass_fields__
+    }
+    sys.exit(main(options_of(read), read.streams, given))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raydix.errors import (
         AccountingError,
+        BadParameter,
         BadRequest,
         BatchFailed,
         Cancelled,
@@ -33,6 +34,7 @@ __all__ = [
     "LLM",
     "AccountingError",
     "AsyncLLM",
+    "BadParameter",
     "BadRequest",
     "BatchFailed",
     "Cancelled",

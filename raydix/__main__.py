@@ -1,10 +1,16 @@
-"""`python -m raydix`: the command line."""
+"""`raydix`, or `python -m raydix`: the command line."""
 
 import sys
+from typing import NoReturn
 
 from raydix.missing import advice
 
-if __name__ == "__main__":
+_STOPPED_STATUS = 130
+"""As of a shell's command that Ctrl-C ends; `main` itself says the same."""
+
+
+def run() -> NoReturn:
+    """Import the command line and run it; what keeps it from being imported is one line."""
     try:
         from raydix.runtime.cli.main import main
     except ModuleNotFoundError as error:
@@ -13,6 +19,9 @@ if __name__ == "__main__":
             raise
         sys.exit(text)
     except KeyboardInterrupt:
-        # As of a shell's command: `main` itself says the same.
-        sys.exit(130)
+        sys.exit(_STOPPED_STATUS)
     main()
+
+
+if __name__ == "__main__":
+    run()

@@ -22,6 +22,18 @@ class BadRequest(RaydixError):
     """A request cannot be served as it was asked."""
 
 
+class BadParameter(BadRequest):
+    """One parameter of a request is wrong: `parameter` names it, `problem` says the rest."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(parameter, problem)
+        self.parameter = parameter
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.parameter} {self.problem}"
+
+
 class UnknownRequest(BadRequest):
     """The engine does not remember a request of this id."""
 
@@ -66,7 +78,7 @@ class BatchFailed(RaydixError):
 
     def __str__(self) -> str:
         named = [
-            f"prompt {index}: {type(error).__name__}: {error}"
+            f"prompt {index}: {type(error).__name__}: {str(error).removesuffix('.')}"
             for index, error in sorted(self.errors.items())
         ]
         more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""

@@ -7,8 +7,15 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# By default Ray gives its workers what other processes leave over, tests beside them included.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
-pytest_plugins = ["tests.hub_cache", "tests.ray_cluster"]
+pytest_plugins = [
+    "tests.hub_cache",
+    "tests.processes",
+    "tests.ray_cluster",
+    "tests.runtime.actors.bereaved_client",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster, metrics_url
 from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.main import app
 from raydix.runtime.config.loading import load_config
@@ -30,7 +31,7 @@ from raydix.runtime.dashboards.files import DASHBOARD_FILE
 from raydix.runtime.dashboards.panels import Endpoint
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.server.app import build_app
-from raydix.runtime.server.listener import HttpAddress, listening
+from raydix.runtime.server.listener import listening
 from tests.checkpoints import make_checkpoint
 from tests.prometheus_server import Prometheus, require_program, running_prometheus
 from tests.ray_cluster import own_name
@@ -74,7 +75,7 @@ class Load(threading.Thread):
     async def _serve(self) -> None:
         async with (
             await AsyncLLM.connect(self.engine) as engine,
-            listening(build_app(engine, "m", None), HttpAddress("127.0.0.1", 0), 1.0) as url,
+            listening(build_app(engine, "m", None), TcpAddress("127.0.0.1", 0), 1.0) as url,
         ):
             await asyncio.to_thread(_read, f"{url}/v1/models")
             self.url = url

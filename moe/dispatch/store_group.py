@@ -1,4 +1,4 @@
-"""The ranks of a step group, for libraries that ask for a process group in order to meet."""
+"""Ranks that meet by a store: for each other's memory, or for libraries that want a group."""
 
 import pickle
 from datetime import timedelta

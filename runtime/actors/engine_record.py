@@ -84,6 +84,13 @@ def find_record(name: str) -> EngineRecord | None:
     return None if content is None else _decode(content)
 
 
+def running_names() -> list[str]:
+    """This user's engines on this host, those that still start among them."""
+    found = sorted(_user_folder().glob(f"*{_SUFFIX}"))
+    held = [path for path in found if read_if_held(str(path)) is not None]
+    return [urllib.parse.unquote(path.name.removesuffix(_SUFFIX)) for path in held]
+
+
 def require_free_name(name: str, patience_s: float = NAME_RELEASE_S) -> None:
     """Raise ConfigError if an engine has this name, and keeps it for `patience_s`."""
     give_up_s = time.monotonic() + patience_s

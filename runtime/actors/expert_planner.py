@@ -21,7 +21,7 @@ _TIMEOUT_S = 60.0
 _PROGRAM = """
 import json, os, sys
 sys.path[:] = json.loads(sys.argv[1])
-os.nice(10)
+os.nice(5)
 from raydix.runtime.scheduler.expert_plans import answer
 answer(sys.stdin.buffer, sys.stdout.buffer)
 """

@@ -19,9 +19,14 @@ Open = Callable[[int], AsyncGenerator[RequestOutput, None]]
 
 
 async def answer_batch(
-    open_stream: Open, num_prompts: int, on_output: Callable[[RequestOutput], None]
+    open_stream: Open,
+    num_prompts: int,
+    on_output: Callable[[RequestOutput], None],
+    num_samples: int = 1,
 ) -> list[RequestOutput]:
     """Finished outputs in the order of the prompts; `on_output` has each as soon as it is there.
+
+    num_samples: of a prompt, at most; each is a request to the engine.
 
     Raises BatchFailed once all others are answered if prompts have failed; of a single prompt its
     own error; EngineDead and Cancelled at once, as they concern all.
@@ -40,7 +45,7 @@ async def answer_batch(
             outputs[index] = output
             on_output(output)
 
-    await _in_window(answer, num_prompts)
+    await _in_window(answer, num_prompts, max(1, MAX_IN_FLIGHT // num_samples))
     if errors and num_prompts == 1:
         raise errors[0]
     if errors:
@@ -48,7 +53,7 @@ async def answer_batch(
     return [output for output in outputs if output is not None]
 
 
-async def _in_window(work: Callable[[int], Awaitable[None]], number: int) -> None:
+async def _in_window(work: Callable[[int], Awaitable[None]], number: int, num_at_once: int) -> None:
     """Do `work` for every index, a bounded number at a time. The first error ends all."""
     # All workers share one iterator, so that each index is taken once.
     remaining = iter(range(number))
@@ -57,7 +62,7 @@ async def _in_window(work: Callable[[int], Awaitable[None]], number: int) -> Non
         for index in remaining:
             await work(index)
 
-    workers = [asyncio.create_task(take()) for _ in range(min(MAX_IN_FLIGHT, number))]
+    workers = [asyncio.create_task(take()) for _ in range(min(num_at_once, number))]
     try:
         await asyncio.gather(*workers)
     finally:

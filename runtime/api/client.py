@@ -13,9 +13,10 @@ from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
@@ -95,7 +96,7 @@ class AsyncLLM:
         engine._has_started_engine = True
         # The caller has nothing yet to shut down: what fails from here on ends the engine.
         try:
-            await engine._connected()
+            await engine.connected()
         except BaseException:
             await handle.shutdown()
             raise
@@ -119,7 +120,7 @@ class AsyncLLM:
         engine through the Ray cluster of this address, which must have it on this host.
         """
         engine = cls(name, address, secret_file, cluster)
-        await engine._connected()
+        await engine.connected()
         return engine
 
     async def generate(
@@ -151,7 +152,7 @@ class AsyncLLM:
         Raises BadRequest, PromptTooLong, Overloaded, DeadlineExceeded, EngineDead, and Cancelled if
         this handle is disconnected meanwhile. After EngineDead the next call connects anew.
         """
-        client = await self._connected()
+        client = await self.connected()
         options = RequestOptions(
             priority=priority,
             cache_salt=cache_salt,
@@ -210,7 +211,7 @@ class AsyncLLM:
 
         Raises EngineDead if the engine does not answer.
         """
-        return (await self._connected()).limits
+        return (await self.connected()).limits
 
     async def prefetch(self, prompt: Prompt, *, cache_salt: str | None = None) -> dict[str, int]:
         """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it.
@@ -224,7 +225,7 @@ class AsyncLLM:
         Overloaded (256 prefetches wait), EngineDead, and Cancelled if this handle is disconnected
         meanwhile.
         """
-        return await (await self._connected()).prefetch(prompt, cache_salt)
+        return await (await self.connected()).prefetch(prompt, cache_salt)
 
     async def abort(self, request_id: str) -> None:
         """End a request of this handle; other ids are ignored.
@@ -291,6 +292,21 @@ class AsyncLLM:
         """Wait until the engine gives up, is shut down or is killed. Raises EngineDead: why."""
         await (await self._found()).wait_ended()
 
+    async def connected(self) -> EngineClient:
+        """The open connection; a new one, to whatever engine has the name now, if there is none."""
+        if self._client is not None and not self._client.is_closed:
+            return self._client
+        async with self._connecting.turn():
+            if self._client is None or self._client.is_closed:
+                if self._client is not None:
+                    await self._find_again()
+                try:
+                    self._client = await self._open(await self._found())
+                except EngineDead:
+                    self._forget()
+                    raise
+            return self._client
+
     async def disconnect(self) -> None:
         """Leave the engine running. Open streams raise Cancelled and their requests are aborted."""
         client, self._client = self._client, None
@@ -319,21 +335,6 @@ class AsyncLLM:
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
         place = self.place
         return type(self), (place.name, place.address, place.secret_file, place.cluster)
-
-    async def _connected(self) -> EngineClient:
-        """The open connection; a new one, to whatever engine has the name now, if there is none."""
-        if self._client is not None and not self._client.is_closed:
-            return self._client
-        async with self._connecting.turn():
-            if self._client is None or self._client.is_closed:
-                if self._client is not None:
-                    await self._find_again()
-                try:
-                    self._client = await self._open(await self._found())
-                except EngineDead:
-                    self._forget()
-                    raise
-            return self._client
 
     async def _find_again(self) -> None:
         """After a lost connection: raise EngineDead at once if it was the engine that ended."""
@@ -370,15 +371,10 @@ class AsyncLLM:
                 "has recovered."
             ) from error
 
-        limits = ModelLimits(
-            max_model_len=handle.max_model_len,
-            vocab_size=handle.vocab_size,
-            eos_token_ids=tuple(handle.eos_token_ids),
-        )
-        return EngineClient(link, limits, tokenizer)
+        return EngineClient(link, ModelLimits.of(handle.facts), tokenizer)
 
     async def _tokenizer(self, purpose: str) -> Tokenizer:
-        await self._connected()
+        await self.connected()
         tokenizer = await self._tokenizer_of(await self._found())
         if tokenizer is None:
             raise BadRequest(

@@ -5,15 +5,25 @@ import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
+from raydix.errors import BadParameter, BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.api.model_limits import ModelLimits
+from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt, TokenPrompt, check_token_ids, read_prompt
+from raydix.runtime.api.prompts import (
+    Prompt,
+    TokenizedPrompt,
+    TokenPrompt,
+    check_token_ids,
+    read_prompt,
+)
+from raydix.runtime.api.request_names import RequestNames
 from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
 from raydix.runtime.api.samples import id_of_sample, outputs_of_samples, params_of_sample
@@ -30,30 +40,12 @@ from raydix.runtime.messages.client import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """What the served model allows, which a client checks its requests against."""
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request whose caller still listens."""
-
-    request_id: RequestId
-    stream: RequestStream
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class EngineClient:
     """Sends requests over one link and hands each caller its outputs.
 
-    Owns: the streams of this connection, its askings, and which request ids they use. Must be made
-    on a running loop and used on that loop alone. What a slow caller has not taken is merged into
-    one output, so that a stream holds no more than one request's output.
+    Owns: the streams of this connection, and its askings. Must be made on a running loop and used
+    on that loop alone. What a slow caller has not taken is merged into one output, so that a stream
+    holds no more than one request's output.
 
     A request id is free again as soon as the Scheduler has been told to end its request: what it
     sent before that names the earlier asking, and nobody listens to that one any more.
@@ -72,14 +64,12 @@ class EngineClient:
         self._clock = clock
 
         self._num_askings = 0
-        self._live: dict[AskingId, _Live] = {}
+        self._live: dict[AskingId, OpenRequest] = {}
+        self._callers = Callers()
         self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
         self._unanswered: set[AskingId] = set()
         """Askings whose last delta has not come."""
-        self._in_use: dict[RequestId, AskingId] = {}
-        """Request ids of unanswered askings that the Scheduler was not told to end."""
-        self._samples: dict[RequestId, Sequence[RequestId]] = {}
-        """Of requests for several samples, the ids of all."""
+        self._names = RequestNames()
         self._is_closed = False
 
         self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
@@ -93,6 +83,11 @@ class EngineClient:
     def limits(self) -> ModelLimits:
         """What the served model allows."""
         return self._limits
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether outputs have text."""
+        return self._tokenizer is not None
 
     @property
     def num_requests(self) -> int:
@@ -117,56 +112,69 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         """One request for each sample; they meet where the first one is."""
-        text, token_ids = await self._tokenize(prompt)
+        self._limits.check_num_requests(params.n)
         names = [id_of_sample(name, index) for index in range(params.n)]
-        # Here, too: once its samples are noted, an asking that is refused would take the place of
-        # the one that has the id.
-        for each in names:
-            self._require_free(each)
+        with self._names.reserved(names):
+            tokenized = await self.tokenized(prompt)
         joined = replace(options, sample_of=name)
-        streams = [
-            self._stream(
-                token_ids, params_of_sample(params, index), each, joined if index else options
-            )
-            for index, each in enumerate(names)
-        ]
+        news = asyncio.Event()
 
-        self._samples[name] = names
-        try:
+        with self._names.together(names), RequestGroup(news.set) as group:
+            for index, each in enumerate(names):
+                own = params_of_sample(params, index)
+                asked = joined if index else options
+                group.add(partial(self.open, tokenized, own, each, asked))
             async with contextlib.aclosing(
-                outputs_of_samples(name, streams, params.output_kind)
+                outputs_of_samples(name, group.all_news(news), params.n, params.output_kind)
             ) as outputs:
                 async for output in outputs:
-                    yield replace(output, prompt=text)
-        finally:
-            if self._samples.get(name) is names:
-                del self._samples[name]
+                    yield output
 
     async def _stream(
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
-        text, token_ids = await self._tokenize(prompt)
-        submission = self._submission(params, name, token_ids, options)
-        live = self._submit(submission, params, text)
+        with self._names.reserved([name]):
+            tokenized = await self.tokenized(prompt)
+        news = asyncio.Event()
+        request = self.open(tokenized, params, name, options, news.set)
+        async with contextlib.aclosing(request.outputs(news)) as outputs:
+            async for output in outputs:
+                yield output
 
-        try:
-            while True:
-                if not live.stream.is_ready:
-                    live.news.clear()
-                    await live.news.wait()
-                output = live.stream.take()
-                if output is not None:
-                    yield output
-                    if output.finished:
-                        return
-                elif live.stream.failure is not None:
-                    raise live.stream.failure
-        finally:
-            self._leave(submission, live)
+    def open(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        request_id: RequestId,
+        options: RequestOptions,
+        on_news: OnNews,
+    ) -> OpenRequest:
+        """Submit a request, whose `n` must be 1; the caller closes what this returns.
+
+        `on_news` is called when something can be taken: once, until it is taken.
+        """
+        assert params.n == 1, "several samples are several requests"
+        submission = self._submission(params, request_id, prompt.token_ids, options)
+        self._names.require_free(request_id)
+        streamed = StreamedRequest(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids.tolist(),
+            params=params,
+            ending_token_ids=frozenset(submission.stop_token_ids),
+            submitted_s=self._clock(),
+        )
+
+        # Only what was sent is live: sending may fail.
+        self._ask(submission)
+        stream = RequestStream(streamed, self._tokenizer)
+        request = OpenRequest(submission.asking, request_id, stream, on_news, self._leave)
+        self._live[submission.asking] = request
+        return request
 
     async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
         """See `AsyncLLM.prefetch`. Cancelling the task ends it."""
-        _, token_ids = await self._tokenize(prompt)
+        token_ids = (await self.tokenized(prompt)).token_ids
         check_text("cache_salt", cache_salt)
         request_id = RequestId(uuid.uuid4().hex)
         message = PrefetchPrompt(
@@ -189,11 +197,8 @@ class EngineClient:
 
         Its stream yields a finished output with reason `abort`.
         """
-        name = RequestId(request_id)
-        for each in self._samples.get(name, (name,)):
-            asking = self._in_use.get(each)
-            if asking is not None:
-                self._tell_to_end(AbortRequest(asking=asking, request_id=each))
+        for each, asking in self._names.askings_of(RequestId(request_id)):
+            self._tell_to_end(AbortRequest(asking=asking, request_id=each))
 
     async def close(self) -> None:
         """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
@@ -203,12 +208,13 @@ class EngineClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
 
-    async def _tokenize(self, prompt: Prompt) -> tuple[str | None, Int32Array]:
-        """The prompt's text, if it came as text, and its checked ids."""
+    async def tokenized(self, prompt: Prompt) -> TokenizedPrompt:
+        """The prompt as a request takes it. Raises BadRequest and PromptTooLong."""
         shape = read_prompt(prompt)
         vocab_size, max_model_len = self._limits.vocab_size, self._limits.max_model_len
         if isinstance(shape, TokenPrompt):
-            return None, check_token_ids(shape.token_ids, vocab_size, max_model_len)
+            checked = check_token_ids(shape.token_ids, vocab_size, max_model_len)
+            return TokenizedPrompt(None, checked)
         if self._tokenizer is None:
             raise BadRequest(
                 "The prompt is text, but the checkpoint has no tokenizer that this process can "
@@ -216,7 +222,8 @@ class EngineClient:
                 "this host."
             )
         token_ids = await asyncio.to_thread(self._tokenizer.encode, shape.text)
-        return shape.text, check_token_ids(token_ids, vocab_size, max_model_len)
+        checked = check_token_ids(token_ids, vocab_size, max_model_len)
+        return TokenizedPrompt(shape.text, checked)
 
     def _submission(
         self,
@@ -231,13 +238,13 @@ class EngineClient:
         ):
             wrong_ids = [each for each in named_ids if each >= self._limits.vocab_size]
             if wrong_ids:
-                raise BadRequest(
-                    f"{name} has {wrong_ids}; expected ids from 0 to {self._limits.vocab_size - 1}."
-                )
+                last = self._limits.vocab_size - 1
+                raise BadParameter(name, f"has {wrong_ids}; expected ids from 0 to {last}.")
         if params.stop and self._tokenizer is None:
-            raise BadRequest(
-                f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this "
-                "process can read. Use stop_token_ids."
+            raise BadParameter(
+                "stop",
+                f"is {list(params.stop)}, but the checkpoint has no tokenizer that this process "
+                "can read. Use stop_token_ids.",
             )
         options.check()
 
@@ -256,30 +263,6 @@ class EngineClient:
             sample_of=None if options.sample_of is None else RequestId(options.sample_of),
         )
 
-    def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
-        request_id = submission.request_id
-        self._require_free(request_id)
-        request = StreamedRequest(
-            request_id=request_id,
-            prompt=text,
-            prompt_token_ids=submission.token_ids.tolist(),
-            params=params,
-            ending_token_ids=frozenset(submission.stop_token_ids),
-            submitted_s=self._clock(),
-        )
-        live = _Live(submission.request_id, RequestStream(request, self._tokenizer))
-
-        # Only what was sent is live: sending may fail.
-        self._ask(submission)
-        self._live[submission.asking] = live
-        return live
-
-    def _require_free(self, request_id: RequestId) -> None:
-        if request_id in self._in_use:
-            raise BadRequest(
-                f"request_id {request_id!r} is in use. Choose another one, or leave it out."
-            )
-
     def _next_asking(self) -> AskingId:
         self._num_askings += 1
         return AskingId(self._num_askings)
@@ -294,17 +277,16 @@ class EngineClient:
                 f"The connection to the engine is closed ({error}). Connect again."
             ) from error
         self._unanswered.add(message.asking)
-        self._in_use[message.request_id] = message.asking
+        self._names.use(message.request_id, message.asking)
 
-    def _leave(self, submission: SubmitRequest, live: _Live) -> None:
+    def _leave(self, request: OpenRequest) -> None:
         """The caller listens no more: abort what still runs, and drop what may come of it."""
-        del self._live[submission.asking]
+        if self._live.pop(request.asking, None) is None:
+            return
         # By now its id may stand for a later asking.
-        is_in_use = self._in_use.get(submission.request_id) == submission.asking
-        if is_in_use and not live.stream.has_ended:
-            self._tell_to_end(
-                AbortRequest(asking=submission.asking, request_id=submission.request_id)
-            )
+        is_in_use = self._names.is_used_by(request.request_id, request.asking)
+        if is_in_use and not request.stream.has_ended:
+            self._tell_to_end(AbortRequest(asking=request.asking, request_id=request.request_id))
 
     async def _read_frames(self) -> None:
         """Sort frames into streams until the link closes."""
@@ -331,34 +313,29 @@ class EngineClient:
         now_s = self._clock()
 
         # Plain tokens come as columns, all else as deltas.
-        for index, asking in enumerate(frame.askings):
+        for asking, token_id in zip(frame.askings, frame.token_ids.tolist(), strict=True):
             live = self._live.get(asking)
             if live is not None:
-                token_ids = frame.token_ids[index : index + 1]
-                delta = RequestDelta(asking=asking, request_id=live.request_id, token_ids=token_ids)
-                self._push(live, delta, now_s)
+                if live.stream.push_token(token_id, now_s):
+                    self._stop(live)
+                self._callers.note_news(live)
 
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
             if is_last:
                 self._unanswered.discard(delta.asking)
-                self._release_id(delta.request_id, delta.asking)
+                self._names.release(delta.request_id, delta.asking)
                 self._end_prefetch(delta)
 
             live = self._live.get(delta.asking)
             if live is not None:
-                self._push(live, delta, now_s)
+                if live.stream.push(delta, now_s) and not is_last:
+                    self._stop(live)
+                self._callers.note_news(live)
 
-    def _push(self, live: _Live, delta: RequestDelta, now_s: float) -> None:
-        """Hand news to a caller who listens; a stop string in it ends the request."""
-        stream = live.stream
-        had_ended = stream.has_ended
-        stream.push(delta, now_s)
-        is_last = delta.finished is not None or delta.failure is not None
-        if stream.has_stop_string and not had_ended and not is_last:
-            self._tell_to_end(StopRequest(asking=delta.asking, request_id=delta.request_id))
-        if stream.is_ready:
-            live.news.set()
+    def _stop(self, live: OpenRequest) -> None:
+        """A stop string ended the output, which the Scheduler cannot know."""
+        self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
 
     def _end_prefetch(self, delta: RequestDelta) -> None:
         answer = self._prefetches.get(delta.asking)
@@ -370,23 +347,19 @@ class EngineClient:
             answer.set_result(delta.cached_tokens_by_source or {})
 
     def _tell_to_end(self, message: AbortRequest | StopRequest) -> None:
-        self._release_id(message.request_id, message.asking)
+        self._names.release(message.request_id, message.asking)
         # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
         with contextlib.suppress(LinkClosed):
             self._link.send(message)
 
-    def _release_id(self, request_id: RequestId, asking: AskingId) -> None:
-        """A request may have this id again, unless one that was asked later has it already."""
-        if self._in_use.get(request_id) == asking:
-            del self._in_use[request_id]
-
     def _end_all(self, error: Callable[[], RaydixError]) -> None:
         self._is_closed = True
         self._unanswered.clear()
-        self._in_use.clear()
-        for live in self._live.values():
+        self._names.release_all()
+        for live in list(self._live.values()):
             live.stream.fail(error())
-            live.news.set()
+            if live.note_news():
+                live.tell()
         for answer in self._prefetches.values():
             if not answer.done():
                 answer.set_exception(error())

@@ -81,7 +81,7 @@ class LLM:
         params = _list_params(sampling_params, len(listed))
         return self._answer(
             lambda index: self._engine.generate(listed[index], params[index], **options),
-            len(listed),
+            params,
             use_tqdm=use_tqdm,
         )
 
@@ -105,7 +105,7 @@ class LLM:
                 chat_template_kwargs=chat_template_kwargs,
                 **options,
             ),
-            len(conversations),
+            params,
             use_tqdm=use_tqdm,
         )
 
@@ -150,9 +150,13 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _answer(self, open_stream: Open, number: int, *, use_tqdm: bool) -> list[RequestOutput]:
+    def _answer(
+        self, open_stream: Open, params: Sequence[SamplingParams], *, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """`params`: of each prompt."""
+        number, num_samples = len(params), max((each.n for each in params), default=1)
         with batch_progress(number if use_tqdm else 0, Console(stderr=True)) as on_output:
-            return self._wait(answer_batch(open_stream, number, on_output))
+            return self._wait(answer_batch(open_stream, number, on_output, num_samples))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():

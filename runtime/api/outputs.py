@@ -14,6 +14,8 @@ class Logprob:
     rank: int
     """1 for the likeliest token."""
     decoded_token: str | None = None
+    token_bytes: bytes | None = field(default=None, compare=False)
+    """The token's own, which may be part of a character; None without a tokenizer."""
 
 
 PromptEntry = dict[int, Logprob] | None

@@ -31,6 +31,15 @@ class TokenPrompt:
     token_ids: TokenIds
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt that was checked against the model."""
+
+    text: str | None
+    """As it came; None where the caller gave token ids."""
+    token_ids: Int32Array
+
+
 def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
     """Tell text from token ids.
 

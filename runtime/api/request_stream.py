@@ -83,8 +83,8 @@ class RequestStream:
             if params.prompt_logprobs is None
             else PromptEntries(request.prompt_token_ids, self._decode_one)
         )
-        self._decoded: dict[int, str] = {}
-        """Text of tokens that logprobs were told of."""
+        self._decoded: dict[int, tuple[str, bytes]] = {}
+        """Text and bytes of tokens that logprobs were told of."""
         self._metrics = RequestMetrics()
         self._num_cached_tokens = 0
         self._finish_reason: FinishReason | None = None
@@ -99,21 +99,19 @@ class RequestStream:
         return self._finish_reason is not None or self.failure is not None
 
     @property
-    def has_stop_string(self) -> bool:
-        """A stop string ended the output, which the Scheduler cannot know."""
-        return self._finder is not None and self._finder.matched is not None
-
-    @property
     def is_ready(self) -> bool:
         """`take` would give an output, or `failure` is set."""
         return self.has_ended or (
             self._has_news and self._params.output_kind is not OutputKind.FINAL
         )
 
-    def push(self, delta: RequestDelta, now_s: float) -> None:
-        """Take in a delta. Once the stream has ended (by a stop string, say) it is ignored."""
+    def push(self, delta: RequestDelta, now_s: float) -> bool:
+        """Take in a delta; whether a stop string in it ended the output.
+
+        Once the stream has ended it is ignored.
+        """
         if self.has_ended:
-            return
+            return False
 
         if delta.cached_tokens_by_source is not None:
             self._note_admission(delta, now_s)
@@ -121,18 +119,32 @@ class RequestStream:
             for run in delta.prompt_logprobs:
                 self._prompt_logprobs.add(run)
         token_ids = delta.token_ids.tolist()
+        hides_last = self._hides_last(token_ids, delta)
         if self._finder is None:
-            self._append_all(token_ids, delta)
+            self._append_all(token_ids, delta.logprobs, hides_last=hides_last)
         else:
-            self._append_until_stop_string(token_ids, delta)
+            self._append_until_stop_string(token_ids, delta.logprobs, hides_last=hides_last)
 
         # A stop string among these tokens has ended the stream already, whatever followed it.
         if delta.failure is not None and not self.has_ended:
             self.failure = error_of(delta.failure, partial=self._wrap(self._cumulative()))
         elif delta.finished is not None and not self.has_ended:
             self._finish(delta.finished)
-        if self._finish_reason is not None:
-            self._note_end(now_s)
+        return self._note_end(now_s)
+
+    def push_token(self, token_id: int, now_s: float) -> bool:
+        """`push` of a token of which nothing more is told, as most are between first and last."""
+        if self._finish_reason is not None or self.failure is not None:
+            return False
+
+        if self._finder is None:
+            self._output.token_ids.append(token_id)
+            self._has_news = True
+            if self._detokenizer is not None:
+                self._output.text += self._detokenizer.push((token_id,))
+            return False
+        self._append_until_stop_string([token_id], (), hides_last=False)
+        return self._note_end(now_s)
 
     def fail(self, error: RaydixError) -> None:
         """End the stream with `error`, unless it has ended."""
@@ -151,17 +163,19 @@ class RequestStream:
             return output
         return self._wrap(self._cumulative())
 
-    def _append_all(self, token_ids: list[int], delta: RequestDelta) -> None:
+    def _append_all(
+        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hides_last: bool
+    ) -> None:
         if not token_ids:
             return
-        self._append_tokens(token_ids, delta.logprobs)
-
+        self._append_tokens(token_ids, logprobs)
         if self._detokenizer is not None:
-            if self._hides_last(token_ids, delta):
-                token_ids = token_ids[:-1]
-            self._output.text += self._detokenizer.push(token_ids)
+            shown = token_ids[:-1] if hides_last else token_ids
+            self._output.text += self._detokenizer.push(shown)
 
-    def _append_until_stop_string(self, token_ids: list[int], delta: RequestDelta) -> None:
+    def _append_until_stop_string(
+        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hides_last: bool
+    ) -> None:
         """Append tokens up to the one that completes a stop string."""
         assert self._detokenizer is not None, "stop strings are refused without text"
         assert self._finder is not None, "the caller checked"
@@ -169,8 +183,8 @@ class RequestStream:
 
         # One by one: the output must end with the same token however deltas were merged.
         for i, token_id in enumerate(token_ids):
-            self._append_tokens([token_id], delta.logprobs[i : i + 1])
-            if i == last and self._hides_last(token_ids, delta):
+            self._append_tokens([token_id], logprobs[i : i + 1])
+            if i == last and hides_last:
                 return
 
             text = self._detokenizer.push([token_id])
@@ -185,7 +199,9 @@ class RequestStream:
     def _hides_last(self, token_ids: list[int], delta: RequestDelta) -> bool:
         """Whether the last token ended the output, and is not to be shown in its text."""
         is_ending = (
-            delta.finished is FinishReason.STOP and token_ids[-1] in self._request.ending_token_ids
+            delta.finished is FinishReason.STOP
+            and bool(token_ids)
+            and token_ids[-1] in self._request.ending_token_ids
         )
         return is_ending and not self._params.include_stop_str_in_output
 
@@ -203,7 +219,7 @@ class RequestStream:
         self._output.cumulative_logprob += entry.logprobs[0]
         self._output.logprobs.append(
             {
-                token_id: Logprob(logprob, rank, self._decode_one(token_id))
+                token_id: Logprob(logprob, rank, *self._told_of(token_id))
                 for token_id, logprob, rank in zip(
                     entry.token_ids, entry.logprobs, entry.ranks, strict=True
                 )
@@ -211,13 +227,17 @@ class RequestStream:
         )
 
     def _decode_one(self, token_id: int) -> str | None:
+        return self._told_of(token_id)[0]
+
+    def _told_of(self, token_id: int) -> tuple[str | None, bytes | None]:
+        """A token's text and bytes."""
         if self._tokenizer is None or not self._params.detokenize:
-            return None
-        text = self._decoded.get(token_id)
-        if text is None:
+            return None, None
+        told = self._decoded.get(token_id)
+        if told is None:
             text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-            self._decoded[token_id] = text
-        return text
+            told = self._decoded[token_id] = text, self._tokenizer.bytes_of(token_id, text)
+        return told
 
     def _finish(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:
@@ -265,7 +285,10 @@ class RequestStream:
             else None,
         )
 
-    def _note_end(self, now_s: float) -> None:
+    def _note_end(self, now_s: float) -> bool:
+        """Complete the figures of an output that has ended; whether a stop string did that."""
+        if self._finish_reason is None:
+            return False
         self._metrics = RequestMetrics(
             cached_tokens_by_source=self._metrics.cached_tokens_by_source,
             queued_s=self._metrics.queued_s,
@@ -273,6 +296,7 @@ class RequestStream:
             latency_s=now_s - self._request.submitted_s,
             num_output_tokens=len(self._output.token_ids),
         )
+        return self._finder is not None and self._finder.matched is not None
 
     def _cumulative(self) -> CompletionOutput:
         output = self._output

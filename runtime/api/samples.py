@@ -1,17 +1,16 @@
 """Several samples of one prompt, as the one stream that their caller asked for."""
 
-import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from raydix.errors import DeadlineExceeded
+from raydix.errors import DeadlineExceeded, RaydixError
 from raydix.ids import RequestId
+from raydix.runtime.api.open_requests import Taken
 from raydix.runtime.api.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 
 _MAX_SEED = 2**63 - 1
-
-Stream = AsyncGenerator[RequestOutput, None]
 
 
 def params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
@@ -19,6 +18,8 @@ def params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
 
     The first one alone tells of the prompt: who does computes it anew, and the others share it.
     """
+    if index == 0 and params.n == 1:
+        return params
     seed = None if params.seed is None else (params.seed + index) % (_MAX_SEED + 1)
     prompt_logprobs = None if index else params.prompt_logprobs
     return replace(params, n=1, seed=seed, prompt_logprobs=prompt_logprobs)
@@ -30,34 +31,24 @@ def id_of_sample(request_id: RequestId, index: int) -> RequestId:
 
 
 async def outputs_of_samples(
-    request_id: RequestId, streams: Sequence[Stream], kind: OutputKind
-) -> Stream:
+    request_id: RequestId,
+    news: AsyncGenerator[tuple[int, Taken], None],
+    num_samples: int,
+    kind: OutputKind,
+) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of all samples as they come, each completion with its sample's index.
 
     By `kind` an output holds what all samples have so far, what is new of one of them, or all of
-    them once, at the end. Exactly one is finished. Leaving before that ends every stream, and so
-    does the first error, which is raised.
+    them once, at the end. Exactly one is finished. The first error is raised.
     """
-    samples = _Samples(request_id, len(streams))
-    waiting = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(streams)}
-    try:
-        while waiting:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            ready = [(index, task) for task, index in waiting.items() if task.done()]
-            for index, task in sorted(ready, key=lambda each: each[0]):
-                del waiting[task]
-                output = _result(task, samples, index)
-                samples.note(index, output)
-                if not output.finished:
-                    waiting[asyncio.ensure_future(anext(streams[index]))] = index
-                if samples.is_finished or kind is not OutputKind.FINAL:
-                    yield samples.output(index, kind)
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
+    samples = _Samples(request_id, num_samples)
+    async with contextlib.aclosing(news):
+        async for index, taken in news:
+            if isinstance(taken, RaydixError):
+                raise _of_all(taken, samples, index)
+            samples.note(index, taken)
+            if samples.is_finished or kind is not OutputKind.FINAL:
+                yield samples.output(index, kind)
 
 
 class _Samples:
@@ -126,13 +117,9 @@ def _metrics(
     )
 
 
-def _result(task: "asyncio.Future[RequestOutput]", samples: _Samples, index: int) -> RequestOutput:
-    """What a sample brings. A deadline's error gets what all samples have so far."""
-    try:
-        return task.result()
-    except DeadlineExceeded as error:
-        if isinstance(error.partial, RequestOutput):
-            samples.note(index, error.partial)
-            whole = samples.output(index, OutputKind.CUMULATIVE)
-            raise DeadlineExceeded(str(error), partial=whole) from error
-        raise
+def _of_all(error: RaydixError, samples: _Samples, index: int) -> RaydixError:
+    """The error of one sample. A deadline's gets what all samples have so far."""
+    if isinstance(error, DeadlineExceeded) and isinstance(error.partial, RequestOutput):
+        samples.note(index, error.partial)
+        return DeadlineExceeded(str(error), partial=samples.output(index, OutputKind.CUMULATIVE))
+    return error

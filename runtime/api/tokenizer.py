@@ -12,6 +12,7 @@ from typing import Any
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from raydix.runtime.model.hub import settings_folder
+from raydix.runtime.model.late_import import import_late
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
@@ -27,10 +28,10 @@ def load_tokenizer(path: str | Path) -> "Tokenizer | None":
     folder = settings_folder(str(path))
     if not _has_files(folder):
         return None
-    from transformers import AutoTokenizer
-
+    # Another thread may be reading the checkpoint's configuration with it.
+    auto_tokenizer = import_late("transformers").AutoTokenizer
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        loaded = auto_tokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise CheckpointError(
             f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}: {error}). "
@@ -90,7 +91,10 @@ class Tokenizer:
         )
         vocabulary = {} if self._is_byte_level else wrapped.get_vocab()
         names = (f"<0x{byte:02X}>" for byte in range(256))
-        self._byte_token_ids = frozenset(vocabulary[name] for name in names if name in vocabulary)
+        self._byte_tokens = {
+            vocabulary[name]: bytes([byte]) for byte, name in enumerate(names) if name in vocabulary
+        }
+        self._byte_token_ids = frozenset(self._byte_tokens)
         self._word_ids = frozenset(vocabulary.values()) - self._byte_token_ids
         self._word_ids_but_special = self._word_ids - self._special_ids
         self._bytes_of_token: dict[int, bytes] = {}
@@ -142,6 +146,12 @@ class Tokenizer:
                 clean_up_tokenization_spaces=False,
             )
         return text
+
+    def bytes_of(self, token_id: int, text: str) -> bytes:
+        """What a token stands for, whose text is `text`: it may be a part of a character."""
+        if self._is_byte_level:
+            return self._token_bytes(token_id)
+        return self._byte_tokens.get(token_id, text.encode())
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         """A new incremental detokenizer, for one request."""

@@ -26,22 +26,24 @@ class Printer(Protocol):
 class TextPrinter:
     """Text, or token ids where there is no tokenizer; failures go to standard error."""
 
-    def __init__(self, console: Console, stdout: TextIO) -> None:
+    def __init__(self, console: Console, stdout: TextIO, *, has_tokenizer: bool) -> None:
         self._console = console
         self._stdout = stdout
+        self._has_tokenizer = has_tokenizer
 
     def answer(self, output: RequestOutput) -> None:
         """See `Printer`."""
         completion = output.outputs[0]
-        self._console.print(completion.text or completion.token_ids, markup=False, highlight=False)
+        shown = completion.text if self._has_tokenizer else completion.token_ids
+        self._console.print(shown, markup=False, highlight=False)
 
     def piece(self, output: RequestOutput) -> None:
         """See `Printer`."""
         completion = output.outputs[0]
-        # Not by the console, which would break lines where a piece reaches its edge.
-        has_text = completion.text or not completion.token_ids
+        # Not by the console, which would break lines where a piece reaches its edge. A piece may
+        # have tokens and no text yet: those of a part of a character.
         ids = "".join(f"{token_id} " for token_id in completion.token_ids)
-        self._stdout.write(completion.text if has_text else ids)
+        self._stdout.write(completion.text if self._has_tokenizer else ids)
         if output.finished:
             self._stdout.write("\n")
         self._stdout.flush()

@@ -107,8 +107,13 @@ def generate(
     )
 
     async def run(out: Console, stdout: TextIO) -> None:
-        show = JsonPrinter(stdout) if as_json else TextPrinter(out, stdout)
         async with await open_engine(config, connect, address, secret_file) as engine:
+            has_tokenizer = (await engine.connected()).has_tokenizer
+            show = (
+                JsonPrinter(stdout)
+                if as_json
+                else TextPrinter(out, stdout, has_tokenizer=has_tokenizer)
+            )
             asking = Asking(
                 engine, params, as_chat=chat, routing_key=routing_key, cache_salt=cache_salt
             )

@@ -15,9 +15,9 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
+    from raydix.runtime.actors.links.address import TcpAddress
     from raydix.runtime.api.client import AsyncLLM
-    from raydix.runtime.server.keys import Keys
-    from raydix.runtime.server.listener import HttpAddress
+    from raydix.runtime.server.keys import KeyJudge
 
 Http = Annotated[
     str | None,
@@ -72,8 +72,8 @@ class HttpOptions:
 class HttpFront:
     """Where and to whom an engine is served over HTTP."""
 
-    address: "HttpAddress"
-    keys: "Keys | None"
+    address: "TcpAddress"
+    keys: "KeyJudge | None"
     """None on loopback alone."""
     model_name: str
     num_replicas: int | None
@@ -93,16 +93,20 @@ def read_http_options(
     _require_packages(options)
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
-    from raydix.runtime.server.keys import load_keys
-    from raydix.runtime.server.listener import HttpAddress, bind
+    from raydix.runtime.actors.links.address import TcpAddress
+    from raydix.runtime.server.key_file import KeyFile
+    from raydix.runtime.server.listener import bind
 
-    address = HttpAddress.parse(options.http)
+    try:
+        address = TcpAddress.parse(options.http)
+    except ConfigError as error:
+        raise ConfigError(f"--http: {error}") from error
     if options.key_file is None and not address.is_loopback:
         raise ConfigError(
             f"--http {options.http} is reached from other hosts; there every request needs a key. "
             "Add --keys FILE, or listen at 127.0.0.1."
         )
-    keys = None if options.key_file is None else load_keys(options.key_file)
+    keys = None if options.key_file is None else KeyFile(options.key_file)
     # It listens once the engine serves; that the port is taken can be told before.
     bind(address).close()
     model_name = options.model_name or model_label(config.model.path)
@@ -147,21 +151,25 @@ async def serving_http(
         yield None
     elif front.num_replicas is None:
         from raydix.runtime.server.app import build_app
+        from raydix.runtime.server.garbage import spare_long_lived_objects
         from raydix.runtime.server.listener import listening
 
         app = build_app(engine, front.model_name, front.keys)
+        spare_long_lived_objects()
         async with listening(app, front.address, drain_s) as url:
             yield url
     else:
         from raydix.runtime.server.serve_app import Replicas
         from raydix.runtime.server.serve_front import replicas_listening
 
+        supervisor = await engine.place.find()
         replicas = Replicas(
             engine=engine,
             model_name=front.model_name,
             keys=front.keys,
             num_replicas=front.num_replicas,
             drain_s=drain_s,
+            log_path=await supervisor.call("log_path"),
         )
         async with replicas_listening(replicas, front.address) as url:
             yield url

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from raydix.errors import ConfigError
 from raydix.runtime.actors.log_format import format_json, format_text
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.cli.config_check import print_report
@@ -39,7 +41,7 @@ from raydix.runtime.cli.options import (
     lazy_storage,
     sections_of,
 )
-from raydix.runtime.cli.stop_signal import until_stopped
+from raydix.runtime.cli.stop_signal import deferring_ctrl_c, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 
@@ -86,6 +88,8 @@ def serve(
     Ends with an error if the engine does.
     """
     config = load_config(source, lazy_storage(lazy, sections_of(settings)))
+    if secret_file is not None and listen is None:
+        raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
     options = HttpOptions(http, http_replicas, keys, model_name)
     front = read_http_options(options, config, address)
     if dry_run:
@@ -110,7 +114,8 @@ def having_metrics_port(config: EngineConfig, address: str | None) -> Iterator[E
 
     Whoever joins a cluster uses its ports.
     """
-    from raydix.runtime.actors.bootstrap.cluster import is_free_port, named_cluster
+    with deferring_ctrl_c():
+        from raydix.runtime.actors.bootstrap.cluster import is_free_port, named_cluster
 
     if config.ray.metrics_port is not None or named_cluster(address) is not None:
         yield config
@@ -154,13 +159,13 @@ async def serve_until_stopped(
         logger.info(
             "engine %s is ready: raydix generate --connect %s --prompt ...   Ctrl-C stops it",
             name,
-            name,
+            shlex.quote(name),
         )
         listens_at = await engine.listens_at()
         if listens_at is not None:
             logger.info(
                 "for clients elsewhere: raydix generate --connect %s@%s --secret-file FILE ...",
-                name,
+                shlex.quote(name),
                 _dialled(listens_at),
             )
         if front is not None:

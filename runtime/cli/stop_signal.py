@@ -66,6 +66,22 @@ async def until_stopped(ended: Coroutine[Any, Any, None] | None = None) -> None:
 
 
 @contextlib.contextmanager
+def deferring_ctrl_c() -> Iterator[None]:
+    """Let SIGINT take effect after the block. On the main thread.
+
+    For imports: some packages, such as ray, catch KeyboardInterrupt there and go on without it.
+    """
+    noted: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if noted and callable(former):
+        former(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
 def _signals() -> Iterator[asyncio.Event]:
     """An event that SIGINT and SIGTERM set meanwhile."""
     stopped = asyncio.Event()

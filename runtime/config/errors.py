@@ -33,7 +33,7 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
         case "extra_forbidden":
             return f"{key} is not a known key. {_suggest(key, siblings, root)}"
         case "missing":
-            return f"{key} is missing and has no default."
+            return f"{key} is missing and has no default.{_how_to_name_a_model(key)}"
         case "value_error":
             return message.removeprefix("Value error, ")
         case "union_tag_invalid" | "union_tag_not_found":
@@ -45,6 +45,13 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
     return f"{key} is {value!r}; {message.replace('Input should be', 'expected')}."
 
 
+def _how_to_name_a_model(missing: str) -> str:
+    """Whoever gave no source at all reads this."""
+    if missing not in ("model", "model.path"):
+        return ""
+    return " Give a YAML file, a checkpoint folder or a name on the Hub, or set model.path."
+
+
 def _suggest(key: str, siblings: list[str], root: Model) -> str:
     """Name the nearest key beside the unknown one, else the nearest anywhere."""
     parent, _, leaf = key.rpartition(".")
@@ -53,7 +60,9 @@ def _suggest(key: str, siblings: list[str], root: Model) -> str:
         return f"Did you mean {parent}.{near[0]}?" if parent else f"Did you mean {near[0]}?"
     by_leaf: dict[str, str] = {}
     for path in all_keys(root):
-        by_leaf.setdefault(path.rpartition(".")[2], path)
+        # Another backend may know the very key.
+        if path != key:
+            by_leaf.setdefault(path.rpartition(".")[2], path)
     near = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
     if near:
         return f"Did you mean {by_leaf[near[0]]}?"

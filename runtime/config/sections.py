@@ -257,6 +257,11 @@ class SchedulerSection(Section):
     chunked_prefill_tokens: Count | None = Field(
         2048, description="Prompt tokens per step, a multiple of the page size. null: no chunking."
     )
+    max_decode_slowdown: Annotated[float, Field(ge=1.0)] = Field(
+        12.0,
+        description="A step that computes prompts takes at most so many times as long as its "
+        "decodes alone would. Less: steadier output; more: earlier first tokens.",
+    )
     max_running_requests: Count = Field(
         64, description="Requests that a rank generates for at once."
     )

@@ -4,7 +4,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 _UNITS = {
@@ -62,3 +62,11 @@ class Section(BaseModel):
     """Base of all sections: frozen, exact types, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @field_validator("*")
+    @classmethod
+    def _without_nul(cls, value: object) -> object:
+        # No path, address or name may have one: whoever uses it first would fail, far from here.
+        if isinstance(value, str) and "\0" in value:
+            raise PydanticCustomError("nul", "expected text without the character NUL")
+        return value

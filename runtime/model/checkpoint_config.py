@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.late_import import import_late
 from raydix.runtime.model.rope_spec import REMEDY, longest_context, positive
 from raydix.runtime.model.spec import ModelSpec
 
@@ -116,10 +117,11 @@ def _find_family(raw: Mapping[str, Any]) -> Family:
 def _read_with_transformers(folder: Path) -> Any:
     # Imported here because it takes seconds, and only the process that reads a checkpoint needs it.
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
+    # Another thread may be reading the tokenizer with it.
+    auto_config = import_late("transformers").AutoConfig
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return auto_config.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (
         StrictDataclassError,
         AttributeError,

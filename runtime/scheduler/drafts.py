@@ -1,5 +1,6 @@
 """Rows of a lane's next step, within its budget and the free pages."""
 
+import math
 from dataclasses import dataclass, field
 
 from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
@@ -9,6 +10,7 @@ from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.mixture import StepTimes, shared_tokens, tokens_beside_decodes
 from raydix.runtime.scheduler.page_needs import PageCounts
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
@@ -20,9 +22,12 @@ _L1_PAGES_PER_LIKELY_PAGE = 4
 
 @dataclass(slots=True)
 class Draft:
-    """A lane's plan in the making. `budget_tokens`: prompt tokens that it may still take."""
+    """A lane's plan in the making."""
 
-    budget_tokens: int
+    budget_tokens: int = 0
+    """Prompt tokens that it may still take; known once its decodes are."""
+    shared_tokens: int = 0
+    """The same, once it has a row of a prompt."""
     decodes: DecodeRows | None = None
     rows: list[PlannedRow] = field(default_factory=list)
     added: list[AddedRequest] = field(default_factory=list)
@@ -44,6 +49,11 @@ class Draft:
         """Rows of the decode batch and others."""
         return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
 
+    def charge(self, num_tokens: int) -> None:
+        """A row of a prompt takes so many tokens of the budget."""
+        self.shared_tokens -= num_tokens
+        self.budget_tokens = min(self.budget_tokens - num_tokens, self.shared_tokens)
+
     def add_copies(self, loads: list[Load], backups: list[Backup]) -> None:
         """The plan starts these, too."""
         self.loads += loads
@@ -56,8 +66,9 @@ def draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None
     Requests count on what is drafted: a draft with rows has to be sent.
     """
     _draft_decodes(replica, lane, draft)
+    _set_budget(replica, lane, draft, now_s)
     _draft_prefills(replica, lane, draft, now_s)
-    admitted = admit_waiting(replica, lane, now_s, draft.budget_tokens)
+    admitted = admit_waiting(replica, lane, now_s, _admission_budget(replica, lane))
     _draft_rows_of(replica, lane, draft, admitted, now_s)
 
     while not draft.has_rows and lane.is_at_rest:
@@ -68,6 +79,48 @@ def draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None
         _retract(replica, _choose_victim(stuck))
         _draft_decodes(replica, lane, draft)
         _draft_prefills(replica, lane, draft, now_s)
+
+
+def _set_budget(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    """Decide how many prompt tokens the step may take, in whole pages: at least one."""
+    settings = replica.settings
+    draft.budget_tokens = draft.shared_tokens = settings.prefill_budget_tokens
+    # A prompt that is not cut has a step of its own size.
+    if not settings.chunked_prefill:
+        return
+
+    num_decodes = 0 if draft.decodes is None else len(draft.decodes.slots)
+    alone_s, token_s = replica.prefill_rate.line(now_s)
+    times = StepTimes(
+        decodes_s=replica.decode_rate.predict_s(num_decodes, now_s),
+        mixed_s=alone_s + num_decodes * token_s,
+        token_s=token_s,
+    )
+    longer = sum(request.num_to_plan > 1 for request in lane.prefilling.values())
+    most = tokens_beside_decodes(
+        times,
+        num_decodes=num_decodes,
+        num_prompts=longer + len(lane.waiting),
+        max_slowdown=settings.max_decode_slowdown,
+    )
+
+    size = settings.page_size
+    draft.budget_tokens = max(size, int(min(draft.budget_tokens, most)) // size * size)
+    draft.shared_tokens = int(min(draft.budget_tokens, shared_tokens(times)))
+
+
+def _admission_budget(replica: Replica, lane: Lane) -> int:
+    """Prompt tokens of those who may be admitted now.
+
+    More than the step has left: their pages are loaded while others are computed. Whoever still
+    waits for a load keeps nobody else from being admitted.
+    """
+    ready = [
+        request.num_to_plan
+        for request in lane.prefilling.values()
+        if request.phase is Phase.RUNNING and request.load is None
+    ]
+    return replica.settings.prefill_budget_tokens - sum(ready)
 
 
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
@@ -183,7 +236,7 @@ def _draft_rows_of(
         if request.phase is not Phase.RUNNING or (draft.budget_tokens <= 0 and not is_decode):
             continue
         num_tokens = 1 if is_decode else _chunk(replica, draft, request)
-        load_id = _load_to_wait_for(replica, request, num_tokens, now_s)
+        load_id = _load_to_wait_for(replica, lane, draft, request, num_tokens, now_s)
         if num_tokens <= 0 or load_id is None:
             continue
 
@@ -197,7 +250,7 @@ def _draft_rows_of(
 
         _add_row(draft, request, num_tokens, load_id)
         if not is_decode:
-            draft.budget_tokens -= -(-num_tokens // size) * size
+            draft.charge(-(-num_tokens // size) * size)
 
 
 def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
@@ -214,24 +267,24 @@ def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
 
 
 def _load_to_wait_for(
-    replica: Replica, request: RequestState, num_tokens: int, now_s: float
+    replica: Replica, lane: Lane, draft: Draft, request: RequestState, num_tokens: int, now_s: float
 ) -> int | None:
     """The load that the row waits for layer by layer; -1: none. None: the row is not sent yet.
 
     A row is sent once its load will end within the row's own compute: before that it would only
-    hold up what is queued behind it.
+    hold up what is queued behind it, and the decodes beside it.
     """
     load = request.load
     if load is None:
         return -1
     if load.sent_s is None:
         return None
-    load_s = replica.load_rate.predict_s(replica.bytes_of(map(len, load.page_ids)), now_s)
 
-    remaining_s = load.sent_s + load_s - now_s
-    early_s = (
-        remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
-    )
+    early_s = _load_end_s(replica, lane, load, now_s) - now_s
+    early_s -= replica.prefill_rate.predict_s(num_tokens, now_s)
+    if draft.decodes is None:
+        # Nobody waits beside it while its layers are enqueued.
+        early_s -= replica.settings.launch_s
     # Less than the clock can tell is not early: it would be woken now, and now again, for ever.
     due_s = now_s + early_s
     if due_s <= now_s:
@@ -239,6 +292,16 @@ def _load_to_wait_for(
     if load.alarm.advance(due_s, now_s):
         replica.wake_at(due_s)
     return None
+
+
+def _load_end_s(replica: Replica, lane: Lane, load: Load, now_s: float) -> float:
+    """When a load will end, behind those that were sent before it."""
+    end_s = -math.inf
+    for each in lane.in_flight.loads_until(load):
+        assert each.sent_s is not None, "it is under way"
+        num_bytes = replica.bytes_of(map(len, each.page_ids))
+        end_s = max(end_s, each.sent_s) + replica.load_rate.predict_s(num_bytes, now_s)
+    return end_s
 
 
 def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int) -> None:

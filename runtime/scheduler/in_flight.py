@@ -1,6 +1,6 @@
 """What a lane's ranks were sent and have not all acknowledged: plans, loads and backups."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +94,14 @@ class InFlight:
     def oldest_transfer(self) -> Load | Backup | None:
         """The copy that was sent first."""
         return next(iter(self.transfers.values()), None)
+
+    def loads_until(self, last: Load) -> Iterator[Load]:
+        """The loads under way that were sent before `last`, oldest first, and it."""
+        for transfer in self.transfers.values():
+            if isinstance(transfer, Load):
+                yield transfer
+            if transfer is last:
+                return
 
     def new_transfer_id(self) -> TransferId:
         """An id for a load or backup; ids travel as int32, so after 2^31 they start over."""

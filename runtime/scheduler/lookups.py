@@ -8,7 +8,7 @@ from raydix.errors import AccountingError
 from raydix.ids import LookupId, RequestId
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.turns import OrderKey, Turns
+from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
 
 Id = TypeVar("Id")
 Asker = RequestState | PrefetchHint
@@ -80,7 +80,7 @@ class Lookups:
         """For one HostMemory: the next one knows of no lookup."""
         self._max_claimed_pages = 0
         self._open: dict[LookupId, Asker] = {}
-        self._turns = Turns()
+        self._turns = RequestOrder()
         self._wanted: dict[RequestId, Pages] = {}
         self._claims: dict[RequestId, Pages] = {}
         self._num_claims: dict[bytes, int] = {}

@@ -42,7 +42,7 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     if num_row_steps >= _STEPS_AHEAD and not has_loads:
         return []
 
-    drafts = [(lane, Draft(budget_tokens=replica.settings.prefill_budget_tokens)) for lane in lanes]
+    drafts = [(lane, Draft()) for lane in lanes]
     has_rows = False
     if num_row_steps < _STEPS_AHEAD:
         for lane, draft in drafts:

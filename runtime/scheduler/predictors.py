@@ -7,6 +7,10 @@ _KEEP_S = 30.0
 """After so long without an observation the prediction drifts back to the start values."""
 _MIN_START_WEIGHT = 0.02
 """The start values always count a little: observations of one size alone make no line."""
+_MAX_SURPRISE = 8.0
+"""What takes longer counts as so many times what was predicted: a kernel was compiled, or the host
+held up. If it is really so slow, the next ones soon say so, too.
+"""
 _MIN_SLOPE = 0.25
 """The least that a unit is believed to take, as a part of what it takes by the start rate."""
 
@@ -77,6 +81,7 @@ class TimePredictor:
         """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
         if seconds < 1e-6 or amount <= 0:
             return
+        seconds = min(seconds, _MAX_SURPRISE * self.predict_s(amount, now_s))
         keep = self._keep ** min(1.0, amount / self._full_amount)
         self._start_weight = max(_MIN_START_WEIGHT, keep * self._start_weight_at(now_s))
         self._observed = self._observed.scaled(keep * self._kept(now_s))
@@ -85,13 +90,13 @@ class TimePredictor:
 
     def rate(self, now_s: float) -> float:
         """Units per second, once a piece of work is under way."""
-        return 1.0 / self._line(now_s)[1]
+        return 1.0 / self.line(now_s)[1]
 
     def predict_s(self, amount: float, now_s: float) -> float:
         """Seconds that `amount` units will take at once; nothing takes no time."""
         if amount <= 0:
             return 0.0
-        fixed_s, slope = self._line(now_s)
+        fixed_s, slope = self.line(now_s)
         return fixed_s + amount * slope
 
     def _kept(self, now_s: float) -> float:
@@ -103,7 +108,7 @@ class TimePredictor:
         """How much the start values count: less with each observation, more as those fade."""
         return 1.0 - (1.0 - self._start_weight) * self._kept(now_s)
 
-    def _line(self, now_s: float) -> tuple[float, float]:
+    def line(self, now_s: float) -> tuple[float, float]:
         """Seconds for a piece of work, and for each unit of it: least squares, within bounds."""
         start = self._start.scaled(self._start_weight_at(now_s))
         sums = start.plus(self._observed.scaled(self._kept(now_s)))

@@ -76,6 +76,10 @@ class Replica:
         self.prefill_rate = TimePredictor(
             settings.start_prefill_tokens_per_s, full_amount=settings.prefill_budget_tokens
         )
+        self.decode_rate = TimePredictor(
+            settings.max_running_requests / settings.start_decode_s,
+            full_amount=settings.max_running_requests,
+        )
         self.load_rate = TimePredictor(
             settings.start_load_bytes_per_s,
             full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,

@@ -39,6 +39,8 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
         predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
         replica.counters.count_prediction(Prediction.PREFILL, predicted_s, result.compute_s)
         replica.prefill_rate.observe(flight.num_tokens, result.compute_s, now_s)
+    elif flight.num_rows == flight.num_tokens == flight.most_tokens:
+        replica.decode_rate.observe(flight.num_rows, result.compute_s, now_s)
 
     num_decodes = flight.num_decodes
     num_sampling = num_decodes + sum(row.output_position is not None for row in flight.rows)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from raydix.errors import AccountingError
 from raydix.ids import RequestId
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.turns import OrderKey, Turns
+from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
 
 _Group = tuple[int, str]
 """A level, and a routing key."""
@@ -71,8 +71,8 @@ class RoutingTurns:
 
     def __init__(self, running: RunningKeys) -> None:
         self._running = running
-        self._all = Turns()
-        self._groups: dict[_Group, Turns] = {}
+        self._all = RequestOrder()
+        self._groups: dict[_Group, RequestOrder] = {}
         self._group_of: dict[RequestId, _Group] = {}
         self._keys: dict[int, list[str]] = {}
         """By level: the keys of its groups, sorted."""
@@ -92,7 +92,7 @@ class RoutingTurns:
         self._all.put(request, key)
         group = key[0], request.submit.routing_key or _NO_KEY
         if group not in self._groups:
-            self._groups[group] = Turns()
+            self._groups[group] = RequestOrder()
             bisect.insort(self._keys.setdefault(group[0], []), group[1])
         self._groups[group].put(request, key)
         self._group_of[request.request_id] = group

@@ -64,6 +64,8 @@ class SchedulerSettings:
     """Prompt tokens per step, charged in whole pages."""
     chunked_prefill: bool = True
     """False: a prompt is computed in one step, if need be beyond the budget."""
+    max_decode_slowdown: float = 12.0
+    """How many times as long a step may take as its decodes alone would, to compute prompts."""
     policy: SchedulingPolicy = SchedulingPolicy.LPM
     eviction: EvictionPolicy = EvictionPolicy.LRU
     prefix_caching: bool = True
@@ -83,6 +85,8 @@ class SchedulerSettings:
     """A request starts one priority level behind for every so many seconds that it comes later."""
     start_prefill_tokens_per_s: float = 50_000.0
     start_load_bytes_per_s: float = 10e9
+    start_decode_s: float = 0.01
+    """Of a step in which the most requests that may run decode."""
 
     @property
     def page_size(self) -> int:

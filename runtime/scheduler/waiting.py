@@ -8,9 +8,9 @@ from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder, order_key
 from raydix.runtime.scheduler.routing_turns import RoutingTurns, RunningKeys
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.turns import OrderKey, Turns, order_key
 
 _Key = TypeVar("_Key")
 
@@ -35,7 +35,7 @@ class WaitingQueue:
         self._turns = (
             RoutingTurns(self._running_keys)
             if settings.policy is SchedulingPolicy.ROUTING_KEY
-            else Turns()
+            else RequestOrder()
         )
 
         self._lacking: dict[bytes, dict[RequestId, RequestState]] = {}

@@ -5,13 +5,14 @@ from fastapi.responses import Response
 
 from raydix.runtime.config.paths import require_absolute_l3
 from raydix.runtime.server.answers import json_figures
+from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served
 from raydix.runtime.server.wire.admin import AttachRequest, FlushRequest
 
 
 def admin_routes(served: Served) -> APIRouter:
     """The routes, all below `/admin/`."""
-    router = APIRouter(prefix="/admin/cache", responses=REFUSALS)
+    router = APIRouter(prefix="/admin/cache", responses=REFUSALS, route_class=JsonRoute)
 
     @router.get("/stats")
     async def stats() -> Response:

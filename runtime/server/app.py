@@ -14,20 +14,17 @@ from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.errors import install_error_handlers
 from raydix.runtime.server.http_metrics import CountRequests, HttpMetrics, metrics_routes
 from raydix.runtime.server.key_check import KeyCheck
-from raydix.runtime.server.keys import Keys
+from raydix.runtime.server.keys import KeyJudge
 from raydix.runtime.server.responses import response_routes
 from raydix.runtime.server.served import Served
 from raydix.runtime.server.status import status_routes
 from raydix.runtime.server.tokens import token_routes
 
-_MAX_BODY_BYTES = 8 << 20
-"""A prompt of a million token ids. All streams wait while a body is parsed: 28 MiB took seconds."""
-
 
 def build_app(
     engine: ServedEngine,
     model_name: str,
-    keys: Keys | None,
+    keys: KeyJudge | None,
     wall_clock: Callable[[], float] = time.time,
     replica: int = 0,
 ) -> FastAPI:
@@ -44,13 +41,15 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        max_body_size=_MAX_BODY_BYTES,
+        # It has metrics of its own; whether FastAPI's are wanted would be asked at each request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
 
     of_engine = (completion_routes, chat_routes, response_routes, token_routes, status_routes)
     routers = [routes(served) for routes in (*of_engine, admin_routes)]
     for router in (*routers, metrics_routes(served, metrics)):
-        app.include_router(router)
+        # As they are: `include_router` would look for each request's route in one after the other.
+        app.router.routes.extend(router.routes)
         metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
     install_error_handlers(app)
 

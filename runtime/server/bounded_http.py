@@ -1,26 +1,33 @@
 """uvicorn's fast protocol, with bounds that it lacks.
 
-By itself it keeps headers and trailers without end. Of a connection that brings a request while one
-is answered it reads no more, and so does not see it close.
+By itself it keeps headers and trailers without end, and waits for them for ever. Of a connection
+that brings a request while one is answered it reads no more, and so does not see it close.
 """
 
+import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from raydix.runtime.server.direct_body import offer_direct_body
+
 MAX_HEADER_BYTES = 64 << 10
+HEADER_S = 10.0
+"""From a connection, or the first byte of a later request, to the end of the headers."""
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"Connection: close\r\nContent-Length: 0\r\n\r\n"
 )
+_TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class BoundedHttp(HttpToolsProtocol):
     """One connection, with one request at a time.
 
     It is closed once what is no body goes on beyond `MAX_HEADER_BYTES`: what comes before a body,
-    and after the last chunk of one. A request that does not wait for the answer to the one before
-    it is left out, and the connection closed after that answer: clients then ask again.
+    and after the last chunk of one; and if headers are not complete within `HEADER_S`. A request
+    that does not wait for the answer to the one before it is left out, and the connection closed
+    after that answer: clients then ask again.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -30,9 +37,24 @@ class BoundedHttp(HttpToolsProtocol):
         """Came since the last part of a body, or since a head or a message was complete."""
         self._is_deaf = False
         """A request came too early; neither it nor what follows is answered."""
+        self._deadline: asyncio.TimerHandle | None = None
+        """Of headers that are waited for."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        super().connection_lost(exc)
+        self._end_deadline()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
+        # Not at the start of a head: empty lines may go before it, without end.
+        if self.cycle is not None and self.cycle.response_complete:
+            self._await_headers()
         # Some of this part may belong to what ended in it: then the bound is one part more.
         self._num_bytes += len(data)
         super().data_received(data)
@@ -56,11 +78,14 @@ class BoundedHttp(HttpToolsProtocol):
         """See httptools."""
         self._is_in_head = False
         self._num_bytes = 0
+        self._end_deadline()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
             self._is_deaf = True
         if not self._is_deaf:
             super().on_headers_complete()
+            # The application begins to run only after this.
+            offer_direct_body(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
@@ -71,5 +96,21 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """See httptools."""
         self._num_bytes = 0
+        # It may have been answered before its body had come.
+        self._end_deadline()
         if not self._is_deaf:
             super().on_message_complete()
+
+    def _await_headers(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_S, self._be_too_late)
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _be_too_late(self) -> None:
+        if self._is_in_head:
+            self.transport.write(_TOO_LATE)
+        self.transport.close()

@@ -1,17 +1,19 @@
 """`/v1/chat/completions`."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from raydix.runtime.api.outputs import CompletionOutput
+from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
-from raydix.runtime.server.event_stream import DONE, EventStream, data_event
-from raydix.runtime.server.generation import Generation, choices_of, options_of
+from raydix.runtime.server.errors import HttpFailure
+from raydix.runtime.server.event_stream import DONE, EventStream, data_event, data_failure
+from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
+from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
@@ -25,6 +27,7 @@ from raydix.runtime.server.wire.chat import (
     Delta,
     chat_logprobs,
     max_tokens_of,
+    names_of_parameters,
     num_logprobs_of,
     template_arguments,
 )
@@ -70,30 +73,6 @@ class _Answer:
             usage=meter.usage(),
         )
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The choices piece by piece; the first piece of each tells the role."""
-        options = check_stream_options(self.request, self.request.stream_options)
-        meter = UsageMeter(self.generation.num_samples)
-        plain = PlainChunks(self._plain_chunk)
-        begun: set[int] = set()
-
-        async for index, output in choices_of(self.served.engine, self.generation):
-            meter.add(index, output)
-            new, is_first = output.outputs[0], index not in begun
-            event = None
-            if not (is_first or options.continuous_usage_stats):
-                event = plain.event(index, new)
-            if event is None:
-                choice = self._chunk_choice(index, new, is_first)
-                usage = meter.usage() if options.continuous_usage_stats else None
-                event = data_event(self._chunk([choice], usage))
-            begun.add(index)
-            yield event
-
-        if options.include_usage:
-            yield data_event(self._chunk([], meter.usage()))
-        yield DONE
-
     def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
         return ChatChoice(
             index=index,
@@ -104,7 +83,8 @@ class _Answer:
             token_ids=output.token_ids if self.request.return_token_ids else None,
         )
 
-    def _chunk_choice(self, index: int, new: CompletionOutput, is_first: bool) -> ChunkChoice:
+    def chunk_choice(self, index: int, new: CompletionOutput, is_first: bool) -> ChunkChoice:
+        """What is new of a choice."""
         return ChunkChoice(
             index=index,
             delta=Delta(role="assistant" if is_first else None, content=new.text),
@@ -114,10 +94,8 @@ class _Answer:
             token_ids=new.token_ids if self.request.return_token_ids else None,
         )
 
-    def _plain_chunk(self, index: int, new: CompletionOutput) -> ChatChunk:
-        return self._chunk([self._chunk_choice(index, new, is_first=False)], None)
-
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
+    def chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
+        """A piece of the answer."""
         return ChatChunk(
             id=self.id,
             created=self.created,
@@ -127,9 +105,52 @@ class _Answer:
         )
 
 
+class _Events:
+    """Owns: how much of a stream was told; the first piece of each choice tells the role."""
+
+    def __init__(self, answer: _Answer) -> None:
+        self._answer = answer
+        self._options = check_stream_options(answer.request, answer.request.stream_options)
+        self._meter = UsageMeter(answer.generation.num_samples)
+        self._plain_chunks = PlainChunks(self._plain_chunk)
+        self._begun: set[int] = set()
+
+    def plain(self, index: int, output: RequestOutput) -> bytes | None:
+        """See `EventWriter`."""
+        if index not in self._begun or self._options.continuous_usage_stats:
+            return None
+        new = output.outputs[0]
+        event = self._plain_chunks.event(index, new)
+        if event is not None:
+            self._meter.add_tokens(new)
+        return event
+
+    async def event(self, index: int, output: RequestOutput) -> bytes:
+        """See `EventWriter`."""
+        self._meter.add(index, output)
+        is_first = index not in self._begun
+        self._begun.add(index)
+        choice = self._answer.chunk_choice(index, output.outputs[0], is_first)
+        usage = self._meter.usage() if self._options.continuous_usage_stats else None
+        return data_event(self._answer.chunk([choice], usage))
+
+    def closing(self) -> bytes:
+        """See `EventWriter`."""
+        if not self._options.include_usage:
+            return DONE
+        return data_event(self._answer.chunk([], self._meter.usage())) + DONE
+
+    def failure(self, failed: HttpFailure) -> bytes:
+        """See `EventWriter`."""
+        return data_failure(failed)
+
+    def _plain_chunk(self, index: int, new: CompletionOutput) -> ChatChunk:
+        return self._answer.chunk([self._answer.chunk_choice(index, new, is_first=False)], None)
+
+
 def chat_routes(served: Served) -> APIRouter:
     """The route."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=REFUSALS)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
@@ -140,7 +161,7 @@ def chat_routes(served: Served) -> APIRouter:
 
         answer = _Answer(served, body, generation, served.now())
         if body.stream:
-            return EventStream(answer.events())
+            return EventStream(partial(open_choices, served.engine, generation), _Events(answer))
         return json_answer(await while_connected(request.receive, answer.whole()))
 
     return router
@@ -157,6 +178,7 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
         max_tokens=max_tokens_of(body),
         logprobs=num_logprobs_of(body),
         prompt_logprobs=num_prompt_logprobs,
+        names=names_of_parameters(body),
     )
     token_ids = await served.engine.apply_chat_template(
         template_messages(body.messages), **template_arguments(body)

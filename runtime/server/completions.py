@@ -1,10 +1,8 @@
 """`/v1/completions`."""
 
 import asyncio
-import contextlib
-from collections import defaultdict
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -12,8 +10,10 @@ from fastapi.responses import Response
 from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
-from raydix.runtime.server.event_stream import DONE, EventStream, data_event
-from raydix.runtime.server.generation import Choices, Generation, choices_of, options_of
+from raydix.runtime.server.errors import HttpFailure
+from raydix.runtime.server.event_stream import DONE, EventStream, data_event, data_failure
+from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
+from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
 from raydix.runtime.server.wire.completions import (
@@ -53,61 +53,28 @@ class _Answer:
         """All choices, once they are finished."""
         meter = UsageMeter(self.generation.num_samples)
         outputs = {}
-        async for index, output in self._outputs():
-            meter.add(index, output)
-            outputs[index] = output
+        async for index, output in choices_of(self.served.engine, self.generation):
+            outputs[index] = self.shown(output)
+            meter.add(index, outputs[index])
 
         # On a thread: a long prompt has many logprobs.
         choices = await asyncio.to_thread(self._choices, outputs, await self._echoes(outputs))
         return self.completion(choices, meter.usage())
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The choices piece by piece."""
-        options = check_stream_options(self.request, self.request.stream_options)
-        meter = UsageMeter(self.generation.num_samples)
-        plain = PlainChunks(self._plain_chunk)
-        num_sent: defaultdict[int, int] = defaultdict(int)
-
-        async for index, output in self._outputs():
-            meter.add(index, output)
-            new = output.outputs[0]
-            is_echo = self.request.echo and index not in num_sent
-            event = None
-            if not is_echo and not options.continuous_usage_stats:
-                event = plain.event(index, new)
-            if event is None:
-                echo = await self._echo(index, output) if is_echo else None
-                choice = self._choice(index, new, num_sent[index], echo)
-                usage = meter.usage() if options.continuous_usage_stats else None
-                event = data_event(self.completion([choice], usage))
-                num_sent[index] += len(choice.text)
-            else:
-                num_sent[index] += len(new.text)
-            yield event
-
-        if options.include_usage:
-            yield data_event(self.completion([], meter.usage()))
-        yield DONE
-
-    def _choice(
+    def choice(
         self, index: int, new: CompletionOutput, num_sent: int, echo: Echo | None
     ) -> CompletionChoice:
+        """What is new of a choice of which so many characters were sent."""
         return completion_choice(index, new, num_sent, self.request.return_token_ids, echo)
 
-    def _plain_chunk(self, index: int, new: CompletionOutput) -> Completion:
-        return self.completion([self._choice(index, new, 0, None)], None)
-
-    async def _outputs(self) -> Choices:
+    def shown(self, output: RequestOutput) -> RequestOutput:
         """What the engine generates, without the token that nobody asked for."""
-        async with contextlib.aclosing(choices_of(self.served.engine, self.generation)) as choices:
-            async for index, output in choices:
-                yield index, output if self.request.max_tokens else _without_tokens(output)
+        return output if self.request.max_tokens else _without_tokens(output)
 
     async def _echoes(self, outputs: dict[int, RequestOutput]) -> list[Echo | None]:
         """Of each prompt, of which its first sample tells."""
-        firsts = range(0, len(outputs), self.request.n)
-        is_echo = self.request.echo
-        return [await self._echo(each, outputs[each]) if is_echo else None for each in firsts]
+        firsts = [outputs[index] for index in range(0, len(outputs), self.request.n)]
+        return [await self.echo(each) if self.request.echo else None for each in firsts]
 
     def _choices(
         self, outputs: dict[int, RequestOutput], echoes: list[Echo | None]
@@ -119,19 +86,68 @@ class _Answer:
             prompt, sample = divmod(index, self.request.n)
             if sample == 0 and self.request.prompt_logprobs is not None:
                 told = told_prompt_logprobs(output.prompt_logprobs)
-            choice = self._choice(index, output.outputs[0], 0, echoes[prompt])
+            choice = self.choice(index, output.outputs[0], 0, echoes[prompt])
             choices.append(choice.model_copy(update={"prompt_logprobs": told}))
         return choices
 
-    async def _echo(self, index: int, output: RequestOutput) -> Echo:
+    async def echo(self, output: RequestOutput) -> Echo:
+        """The prompt, to be put before an output of it."""
         decode, token_ids = self.served.engine.decode, output.prompt_token_ids
-        prompt = self.generation.prompts[index // self.request.n]
         return Echo(
-            text=prompt if isinstance(prompt, str) else await decode(token_ids),
+            text=await decode(token_ids) if output.prompt is None else output.prompt,
             token_ids=token_ids,
             first_token=await decode(token_ids[:1]),
             logprobs=output.prompt_logprobs,
         )
+
+
+class _Events:
+    """Owns: how much of a stream was told."""
+
+    def __init__(self, answer: _Answer) -> None:
+        self._answer = answer
+        self._options = check_stream_options(answer.request, answer.request.stream_options)
+        self._meter = UsageMeter(answer.generation.num_samples)
+        self._plain_chunks = PlainChunks(self._plain_chunk)
+        self._num_sent: dict[int, int] = {}
+        """Characters, by choice."""
+
+    def plain(self, index: int, output: RequestOutput) -> bytes | None:
+        """See `EventWriter`."""
+        if self._options.continuous_usage_stats or self._is_echo(index):
+            return None
+        new = output.outputs[0]
+        event = self._plain_chunks.event(index, new)
+        if event is not None:
+            # Where a token begins is told with logprobs alone, which are never plain.
+            self._meter.add_tokens(new)
+        return event
+
+    async def event(self, index: int, output: RequestOutput) -> bytes:
+        """See `EventWriter`."""
+        shown = self._answer.shown(output)
+        echo = await self._answer.echo(output) if self._is_echo(index) else None
+        choice = self._answer.choice(index, shown.outputs[0], self._num_sent.get(index, 0), echo)
+        self._meter.add(index, shown)
+        self._num_sent[index] = self._num_sent.get(index, 0) + len(choice.text)
+        usage = self._meter.usage() if self._options.continuous_usage_stats else None
+        return data_event(self._answer.completion([choice], usage))
+
+    def closing(self) -> bytes:
+        """See `EventWriter`."""
+        if not self._options.include_usage:
+            return DONE
+        return data_event(self._answer.completion([], self._meter.usage())) + DONE
+
+    def failure(self, failed: HttpFailure) -> bytes:
+        """See `EventWriter`."""
+        return data_failure(failed)
+
+    def _is_echo(self, index: int) -> bool:
+        return self._answer.request.echo and index not in self._num_sent
+
+    def _plain_chunk(self, index: int, new: CompletionOutput) -> Completion:
+        return self._answer.completion([self._answer.choice(index, new, 0, None)], None)
 
 
 def _without_tokens(output: RequestOutput) -> RequestOutput:
@@ -142,7 +158,7 @@ def _without_tokens(output: RequestOutput) -> RequestOutput:
 
 def completion_routes(served: Served) -> APIRouter:
     """The route."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=Completion, responses=REFUSALS)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
@@ -165,7 +181,8 @@ def completion_routes(served: Served) -> APIRouter:
 
         answer = _Answer(served, body, generation, served.now())
         if body.stream:
-            return EventStream(answer.events())
+            opening = partial(open_choices, served.engine, generation)
+            return EventStream(opening, _Events(answer))
         return json_answer(await while_connected(request.receive, answer.whole()))
 
     return router

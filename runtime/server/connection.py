@@ -19,7 +19,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     receive: the ASGI channel, after the body was read. Raises ClientGone.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
+    leaving = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -32,6 +32,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return once the client has gone, or has its whole answer."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,12 +1,10 @@
 """What the HTTP server needs of an engine."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from raydix.runtime.api.engine_client import ModelLimits
-from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt
-from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 
 
 class ServedEngine(Protocol):
@@ -14,19 +12,8 @@ class ServedEngine(Protocol):
 
     name: str
 
-    def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
-        request_id: str | None = None,
-        *,
-        cache_salt: str | None = None,
-        session_id: str | None = None,
-        routing_key: str | None = None,
-        deadline_s: float | None = None,
-        sample_of: str | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the outputs of one request."""
+    async def connected(self) -> EngineClient:
+        """The open connection, on which requests are opened; a new one if there is none."""
         ...
 
     async def apply_chat_template(

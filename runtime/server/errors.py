@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from raydix.errors import (
+    BadParameter,
     BadRequest,
     Cancelled,
     CheckpointError,
@@ -75,6 +75,8 @@ def failure_of(error: RaydixError) -> HttpFailure:
             return failure(400, text, "invalid_request_error", code=code)
         case UnknownRequest():
             return failure(404, text, "invalid_request_error", code="not_found")
+        case BadParameter():
+            return failure(400, text, "invalid_request_error", param=error.parameter)
         case BadRequest() | ConfigError() | CheckpointError():
             return failure(400, text, "invalid_request_error")
         case Overloaded():
@@ -91,7 +93,7 @@ def failure_of(error: RaydixError) -> HttpFailure:
 
 def failure_of_validation(errors: Sequence[Mapping[str, Any]]) -> HttpFailure:
     """Names the fields that are not supported, or else those that are wrong."""
-    unknown = [_path(each) for each in errors if each["type"] == "extra_forbidden"]
+    unknown = [_path(each) for each in errors if _is_unsupported(each)]
     if unknown:
         named = ", ".join(map(repr, unknown[:_MAX_NAMED]))
         text = f"Not supported: {named}. Leave out what is named."
@@ -99,11 +101,37 @@ def failure_of_validation(errors: Sequence[Mapping[str, Any]]) -> HttpFailure:
             400, text, "invalid_request_error", param=unknown[0], code="unsupported_parameter"
         )
 
-    wrong: dict[str, str] = {}
-    for each in errors:
-        wrong.setdefault(_path(each), str(each["msg"]))
+    wrong = _problems(errors)
     text = "; ".join(f"{path}: {problem}" for path, problem in list(wrong.items())[:_MAX_NAMED])
     return failure(400, text, "invalid_request_error", param=next(iter(wrong), None))
+
+
+def _is_unsupported(error: Mapping[str, Any]) -> bool:
+    """The field is none of ours, or it asks for more than nothing."""
+    is_not_empty = error["type"] == "too_long" and error["ctx"]["max_length"] == 0
+    return is_not_empty or error["type"] == "extra_forbidden"
+
+
+def _problems(errors: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What is wrong, by place. A union brings an error for each type that a value might have."""
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
+    for each in errors:
+        by_path.setdefault(_path(each), []).append(each)
+
+    problems = {}
+    for path, own in by_path.items():
+        # Of a type that the value does have, something else is wrong, here or within it.
+        others = [each for each in own if not each["type"].endswith("_type")]
+        is_within = any(other.startswith(f"{path}.") for other in by_path)
+        if others or not is_within:
+            problems[path] = _either([str(each["msg"]) for each in others or own])
+    return problems
+
+
+def _either(messages: Sequence[str]) -> str:
+    """`Input should be a valid string or a valid list`."""
+    first, *more = dict.fromkeys(messages)
+    return " or ".join([first, *(each.removeprefix("Input should be ") for each in more)])
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -116,10 +144,6 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestRefused)
     async def on_refused(_: Request, error: RequestRefused) -> Response:
         return error.failure.response()
-
-    @app.exception_handler(RequestValidationError)
-    async def on_validation_error(_: Request, error: RequestValidationError) -> Response:
-        return failure_of_validation(error.errors()).response()
 
     @app.exception_handler(HTTPException)
     async def on_http_exception(request: Request, error: HTTPException) -> Response:
@@ -149,11 +173,9 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 def _path(error: Mapping[str, Any]) -> str:
     """`messages.0.content`: the place in the body, without the types that a union tried."""
-    if error["type"] == "json_invalid":
-        return "body"
     names = [
         str(each)
-        for each in error["loc"][1:]
+        for each in error["loc"]
         if isinstance(each, int) or (each.isidentifier() and each not in _TYPE_NAMES)
     ]
     return ".".join(names) or "body"

@@ -1,12 +1,16 @@
 """One HTTP request as requests to the engine: a request per prompt and sample."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from raydix.errors import RaydixError
+from raydix.ids import RequestId
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.open_requests import OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.prompts import Prompt, TokenizedPrompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.samples import params_of_sample
 from raydix.runtime.api.sampling_params import SamplingParams
@@ -51,76 +55,59 @@ def options_of(fields: GenerationFields, caller: Caller, session_id: str | None)
     )
 
 
+async def open_choices(
+    engine: ServedEngine, generation: Generation, on_news: OnNews
+) -> RequestGroup:
+    """Ask the engine for all choices; the caller closes what this returns.
+
+    Raises BadRequest and EngineDead, and then nothing is asked.
+    """
+    client = await engine.connected()
+    client.limits.check_num_requests(generation.num_choices)
+    prompts = [client.tokenized(each) for each in generation.prompts]
+    tokenized = await asyncio.gather(*prompts) if len(prompts) > 1 else [await prompts[0]]
+
+    group = RequestGroup(on_news)
+    try:
+        for index in range(generation.num_choices):
+            group.add(partial(_open, client, generation, tokenized, index))
+    except BaseException:
+        group.close()
+        raise
+    return group
+
+
 async def choices_of(engine: ServedEngine, generation: Generation) -> Choices:
     """Outputs of all choices as they come, each with its choice's number.
 
     Leaving before the end aborts what still runs; so does the first error, which is raised.
     """
-    generation = await _tokenized(engine, generation)
-    streams = [_open(engine, generation, index) for index in range(generation.num_choices)]
-    merged = _alone(streams[0]) if len(streams) == 1 else _merged(streams)
-    async with contextlib.aclosing(merged) as choices:
-        async for choice in choices:
-            yield choice
-
-
-async def _tokenized(engine: ServedEngine, generation: Generation) -> Generation:
-    """The request with token ids where a prompt has several samples.
-
-    Each would be tokenised on a thread of its own: one that came before the first sample would not
-    meet it, and compute the prompt again.
-    """
-    if generation.num_samples == 1:
-        return generation
-    ids = [
-        await engine.encode(each) if isinstance(each, str) else each for each in generation.prompts
-    ]
-    return replace(generation, prompts=tuple(ids))
+    news = asyncio.Event()
+    with await open_choices(engine, generation, news.set) as group:
+        async for index, taken in group.all_news(news):
+            if isinstance(taken, RaydixError):
+                raise taken
+            yield index, taken
 
 
 def _open(
-    engine: ServedEngine, generation: Generation, index: int
-) -> AsyncGenerator[RequestOutput, None]:
+    client: EngineClient,
+    generation: Generation,
+    prompts: Sequence[TokenizedPrompt],
+    index: int,
+    on_news: OnNews,
+) -> OpenRequest:
     prompt, sample = divmod(index, generation.num_samples)
-    params = params_of_sample(generation.params, sample)
     request_id = generation.request_id
     options = generation.options
-    first = f"{request_id}-{index - sample}"
+    if sample:
+        first = RequestId(f"{request_id}-{index - sample}")
+        options = replace(options, sample_of=first)
 
-    return engine.generate(
-        generation.prompts[prompt],
-        params,
-        request_id if generation.num_choices == 1 else f"{request_id}-{index}",
-        cache_salt=options.cache_salt,
-        session_id=options.session_id,
-        routing_key=options.routing_key,
-        deadline_s=options.deadline_s,
-        sample_of=first if sample else None,
+    return client.open(
+        prompts[prompt],
+        params_of_sample(generation.params, sample),
+        RequestId(request_id if generation.num_choices == 1 else f"{request_id}-{index}"),
+        options,
+        on_news,
     )
-
-
-async def _alone(stream: AsyncGenerator[RequestOutput, None]) -> Choices:
-    """The usual case, which needs no task per output."""
-    async with contextlib.aclosing(stream):
-        async for output in stream:
-            yield 0, output
-
-
-async def _merged(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Choices:
-    waiting = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(streams)}
-    try:
-        while waiting:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            ready = [(index, task) for task, index in waiting.items() if task.done()]
-            for index, task in sorted(ready, key=lambda each: each[0]):
-                del waiting[task]
-                output = task.result()
-                if not output.finished:
-                    waiting[asyncio.ensure_future(anext(streams[index]))] = index
-                yield index, output
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()

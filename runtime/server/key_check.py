@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.runtime.server.errors import HttpFailure, failure
-from raydix.runtime.server.keys import Caller, Keys, Verdict, judge_without_keys
+from raydix.runtime.server.keys import Caller, KeyJudge, Verdict, judge_without_keys
 from raydix.runtime.server.route_access import access_of
 
 _SCHEME = "bearer "
@@ -15,7 +15,7 @@ _SCHEME = "bearer "
 class KeyCheck:
     """ASGI middleware: puts the caller into the request's state, or answers 401 or 403."""
 
-    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyJudge | None) -> None:
         """keys: None leaves all routes open but the admin's, for a server on loopback alone."""
         self._app = app
         self._keys = keys
@@ -51,7 +51,7 @@ def _refusal(verdict: Verdict) -> HttpFailure:
     match verdict:
         case Verdict.NO_KEY:
             text = (
-                "This route needs one of the keys that the server was started with. Send it in the "
+                "This route needs one of the server's keys. Send it in the "
                 "header Authorization: Bearer KEY."
             )
             return failure(401, text, kind, code=code, headers=challenge)

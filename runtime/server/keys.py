@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -67,6 +67,13 @@ LOCAL = Caller(Role.TENANT)
 """Anyone on this host, where no keys are in use."""
 
 
+class KeyJudge(Protocol):
+    """What knows the callers by their keys."""
+
+    def judge(self, access: Access, key: str | None) -> Caller | Verdict:
+        """Who the caller is, or why the route is not for it."""
+
+
 class Keys:
     """The callers by their keys, of which digests alone are kept."""
 
@@ -74,7 +81,7 @@ class Keys:
         self._callers = {_digest(key): caller for key, caller in callers.items()}
 
     def judge(self, access: Access, key: str | None) -> Caller | Verdict:
-        """Who the caller is, or why the route is not for it."""
+        """See `KeyJudge`."""
         if access is Access.OPEN:
             return LOCAL
         if key is None:

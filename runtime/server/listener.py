@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.server.bounded_http import BoundedHttp
 
 _BACKLOG = 2048
@@ -21,42 +19,6 @@ _KEEP_ALIVE_S = 620
 Whoever closes first must not be the server: a request may be on its way. With uvicorn's 5 s AIPerf
 lost 8 of 500.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAddress:
-    """Where to listen."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """`HOST:PORT`, `[IPV6]:PORT` or `:PORT` for every interface. Raises ConfigError."""
-        host, separator, port = text.rpartition(":")
-        if not (separator and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-            raise ConfigError(
-                f"--http is {text!r}; expected HOST:PORT, such as 127.0.0.1:8000. Port 0 takes a "
-                "free one."
-            )
-        return cls(host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port))
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether nobody on another host can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            # The name of a host: what it stands for may change.
-            return False
-
-    @property
-    def url(self) -> str:
-        """As clients write it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
 
 
 class _Server(uvicorn.Server):
@@ -69,7 +31,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> AsyncIterator[str]:
+async def listening(app: ASGIApp, address: TcpAddress, drain_s: float) -> AsyncIterator[str]:
     """Serve the application meanwhile; yields its URL.
 
     At the end no connection is taken any more, and streams may go on for `drain_s` before they
@@ -84,6 +46,8 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
         log_level="error",
         access_log=False,
         lifespan="off",
+        # Nothing depends on where a request comes from.
+        proxy_headers=False,
         http=BoundedHttp,
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE_S,
@@ -92,13 +56,18 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="raydix-http")
     try:
-        yield _bound_address(listener).url
+        yield url_of(_bound_address(listener))
     finally:
         server.should_exit = True
         await serving
 
 
-def free_port(address: HttpAddress) -> int:
+def url_of(address: TcpAddress) -> str:
+    """As clients write it."""
+    return f"http://{address.host_port}"
+
+
+def free_port(address: TcpAddress) -> int:
     """The address's port, or a free one for port 0. Raises ConfigError if it cannot be had."""
     with bind(address) as listener:
         return _bound_address(listener).port
@@ -115,7 +84,7 @@ def _ended_quietly(app: ASGIApp) -> ASGIApp:
     return cut
 
 
-def bind(address: HttpAddress) -> socket.socket:
+def bind(address: TcpAddress) -> socket.socket:
     """Listen there. Raises ConfigError if that cannot be."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -127,6 +96,6 @@ def bind(address: HttpAddress) -> socket.socket:
         ) from error
 
 
-def _bound_address(listener: socket.socket) -> HttpAddress:
+def _bound_address(listener: socket.socket) -> TcpAddress:
     host, port = listener.getsockname()[:2]
-    return HttpAddress(host, port)
+    return TcpAddress(host, port)

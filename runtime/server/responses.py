@@ -1,16 +1,19 @@
 """`/v1/responses`, without stored state."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.errors import HttpFailure
-from raydix.runtime.server.event_stream import EventStream, named_event
-from raydix.runtime.server.generation import Generation, choices_of, options_of
+from raydix.runtime.server.event_stream import EventStream, data_failure, named_event
+from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
+from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.response_writer import ResponseWriter
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
@@ -18,6 +21,7 @@ from raydix.runtime.server.wire.generation import sampling_of
 from raydix.runtime.server.wire.messages import template_messages
 from raydix.runtime.server.wire.responses import (
     ResponseAnswer,
+    ResponseEvent,
     ResponsesRequest,
     conversation_of,
     session_of,
@@ -38,24 +42,41 @@ class _Answer:
             self.writer.add(output)
         return self.writer.response()
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer piece by piece."""
-        is_open = False
-        async for _, output in choices_of(self.served.engine, self.generation):
-            # Nothing is told of a request that the engine may still refuse.
-            if not is_open:
-                for event in self.writer.opening():
-                    yield named_event(event.type, event)
-                is_open = True
-            for event in self.writer.add(output):
-                yield named_event(event.type, event)
-        for event in self.writer.closing():
-            yield named_event(event.type, event)
+
+class _Events:
+    """Owns: whether the stream was opened."""
+
+    def __init__(self, writer: ResponseWriter) -> None:
+        self._writer = writer
+        self._is_open = False
+
+    def plain(self, index: int, output: RequestOutput) -> bytes:
+        """See `EventWriter`. Any output is plain here."""
+        # Nothing is told of a request that the engine may still refuse.
+        opening = [] if self._is_open else self._writer.opening()
+        self._is_open = True
+        return _joined([*opening, *self._writer.add(output)])
+
+    async def event(self, index: int, output: RequestOutput) -> bytes:
+        """See `EventWriter`."""
+        return self.plain(index, output)
+
+    def closing(self) -> bytes:
+        """See `EventWriter`."""
+        return _joined(self._writer.closing())
+
+    def failure(self, failed: HttpFailure) -> bytes:
+        """The event `error`, which OpenAI's clients raise."""
+        return b"event: error\n" + data_failure(failed)
+
+
+def _joined(events: Iterable[ResponseEvent]) -> bytes:
+    return b"".join([named_event(event.type, event) for event in events])
 
 
 def response_routes(served: Served) -> APIRouter:
     """The route."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/responses", response_model=ResponseAnswer, responses=REFUSALS)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
@@ -66,7 +87,8 @@ def response_routes(served: Served) -> APIRouter:
 
         answer = _Answer(served, generation, writer)
         if body.stream:
-            return EventStream(answer.events(), _failure_event)
+            opening = partial(open_choices, served.engine, generation)
+            return EventStream(opening, _Events(writer))
         return json_answer(await while_connected(request.receive, answer.whole()))
 
     return router
@@ -74,7 +96,8 @@ def response_routes(served: Served) -> APIRouter:
 
 async def _generation(served: Served, body: ResponsesRequest, caller: Caller) -> Generation:
     """What the request asks of the engine. Raises BadRequest."""
-    params = sampling_of(body, max_tokens=body.max_output_tokens)
+    names = {"max_tokens": "max_output_tokens"}
+    params = sampling_of(body, max_tokens=body.max_output_tokens, names=names)
     options = options_of(body, caller, session_of(body))
     token_ids = await served.engine.apply_chat_template(template_messages(conversation_of(body)))
     generation = Generation(
@@ -86,8 +109,3 @@ async def _generation(served: Served, body: ResponsesRequest, caller: Caller) ->
     )
     generation.check()
     return generation
-
-
-def _failure_event(failed: HttpFailure) -> bytes:
-    """The event `error`, which OpenAI's clients raise."""
-    return b"event: error\n" + b"data: " + failed.body() + b"\n\n"

@@ -5,6 +5,8 @@ and `args` in a config of `serve deploy`. Each replica reaches the engine as any
 does, by its address and secret: Ray carries neither prompts nor tokens.
 """
 
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
 
+from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.server.app import build_app
-from raydix.runtime.server.keys import Keys, load_keys
+from raydix.runtime.server.garbage import spare_long_lived_objects
+from raydix.runtime.server.keys import KeyJudge, load_keys
 from raydix.runtime.server.serve_environment import DEREGISTER_S
+
+logger = logging.getLogger(__name__)
 
 _KILL_S = 5.0
 """What Ray Serve wants beyond that before it kills a replica, whose requests may have ended."""
@@ -50,10 +56,12 @@ class Replicas:
     engine: AsyncLLM
     """Pickled, it connects anew where it is used."""
     model_name: str
-    keys: Keys | None
+    keys: KeyJudge | None
     """None only where nothing listens beyond loopback."""
     num_replicas: int
     drain_s: float
+    log_path: str | None = None
+    """Where they send their log, as the engine's actors do; None: Ray Serve alone has it."""
 
     def application(self, **actor_options: float) -> Application:
         """What `serve.run` takes; `actor_options`: what Ray reserves for each replica."""
@@ -65,21 +73,29 @@ class Replicas:
             graceful_shutdown_timeout_s=DEREGISTER_S + self.drain_s + _KILL_S,
             graceful_shutdown_wait_loop_s=0.1,
         )
-        return deployment.bind(self.engine, self.model_name, self.keys)
+        return deployment.bind(self.engine, self.model_name, self.keys, self.log_path)
 
 
 class HttpReplica:
     """One process that speaks HTTP for an engine. It answers 503 while the engine is away."""
 
-    def __init__(self, engine: AsyncLLM, model_name: str, keys: Keys | None) -> None:
+    def __init__(
+        self, engine: AsyncLLM, model_name: str, keys: KeyJudge | None, log_path: str | None
+    ) -> None:
         self._engine = engine
         self._model_name = model_name
         self._keys = keys
+        self._log_path = log_path
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application of this replica, for which Ray Serve asks."""
-        rank = serve.get_replica_context().rank
-        return build_app(self._engine, self._model_name, self._keys, replica=rank.rank)
+        rank = serve.get_replica_context().rank.rank
+        if self._log_path is not None:
+            send_log(self._log_path, f"http{rank}")
+        application = build_app(self._engine, self._model_name, self._keys, replica=rank)
+        logger.info("HTTP replica %d is up, process %d", rank, os.getpid())
+        spare_long_lived_objects()
+        return application
 
 
 def app(arguments: ServeArguments) -> Application:

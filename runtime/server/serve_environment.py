@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from raydix.runtime.server.listener import HttpAddress, free_port
+from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.server.listener import free_port
 
 DEREGISTER_S = 2.0
 """How long a replica that ends goes on to accept, until every proxy knows of it."""
-_ANY_PORT = HttpAddress("0.0.0.0", 0)
+_ANY_PORT = TcpAddress("0.0.0.0", 0)
 
 
 def serve_environment(folder: str) -> Mapping[str, str]:

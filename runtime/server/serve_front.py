@@ -11,7 +11,8 @@ from ray import serve
 from ray.exceptions import RayError
 
 from raydix.errors import EngineDead
-from raydix.runtime.server.listener import HttpAddress, free_port
+from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.server.listener import free_port, url_of
 from raydix.runtime.server.serve_app import Replicas
 
 _APPLICATION = "raydix"
@@ -21,21 +22,21 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @contextlib.asynccontextmanager
-async def replicas_listening(replicas: Replicas, address: HttpAddress) -> AsyncIterator[str]:
+async def replicas_listening(replicas: Replicas, address: TcpAddress) -> AsyncIterator[str]:
     """Run the replicas meanwhile, on the cluster that this process has joined; yields their URL.
 
     At the end nothing new is taken, and streams may go on as long as `replicas` says. Raises
     ConfigError if the port cannot be had, EngineDead if Ray Serve does not start.
     """
     # HAProxy itself would try a port that is taken again and again.
-    here = HttpAddress(address.host, free_port(address))
+    here = TcpAddress(address.host, free_port(address))
     await asyncio.to_thread(_start, replicas, here)
-    yield here.url
+    yield url_of(here)
     # Whoever leaves by an error has lost the engine: nothing can drain, and the cluster ends, too.
     await asyncio.to_thread(_stop)
 
 
-def _start(replicas: Replicas, address: HttpAddress) -> None:
+def _start(replicas: Replicas, address: TcpAddress) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         serve.start(http_options={"host": address.host, "port": address.port})
@@ -47,16 +48,16 @@ def _start(replicas: Replicas, address: HttpAddress) -> None:
     _wait_for_proxy(address)
 
 
-def _wait_for_proxy(address: HttpAddress) -> None:
+def _wait_for_proxy(address: TcpAddress) -> None:
     """HAProxy learns of the replicas a moment after they run."""
     give_up_s = time.monotonic() + _START_S
     while not _answers(address):
         if time.monotonic() > give_up_s:
-            raise EngineDead(f"HAProxy does not answer at {address.url} after {_START_S:g} s.")
+            raise EngineDead(f"HAProxy does not answer at {url_of(address)} after {_START_S:g} s.")
         time.sleep(_POLL_S)
 
 
-def _answers(address: HttpAddress) -> bool:
+def _answers(address: TcpAddress) -> bool:
     # Whoever listens at every interface is reached at none of them in particular.
     host = _REACHED_AT.get(address.host, address.host)
     connection = http.client.HTTPConnection(host, address.port, timeout=_START_S)

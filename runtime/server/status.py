@@ -12,11 +12,13 @@ def status_routes(served: Served) -> APIRouter:
     """The routes."""
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         """This process answers."""
         return JSONResponse({"status": "ok"})
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=REFUSALS)
     async def ready() -> Response:
         """The engine takes requests; 503 if it does not."""

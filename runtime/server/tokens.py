@@ -6,6 +6,7 @@ from fastapi.responses import Response
 from raydix.errors import BadRequest
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
+from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served
 from raydix.runtime.server.wire.messages import template_messages
 from raydix.runtime.server.wire.tokens import (
@@ -18,7 +19,7 @@ from raydix.runtime.server.wire.tokens import (
 
 def token_routes(served: Served) -> APIRouter:
     """Both routes."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize", response_model=Tokens, responses=REFUSALS)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:

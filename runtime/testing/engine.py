@@ -17,7 +17,8 @@ from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.hello import Hello, Role
@@ -62,12 +63,7 @@ class InProcessEngine:
         record = self.facts.record
         link = await connect(record.client_address, hello, record.secret)
 
-        limits = ModelLimits(
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
-            eos_token_ids=facts.eos_token_ids,
-        )
-        client = EngineClient(link, limits, tokenizer)
+        client = EngineClient(link, ModelLimits.of(facts), tokenizer)
         self._clients.append(client)
         return client
 

@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from raydix.errors import UnknownRequest
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
@@ -33,6 +34,10 @@ class InProcessLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM`."""
         return self._client.generate(prompt, sampling_params, request_id, RequestOptions(**options))
+
+    async def connected(self) -> EngineClient:
+        """See `AsyncLLM`."""
+        return self._client
 
     async def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any

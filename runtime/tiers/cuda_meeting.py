@@ -14,10 +14,10 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 
 from raydix.errors import ConfigError
 from raydix.kernels.symmetric_group import name_group
+from raydix.moe.dispatch.store_group import StoreGroup
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses
 from raydix.runtime.tiers.gpu_pool import make_pools
-from raydix.runtime.tiers.store_exchange import exchange
 
 _GROUP_NAME = "raydix-pools"
 """Torch's key for the group in this process, where an engine has one rank."""
@@ -30,7 +30,8 @@ def meet_on_cuda(
 
     The calling thread is on `device`. Raises ConfigError if peers cannot be reached.
     """
-    places = exchange(shard, store, "place", [os.getpid(), device.index])
+    ranks = StoreGroup("pools", store, shard.rank, shard.num_ranks)
+    places = ranks.swap((os.getpid(), device.index))
     pids = {pid for pid, _ in places}
     if len(pids) not in (1, shard.num_ranks):
         raise ConfigError(
@@ -48,9 +49,9 @@ def meet_on_cuda(
 
     # In one order on all ranks, as mapping is something that they do together.
     shared = {group: pool for group, pool in enumerate(pools) if shard.is_shared(group)}
-    found = [memory.map(shard, store, tensor) for tensor in (*shared.values(), counters)]
+    found = [memory.map(ranks, tensor) for tensor in (*shared.values(), counters)]
     # Nobody writes to a peer that has not zeroed its memory yet.
-    exchange(shard, store, "ready", [])
+    ranks.swap(None)
     peers = [
         PeerAddresses(
             pools={group: found[index][rank] for index, group in enumerate(shared)},
@@ -67,7 +68,6 @@ class _PlainMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._num_mapped = 0
 
     def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `MakeShared`."""
@@ -77,11 +77,9 @@ class _PlainMemory:
         """A tensor that peers can write to."""
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
-    def map(self, shard: KvShard, store: Store, tensor: Tensor) -> list[int]:
+    def map(self, ranks: StoreGroup, tensor: Tensor) -> list[int]:
         """The addresses of this tensor of all ranks."""
-        self._num_mapped += 1
-        found = exchange(shard, store, f"address{self._num_mapped}-", [tensor.data_ptr()])
-        return [address for [address] in found]
+        return ranks.swap(tensor.data_ptr())
 
 
 class _MappedMemory:
@@ -102,7 +100,7 @@ class _MappedMemory:
         tensor: Tensor = symmetric_memory.empty(shape, dtype=dtype, device=self._device)
         return tensor.zero_()
 
-    def map(self, shard: KvShard, store: Store, tensor: Tensor) -> list[int]:
+    def map(self, ranks: StoreGroup, tensor: Tensor) -> list[int]:
         """The addresses of this tensor of all ranks."""
         mapping = _SymmetricMemory.rendezvous(tensor, _GROUP_NAME)
         self._mappings.append(mapping)

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
 from raydix.errors import ConfigError
+from raydix.moe.dispatch.store_group import StoreGroup
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cpu_peers import CpuPeers, PeerLocation, PeerMemory
 from raydix.runtime.tiers.gpu_pool import make_pools
-from raydix.runtime.tiers.store_exchange import exchange
 
 if TYPE_CHECKING:
     from raydix.runtime.tiers.cuda_peers import CudaPeers
@@ -63,8 +63,9 @@ def make_peer_pools(
 
 
 def _meet_on_cpu(shard: KvShard, num_pages: Sequence[int], store: Store) -> PeerPools:
+    group = StoreGroup("pools", store, shard.rank, shard.num_ranks)
     own = PeerMemory.create(shard, num_pages)
-    places = exchange(shard, store, "memory", [own.location.pid, own.location.fd])
+    places = group.swap((own.location.pid, own.location.fd))
     memories = [
         own
         if rank == shard.rank
@@ -72,7 +73,7 @@ def _meet_on_cpu(shard: KvShard, num_pages: Sequence[int], store: Store) -> Peer
         for rank, (pid, fd) in enumerate(places)
     ]
     # Descriptors are needed until all have mapped what they stand for.
-    exchange(shard, store, "mapped", [])
+    group.swap(None)
 
     pools = make_pools(shard, num_pages, torch.device("cpu"), own.make_pool)
     for memory in memories:

@@ -1,8 +1,8 @@
 """What every dispatcher must do, on any device, be its ranks threads or processes.
 
-Each rank calls `check_round` or `check_two_open` with the same arguments but its dispatcher and its
-number; it draws what every rank sends from the seed, and compares what comes back with one plain
-pass over all experts.
+Each rank calls `check_rounds`, or one of its parts, with the same arguments but its dispatcher and
+its number; it draws what every rank sends from the seed, and compares what comes back with one
+plain pass over all experts.
 """
 
 import random
@@ -29,6 +29,15 @@ from raydix.moe.dispatch.protocol import (
 )
 
 WAIT_S = 60
+SMALL = DispatchShape(
+    num_ranks=2,
+    slots_per_rank=5,
+    hidden_size=32,
+    experts_per_token=3,
+    max_tokens=40,
+    max_low_latency_tokens=8,
+    dtype=torch.float32,
+)
 CPU = torch.device("cpu")
 _INTERMEDIATE_SIZE = 16
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
@@ -110,6 +119,15 @@ def check_round(dispatcher: Dispatcher, rank: int, setting: Setting, each: Round
     exchange = dispatcher.send(sent.x_TC, sent.weights_TK, sent.ids_TK, each.sizes)
     run_experts(exchange, rank, setting)
     compare(exchange.combine(), sent, setting)
+
+
+def check_rounds(
+    dispatcher: Dispatcher, rank: int, setting: Setting, form: DispatchForm, seed: int = 0
+) -> None:
+    """All rounds of a form, alone and beside another exchange."""
+    for each in rounds(setting.shape, form, seed=seed):
+        check_round(dispatcher, rank, setting, each)
+        check_two_open(dispatcher, rank, setting, each)
 
 
 def check_two_open(dispatcher: Dispatcher, rank: int, setting: Setting, each: Round) -> None:

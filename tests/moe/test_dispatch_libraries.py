@@ -14,7 +14,7 @@ from raydix.moe.dispatch.libraries import connect_library
 from raydix.moe.dispatch.machine import Machine
 from raydix.moe.dispatch.probes import probe
 from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape
-from tests.moe.dispatch_conformance import Setting, check_round, check_two_open, rounds
+from tests.moe.dispatch_conformance import Setting, check_rounds
 from tests.moe.gpu_ranks import run_on_gpus
 from tests.moe.test_dispatch_gpus import replay
 
@@ -37,9 +37,7 @@ def conform(backend: str, store: Store, rank: int, device: torch.device) -> None
     dispatcher = connect_library(backend, store, rank, SHAPE, device)
     assert dispatcher.is_capturable
     for form in DispatchForm:
-        for each in rounds(SHAPE, form):
-            check_round(dispatcher, rank, setting, each)
-            check_two_open(dispatcher, rank, setting, each)
+        check_rounds(dispatcher, rank, setting, form)
     dispatcher.close()
 
 

@@ -9,26 +9,15 @@ import torch
 
 from raydix.moe.dispatch.libraries import trial_obstacle
 from raydix.moe.dispatch.mori import MoriDispatcher, mori_obstacle
-from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape
+from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm
 from tests.moe.dispatch_conformance import (
     CPU,
+    SMALL,
     Setting,
-    check_round,
-    check_two_open,
+    check_rounds,
     on_threads,
-    rounds,
 )
 from tests.moe.fake_mori import FakeMori
-
-SHAPE = DispatchShape(
-    num_ranks=2,
-    slots_per_rank=5,
-    hidden_size=32,
-    experts_per_token=3,
-    max_tokens=40,
-    max_low_latency_tokens=8,
-    dtype=torch.float32,
-)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -41,15 +30,13 @@ def test_on_a_fake_of_mori_tokens_come_back_from_their_experts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shape = replace(SHAPE, num_ranks=num_ranks, dtype=dtype)
+    shape = replace(SMALL, num_ranks=num_ranks, dtype=dtype)
     for name, module in FakeMori(num_ranks).modules().items():
         monkeypatch.setitem(sys.modules, name, module)
 
     def body(dispatcher: Dispatcher, rank: int) -> None:
         assert trial_obstacle(dispatcher, shape, form, CPU) is None
-        for each in rounds(shape, form, seed=num_ranks):
-            check_round(dispatcher, rank, Setting(shape=shape), each)
-            check_two_open(dispatcher, rank, Setting(shape=shape), each)
+        check_rounds(dispatcher, rank, Setting(shape=shape), form, seed=num_ranks)
 
     on_threads(
         tmp_path / "meeting",
@@ -60,6 +47,6 @@ def test_on_a_fake_of_mori_tokens_come_back_from_their_experts(
 
 
 def test_shapes_that_mori_lacks_are_refused() -> None:
-    assert mori_obstacle(SHAPE) is None
-    assert "here are 16" in str(mori_obstacle(replace(SHAPE, num_ranks=16)))
-    assert "float16" in str(mori_obstacle(replace(SHAPE, dtype=torch.float16)))
+    assert mori_obstacle(SMALL) is None
+    assert "here are 16" in str(mori_obstacle(replace(SMALL, num_ranks=16)))
+    assert "float16" in str(mori_obstacle(replace(SMALL, dtype=torch.float16)))

@@ -24,26 +24,17 @@ from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape
 from tests.moe.board import Board
 from tests.moe.dispatch_conformance import (
     CPU,
+    SMALL,
     Setting,
-    check_round,
-    check_two_open,
+    check_rounds,
     draw,
     on_threads,
     rounds,
 )
 from tests.moe.fake_expert_major import FakeExpertMajorBuffer
 
-SHAPE = DispatchShape(
-    num_ranks=2,
-    slots_per_rank=5,
-    hidden_size=32,
-    experts_per_token=3,
-    max_tokens=40,
-    max_low_latency_tokens=8,
-    dtype=torch.float32,
-)
 SERVED = replace(
-    SHAPE,
+    SMALL,
     hidden_size=7168,
     slots_per_rank=128,
     experts_per_token=8,
@@ -90,13 +81,11 @@ def connect_apart(board: Board, rank: int, shape: DispatchShape) -> ExpertMajor:
 def test_tokens_come_back_from_their_experts(
     connect: Connect, form: DispatchForm, num_ranks: int, tmp_path: Path
 ) -> None:
-    shape = replace(SHAPE, num_ranks=num_ranks)
+    shape = replace(SMALL, num_ranks=num_ranks)
     board = Board(num_ranks)
 
     def body(dispatcher: Dispatcher, rank: int) -> None:
-        for each in rounds(shape, form, seed=num_ranks):
-            check_round(dispatcher, rank, Setting(shape=shape), each)
-            check_two_open(dispatcher, rank, Setting(shape=shape), each)
+        check_rounds(dispatcher, rank, Setting(shape=shape), form, seed=num_ranks)
 
     on_threads(tmp_path / "meeting", num_ranks, lambda _, rank: connect(board, rank, shape), body)
 
@@ -110,22 +99,22 @@ def test_a_trial_finds_a_library_that_sums_wrongly(form: DispatchForm, tmp_path:
             return super().combine(*parts) * (1.1 if self._rank == 1 else 1.0)
 
     def wrong(_: Store, rank: int) -> ExpertMajor:
-        buffers = (Wrong(name, board, rank, SHAPE, 8) for name in ("normal", "decode"))
-        return ExpertMajor(SHAPE, InParts(SHAPE, next(buffers)), next(buffers), CPU)
+        buffers = (Wrong(name, board, rank, SMALL, 8) for name in ("normal", "decode"))
+        return ExpertMajor(SMALL, InParts(SMALL, next(buffers)), next(buffers), CPU)
 
     def body(dispatcher: Dispatcher, rank: int) -> None:
-        obstacle = trial_obstacle(dispatcher, SHAPE, form, CPU)
+        obstacle = trial_obstacle(dispatcher, SMALL, form, CPU)
         assert (obstacle is None) == (rank == 0)
 
     on_threads(tmp_path / "meeting", 2, wrong, body)
 
 
 def test_a_closed_dispatcher_refuses_rows() -> None:
-    dispatcher = connect(Board(2), 0, SHAPE)
+    dispatcher = connect(Board(2), 0, SMALL)
     dispatcher.close()
 
-    each = rounds(SHAPE, DispatchForm.NORMAL)[0]
-    sent = draw(Setting(shape=SHAPE), each, 0)
+    each = rounds(SMALL, DispatchForm.NORMAL)[0]
+    sent = draw(Setting(shape=SMALL), each, 0)
     with pytest.raises(RuntimeError, match="closed"):
         dispatcher.send(sent.x_TC, sent.weights_TK, sent.ids_TK, each.sizes)
 

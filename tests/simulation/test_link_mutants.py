@@ -119,7 +119,7 @@ CASES = [
     Case(
         mutant=leases_by_name,
         workload=Workload(
-            seed=0,
+            seed=16,
             settings=replace(SMALL_L1, num_lanes=1),
             l2_pages=200,
             storage=None,
@@ -138,9 +138,10 @@ CASES = [
         mutant=effects_to_any_link,
         workload=replace(FLAPS, faults=Faults(turn_s=0.02), num_rank_flaps=8, num_host_flaps=8),
     ),
-    Case(mutant=reports_by_incarnation, workload=replace(FLAPS, num_rank_flaps=12)),
+    Case(mutant=reports_by_incarnation, workload=replace(FLAPS, seed=4, num_rank_flaps=12)),
     Case(
-        mutant=followers_are_not_woken, workload=replace(FLAPS, num_prefixes=1, abort_fraction=0.5)
+        mutant=followers_are_not_woken,
+        workload=replace(FLAPS, seed=14, num_prefixes=1, abort_fraction=0.5),
     ),
     Case(mutant=claims_are_never_ended, workload=replace(FLAPS, settings=FROM_STORAGE)),
 ]

@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import reaper
 from raydix.runtime.actors.bootstrap.cluster_address import require_cluster
+from raydix.runtime.actors.engine_record import running_names
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.supervision.spawn import NAMESPACE
 from raydix.runtime.config.memory_limit import available_memory_bytes
@@ -64,6 +65,8 @@ class PrivateCluster:
             # Each process of Ray opens Ray's own folders to everybody, again and again: in
             # ours nobody else reaches them.
             _temp_dir=self.ray_folder,
+            # Actors are the service, not work for idle times, as Ray's default of 15 supposes.
+            _system_config={"worker_niceness": 0},
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
@@ -114,9 +117,11 @@ def find_cluster(address: str | None, engine: str) -> None:
         return
     address = named_cluster(address)
     if address is None:
+        others = ", ".join(running_names())
         raise EngineDead(
-            f"no engine named {engine} was found on this host. Start one, or give the address of "
-            f"its Ray cluster."
+            f"no engine named {engine} was found on this host. "
+            + (f"Running here: {others}. " if others else "")
+            + "Start one, or give the address of its Ray cluster."
         )
     _connect(address)
 

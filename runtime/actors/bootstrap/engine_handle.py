@@ -85,12 +85,9 @@ class EngineHandle:
         """`own`: what was made for this engine, if this process has started it."""
         self.name = facts.name
         self.listens_at = facts.listens_at
-        self.record = record
         self.model_path = facts.model_path
-        self.max_model_len = facts.max_model_len
-        self.vocab_size = facts.vocab_size
-        self.eos_token_ids = facts.eos_token_ids
-
+        self.facts = facts
+        self.record = record
         self._own = own
 
     async def call(self, method: str, *arguments: Any) -> Any:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 
 from raydix.errors import RaydixError
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
@@ -17,6 +18,11 @@ logger = logging.getLogger(__name__)
 
 _LAST_LINES_S = 1.0
 """For the last lines to come, once the engine has ended."""
+_RETRY_S = 0.5
+_MAX_FAILURES = 60
+"""In a row. A Supervisor that has not a moment for a handshake, on a busy host, has not ended."""
+_LASTED_S = 10.0
+"""An attempt that was longer has reached it: a quiet engine says nothing for hours."""
 
 
 def deliver(line: LogLine) -> None:
@@ -48,26 +54,39 @@ def deliver(line: LogLine) -> None:
 
 
 class LogFollower:
-    """Owns: a thread that fetches an engine's log for as long as the engine lives."""
+    """Owns: a thread that fetches an engine's log for as long as the engine lives.
+
+    And how many lines it has had.
+    """
 
     def __init__(self, name: str, record: EngineRecord) -> None:
         self._name = name
         self._record = record
+        self._num_lines = 0
+        self._has_ended = threading.Event()
+        """The engine; whoever needs it hears of that elsewhere."""
         self._thread = threading.Thread(target=self._run, name=f"log-of-{name}", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
         """Wait, a moment at most, for the last lines of an engine that has ended."""
+        self._has_ended.set()
         self._thread.join(_LAST_LINES_S)
 
     def _run(self) -> None:
-        # Whoever needs the engine hears of its end elsewhere.
-        with contextlib.suppress(RaydixError):
-            asyncio.run(self._follow())
+        num_failures = 0
+        while num_failures < _MAX_FAILURES:
+            began_s = time.monotonic()
+            with contextlib.suppress(RaydixError):
+                asyncio.run(self._follow())
+            if self._has_ended.wait(_RETRY_S):
+                return
+            has_lasted = time.monotonic() - began_s > _LASTED_S
+            num_failures = 0 if has_lasted else num_failures + 1
 
     async def _follow(self) -> None:
-        number = 0
         while True:
+            number = self._num_lines
             answer = await call_supervisor(self._name, self._record, "next_lines", number)
             if answer["first"] > number:
                 logger.warning(
@@ -76,4 +95,4 @@ class LogFollower:
                 )
             for values in answer["lines"]:
                 deliver(LogLine.from_values(values))
-            number = answer["first"] + len(answer["lines"])
+            self._num_lines = answer["first"] + len(answer["lines"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from raydix.runtime.actors.links.address import Address, UnixAddress, parse_address
 from raydix.runtime.actors.links.handshake import DialerHandshake, new_nonce
-from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, SocketLink
 from raydix.runtime.messages.hello import Hello
 
@@ -30,7 +30,7 @@ async def connect(
     secret: bytes,
     timeout_s: float = 10.0,
     tls: ssl.SSLContext | None = None,
-) -> Link:
+) -> SocketLink:
     """Connect, trying again while nobody listens there. `tls`: for TCP alone.
 
     Raises LinkRefused if either end does not believe the other, LinkClosed if nobody listened for

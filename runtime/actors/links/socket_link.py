@@ -27,6 +27,8 @@ from raydix.runtime.messages.hello import Hello, Role
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
+UNDRAINED_BYTES = 256 << 10
+"""Sent and not yet taken by the network, past which a link is not `drained`."""
 _CLOSE_FLUSH_S = 5.0
 
 
@@ -50,6 +52,8 @@ class SocketLink(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._max_buffered_bytes = 0
         self._is_closed = False
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection is gone."""
 
@@ -104,11 +108,15 @@ class SocketLink(asyncio.Protocol):
             self.abort(f"{self.hello}: {error}")
             raise LinkClosed(f"{self.hello}: {error}") from error
 
+    async def drained(self) -> None:
+        """Return once the peer reads, or the link is closed; at once unless much waits for it."""
+        await self._may_go_on.wait()
+
     def close(self) -> None:
         """See `Link`."""
         if self._is_closed:
             return
-        self._is_closed = True
+        self._end()
         self._inbox.drop("the link was closed")
         if self._transport is not None:
             self._transport.close()
@@ -116,7 +124,7 @@ class SocketLink(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """End the link at once, whatever is under way in either direction."""
-        self._is_closed = True
+        self._end()
         self._inbox.drop(reason)
         if self._transport is not None:
             self._transport.abort()
@@ -133,6 +141,7 @@ class SocketLink(asyncio.Protocol):
         if self._is_closed:
             self._transport.abort()
             return
+        self._transport.set_write_buffer_limits(UNDRAINED_BYTES)
         notice_dead_peers(self._transport.get_extra_info("socket"))
         self._say(self._handshake.begin())
 
@@ -151,13 +160,26 @@ class SocketLink(asyncio.Protocol):
         if self._inbox.num_bytes > INBOX_BYTES and self._transport is not None:
             self._transport.pause_reading()
 
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as it is sent to."""
+        if not self._is_closed:
+            self._may_go_on.clear()
+
+    def resume_writing(self) -> None:
+        """Little is left of what it was sent."""
+        self._may_go_on.set()
+
     def connection_lost(self, error: Exception | None) -> None:
         """The peer ended, died, or we closed."""
-        self._is_closed = True
+        self._end()
         self._clear_deadline()
         self._inbox.end("the peer closed the link" if error is None else f"the link broke: {error}")
         if not self.lost.done():
             self.lost.set_result(None)
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._may_go_on.set()
 
     def _shake(self, body: bytes) -> None:
         """Go on with the handshake; at its end the link is open."""

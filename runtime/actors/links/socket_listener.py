@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from raydix.runtime.actors.links.address import TcpAddress, UnixAddress, parse_address
 from raydix.runtime.actors.links.handshake import ListenerHandshake, new_nonce
-from raydix.runtime.actors.links.link import CLIENT_MAX_FRAME_BYTES, AddressTaken, Link
+from raydix.runtime.actors.links.link import CLIENT_MAX_FRAME_BYTES, AddressTaken
 from raydix.runtime.actors.links.socket_file import SocketFile
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, SocketLink
 from raydix.runtime.messages.hello import Hello
@@ -27,7 +27,7 @@ class Listener:
         self,
         own: Hello,
         secret: bytes,
-        on_link: Callable[[Link], Awaitable[None]],
+        on_link: Callable[[SocketLink], Awaitable[None]],
         max_client_frame_bytes: int,
     ) -> None:
         self._own = own
@@ -142,7 +142,7 @@ async def listen(
     address: str,
     own: Hello,
     secret: bytes,
-    on_link: Callable[[Link], Awaitable[None]],
+    on_link: Callable[[SocketLink], Awaitable[None]],
     max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
     tls: ssl.SSLContext | None = None,
 ) -> Listener:

@@ -112,13 +112,23 @@ class ControlDesk:
             answer = await doing
             if not link.is_closed:
                 link.send(answer)
-                await asyncio.wait({left}, timeout=_FAREWELL_S)
+                await _taken(link, left)
         finally:
             doing.cancel()
             left.cancel()
             await asyncio.gather(doing, left, return_exceptions=True)
             if known is not None and known.kind is CallKind.ENDS:
                 self._on_shut_down()
+
+
+async def _taken(link: Link, left: asyncio.Task[None]) -> None:
+    """Wait until the caller has its answer and leaves, or takes none of it for a while."""
+    while True:
+        num_bytes = link.buffered_bytes
+        await asyncio.wait({left}, timeout=_FAREWELL_S)
+        # A tokenizer's files may take a minute to a host far away.
+        if left.done() or not link.buffered_bytes < num_bytes:
+            return
 
 
 async def _caller_left(link: Link) -> None:

@@ -77,6 +77,7 @@ def scheduler_settings(
         max_waiting_requests=scheduler.max_waiting_requests,
         prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,
         chunked_prefill=chunk is not None,
+        max_decode_slowdown=scheduler.max_decode_slowdown,
         policy=scheduler.policy,
         eviction=cache.eviction,
         prefix_caching=cache.prefix_caching,

@@ -112,6 +112,7 @@ class EngineActors:
             model_path=self._config.model.path,
             max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
+            max_waiting_requests=self._config.scheduler.max_waiting_requests,
             eos_token_ids=report.eos_token_ids,
         )
         return EngineFacts(

@@ -17,6 +17,7 @@ class ClientFacts:
     model_path: str
     max_model_len: int
     vocab_size: int
+    max_waiting_requests: int
     eos_token_ids: tuple[int, ...]
 
     def to_values(self) -> dict[str, Any]:

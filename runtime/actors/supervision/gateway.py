@@ -12,17 +12,12 @@ from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.actors.links.link import AddressTaken, Link, LinkClosed
 from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.actors.links.socket_link import SocketLink
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.messages.hello import Hello, Role
 
 logger = logging.getLogger(__name__)
-
-_MAX_WAITING_BYTES = 256 << 10
-"""Sent and not yet taken by the network, past which no more is fetched: the Scheduler sees that a
-client is slow by what waits for it, and merges its news.
-"""
-_SLOW_PEER_RETRY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +79,7 @@ class Gateway:
         if self._listener is not None:
             await self._listener.close()
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: SocketLink) -> None:
         hello = link.hello
         if hello.role is Role.CLIENT and hello.seeks is Role.SUPERVISOR:
             await self._answer_call(link)
@@ -94,7 +89,7 @@ class Gateway:
             logger.warning("%s has no business at the gateway", hello)
         link.close()
 
-    async def _relay(self, outer: Link) -> None:
+    async def _relay(self, outer: SocketLink) -> None:
         """Pass messages on between a client and the Scheduler until either ends."""
         try:
             inner = await connect(self._record.client_address, outer.hello, self._record.secret)
@@ -112,10 +107,11 @@ class Gateway:
             inner.close()
 
 
-async def _pump(source: Link, sink: Link) -> None:
+async def _pump(source: SocketLink, sink: SocketLink) -> None:
     """Pass messages on one way until either link ends."""
     with contextlib.suppress(LinkClosed):
         while True:
             sink.send(await source.receive())
-            while sink.buffered_bytes > _MAX_WAITING_BYTES and not sink.is_closed:
-                await asyncio.sleep(_SLOW_PEER_RETRY_S)
+            # No more is fetched for a peer that does not read: by what waits for it the Scheduler
+            # sees that a client is slow, and merges its news.
+            await sink.drained()

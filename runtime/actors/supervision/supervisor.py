@@ -126,8 +126,12 @@ class SupervisorActor:
         if self._is_over.is_set() or self._failure is not None:
             raise EngineDead(self._why_over())
         if self._facts is None:
-            raise EngineDead(f"engine {self._name} is still starting")
+            raise EngineDead(f"engine {self._name} is still starting. Try again soon.")
         return self._facts
+
+    def log_path(self) -> str:
+        """Where processes of this host that belong to the engine send their log."""
+        return self._log.path
 
     def client_facts(self) -> dict[str, Any]:
         """`ClientFacts` as plain values. Raises EngineDead unless the engine serves."""
@@ -261,6 +265,7 @@ class SupervisorActor:
         """What clients may ask for."""
         acts = (
             self.client_facts,
+            self.log_path,
             self.tokenizer_files,
             self.stats,
             self.health,

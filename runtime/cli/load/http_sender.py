@@ -15,7 +15,12 @@ _TIMEOUT_S = 3600.0
 
 
 def base_url(url: str) -> str:
-    """What the routes of OpenAI's interface begin with, if people give a server this URL."""
+    """What the routes of OpenAI's interface begin with, if people give a server this URL.
+
+    Raises BadRequest for one that is none.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise BadRequest(f"--url is {url!r}; expected http://HOST:PORT/v1, or https.")
     stripped = url.rstrip("/")
     return stripped if urlsplit(stripped).path else f"{stripped}/v1"
 
@@ -26,7 +31,7 @@ class HttpServer:
     def __init__(self, url: str, api_key: str | None) -> None:
         """`url` is what OpenAI's routes begin with; one without a path means its `/v1`.
 
-        Raises ConfigError without httpx.
+        Raises ConfigError without httpx, and BadRequest for what is no URL.
         """
         try:
             import httpx
@@ -187,6 +192,8 @@ def _usage_of(usage: Mapping[str, Any]) -> Usage:
 
 def _refusal(place: str, status: int, text: str) -> RaydixError:
     message = f"{place} answers {status}: {_quoted(text)}"
+    if status == 401:
+        message += " The key is taken from OPENAI_API_KEY of the environment."
     if status in (429, 503):
         return Overloaded(message)
     return BadRequest(message) if 400 <= status < 500 else EngineDead(message)

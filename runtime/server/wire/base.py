@@ -34,6 +34,9 @@ def _require_unicode(text: str) -> str:
 Text = Annotated[str, AfterValidator(_require_unicode)]
 """A string that can be tokenised, and sent back: JSON can tell others."""
 
+Nothing = Annotated[list[Any], Field(max_length=0)]
+"""An empty list, which asks for nothing; any other one is not supported."""
+
 
 def _require_few_fields(values: Any) -> Any:
     if isinstance(values, dict) and len(values) > MAX_FIELDS:

@@ -4,16 +4,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
-from raydix.runtime.server.wire.base import Items, OrAbsent, Table, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import (
+    Items,
+    Nothing,
+    OrAbsent,
+    Table,
+    Text,
+    WireAnswer,
+    WireRequest,
+)
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message
 from raydix.runtime.server.wire.prompt_logprobs import PromptLogprobs
 from raydix.runtime.server.wire.usage import Usage
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TemplateValue = bool | int | float | Text
 _NOT_FOR_TEMPLATES = frozenset(
     {
@@ -48,6 +55,8 @@ class ChatRequest(GenerationFields):
     # Values that ask for nothing are taken, as clients send them.
     response_format: TextFormat | None = None
     store: Literal[False] = False
+    modalities: list[Literal["text"]] | None = None
+    tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -59,7 +68,7 @@ class TopLogprob(WireAnswer):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Of its text; None for a token that is no whole characters."""
+    """The token's own, which may be part of a character; None without a tokenizer."""
 
 
 class TokenLogprob(TopLogprob):
@@ -134,32 +143,38 @@ class ChatChunk(WireAnswer):
 
 
 def max_tokens_of(request: ChatRequest) -> int | None:
-    """The limit, by whichever of its two names it was given. Raises BadRequest if they differ."""
+    """The limit, by whichever of its two names it was given. Raises BadParameter if they differ."""
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
-        raise BadRequest(
-            f"max_tokens is {old} and max_completion_tokens is {new}; they name one limit. "
-            "Set one of them."
-        )
+        problem = f"is {new} and max_tokens is {old}; they name one limit. Set one of them."
+        raise BadParameter("max_completion_tokens", problem)
     return old if new is None else new
 
 
+def names_of_parameters(request: ChatRequest) -> dict[str, str]:
+    """What this request calls the parameters that have another name elsewhere."""
+    by_new_name = request.max_completion_tokens is not None
+    limit = {"max_tokens": "max_completion_tokens"} if by_new_name else {}
+    return {"logprobs": "top_logprobs", **limit}
+
+
 def num_logprobs_of(request: ChatRequest) -> int | None:
-    """How many of the likeliest tokens are told. Raises BadRequest if that contradicts itself."""
+    """How many of the likeliest tokens are told. Raises BadParameter if that contradicts itself."""
     if not request.logprobs:
         if request.top_logprobs is not None:
-            raise BadRequest("top_logprobs is set, but logprobs is not. Set logprobs to true.")
+            raise BadParameter("top_logprobs", "is set, but logprobs is not. Set it to true.")
         return None
     return request.top_logprobs or 0
 
 
 def template_arguments(request: ChatRequest) -> dict[str, TemplateValue]:
-    """Variables of the chat template. Raises BadRequest for what is more than a variable."""
+    """Variables of the chat template. Raises BadParameter for what is more than a variable."""
     wrong = sorted(_NOT_FOR_TEMPLATES & set(request.chat_template_kwargs))
     if wrong:
-        raise BadRequest(
-            f"chat_template_kwargs has {', '.join(map(repr, wrong))}; expected variables of the "
-            "checkpoint's template, such as 'enable_thinking'. Leave the others out."
+        raise BadParameter(
+            "chat_template_kwargs",
+            f"has {', '.join(map(repr, wrong))}; expected variables of the "
+            "checkpoint's template, such as 'enable_thinking'. Leave the others out.",
         )
     return request.chat_template_kwargs
 
@@ -185,6 +200,5 @@ def chat_logprobs(output: CompletionOutput, num_top: int | None) -> ChatLogprobs
 
 def _named(token_id: int, entry: Logprob) -> dict[str, object]:
     name = token_name(token_id, entry)
-    is_whole = _REPLACEMENT not in name
-    bytes_of_name = list(name.encode()) if is_whole else None
-    return {"token": name, "logprob": finite(entry.logprob), "bytes": bytes_of_name}
+    told = None if entry.token_bytes is None else list(entry.token_bytes)
+    return {"token": name, "logprob": finite(entry.logprob), "bytes": told}

@@ -3,7 +3,7 @@
 from itertools import accumulate
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
@@ -15,7 +15,7 @@ from raydix.runtime.server.wire.generation import (
     GenerationFields,
     StreamOptions,
 )
-from raydix.runtime.server.wire.logprobs import finite, token_name
+from raydix.runtime.server.wire.logprobs import finite, token_name, token_of_id
 from raydix.runtime.server.wire.prompt_logprobs import (
     Echo,
     PromptLogprobs,
@@ -30,10 +30,29 @@ T = TypeVar("T")
 Prompts = Annotated[Items[T], Field(max_length=MAX_CHOICES)]
 
 
+def _kind_of_prompt(prompt: object) -> str:
+    """Which of the shapes it has, so that what is wrong is told of that one alone."""
+    if not isinstance(prompt, list):
+        return "(text)"
+    first = prompt[0] if prompt else 0
+    return (
+        "(texts)" if isinstance(first, str) else "(lists)" if isinstance(first, list) else "(ids)"
+    )
+
+
+PromptField = Annotated[
+    Annotated[Text, Tag("(text)")]
+    | Annotated[Prompts[Text], Tag("(texts)")]
+    | Annotated[Items[int], Tag("(ids)")]
+    | Annotated[Prompts[Items[int]], Tag("(lists)")],
+    Discriminator(_kind_of_prompt),
+]
+
+
 class CompletionRequest(GenerationFields):
     """One prompt or several: text, or token ids."""
 
-    prompt: Text | Prompts[Text] | Items[int] | Prompts[Items[int]]
+    prompt: PromptField
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int = DEFAULT_MAX_TOKENS
     logprobs: int | None = None
@@ -43,6 +62,9 @@ class CompletionRequest(GenerationFields):
     then."""
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+
+    best_of: Literal[1] = 1
+    """A value that asks for nothing is taken, as clients send it."""
 
 
 class CompletionLogprobs(WireAnswer):
@@ -156,4 +178,9 @@ def _logprobs(
 
 
 def _by_name(entry: dict[int, Logprob]) -> dict[str, float]:
-    return {token_name(token_id, each): finite(each.logprob) for token_id, each in entry.items()}
+    """By text; a token whose text an earlier one has goes by its id."""
+    named: dict[str, float] = {}
+    for token_id, each in entry.items():
+        name = token_name(token_id, each)
+        named[token_of_id(token_id) if name in named else name] = finite(each.logprob)
+    return named

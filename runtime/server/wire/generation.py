@@ -1,10 +1,12 @@
 """The fields that every route which generates shares, and what they mean for the engine."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
@@ -78,26 +80,33 @@ def sampling_of(
     max_tokens: int | None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> SamplingParams:
     """The sampling that a request asks for; streams bring what is new, others all at the end.
 
-    Raises BadRequest.
+    names: what the route calls a parameter, where that is another name than ours. Raises
+    BadParameter.
     """
-    asked = fields.model_dump(include=set(_SAMPLING_NAMES), exclude_none=True)
+    asked = fields.model_dump(include=set(_SAMPLING_NAMES & fields.model_fields_set))
     kind = OutputKind.DELTA if fields.stream else OutputKind.FINAL
-    return SamplingParams(
-        **asked,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        output_kind=kind,
-    )
+    try:
+        return SamplingParams(
+            **asked,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            output_kind=kind,
+        )
+    except BadParameter as error:
+        theirs = names.get(error.parameter, error.parameter)
+        raise BadParameter(theirs, error.problem) from error
 
 
 def check_stream_options(fields: GenerationFields, options: StreamOptions | None) -> StreamOptions:
-    """The options of a stream. Raises BadRequest if there is no stream to have them."""
+    """The options of a stream. Raises BadParameter if there is no stream to have them."""
     if options is not None and not fields.stream:
-        raise BadRequest("stream_options is set, but stream is not. Set stream, or leave it out.")
+        problem = "is set, but stream is not. Set stream, or leave it out."
+        raise BadParameter("stream_options", problem)
     return options or StreamOptions()
 
 

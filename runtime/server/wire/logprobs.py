@@ -13,4 +13,9 @@ def finite(logprob: float) -> float:
 
 def token_name(token_id: int, entry: Logprob) -> str:
     """A token's text; where the engine has no tokenizer, its id."""
-    return f"token_id:{token_id}" if entry.decoded_token is None else entry.decoded_token
+    return token_of_id(token_id) if entry.decoded_token is None else entry.decoded_token
+
+
+def token_of_id(token_id: int) -> str:
+    """The name of a token that has no text, or not one of its own."""
+    return f"token_id:{token_id}"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from raydix.errors import BadRequest
-from raydix.runtime.server.wire.base import Items, OrAbsent, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Items, Nothing, OrAbsent, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.chat import TextFormat
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.messages import Message, TextPart
@@ -15,8 +15,8 @@ from raydix.runtime.server.wire.usage import ResponseUsage
 class InputPart(TextPart):
     """Text; what an earlier answer said beside its text is taken and left aside."""
 
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Nothing | None = None
+    logprobs: Nothing | None = None
 
 
 class InputMessage(WireRequest):
@@ -49,10 +49,10 @@ class ResponsesRequest(GenerationFields):
     background: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     text: TextOptions | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    include: Annotated[list[Any], Field(max_length=0)] | None = None
+    include: Nothing | None = None
     service_tier: Literal["auto", "default"] | None = None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
 from raydix.runtime.server.wire.base import WireAnswer
 
 
@@ -52,10 +52,14 @@ class UsageMeter:
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count what choice `index` brings; each output token must be told once."""
-        self._num_output_tokens += len(output.outputs[0].token_ids)
+        self.add_tokens(output.outputs[0])
         prompt, sample = divmod(index, self._num_samples)
         if sample == 0:
             self._prompts[prompt] = output
+
+    def add_tokens(self, new: CompletionOutput) -> None:
+        """Count an output which is not the last of its choice: that one tells of the prompt."""
+        self._num_output_tokens += len(new.token_ids)
 
     def usage(self) -> Usage:
         """The counts so far."""

@@ -14,6 +14,7 @@ from raydix.runtime.actors.engine_record import (
     EngineRecord,
     find_record,
     require_free_name,
+    running_names,
 )
 
 RECORD = EngineRecord(
@@ -142,6 +143,16 @@ def test_any_name_stays_within_the_folder(root: Path, name: str) -> None:
     assert find_record(name) == RECORD
     assert [path.name for path in root.iterdir()] == [folder_of(root).name]
     assert len(list(folder_of(root).iterdir())) == 1
+
+
+def test_only_living_engines_are_listed_by_their_names(root: Path) -> None:
+    engines = [EngineName(name) for name in ("mine", "a b/../ü@c")]
+    EngineName("gone").release()
+    assert running_names() == ["a b/../ü@c", "mine"]
+
+    for engine in engines:
+        engine.release()
+    assert running_names() == []
 
 
 @pytest.mark.parametrize("name", ["", "n" * 201])

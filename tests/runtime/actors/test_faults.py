@@ -51,6 +51,22 @@ async def generate_all(engine: AsyncLLM, seeds: range, hook: Hook | None = None)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+async def generate_through_a_kill(
+    shared: SharedEngine, engine: AsyncLLM, seeds: range, lost: str
+) -> list[list[int]]:
+    """As `generate_all`, but a rank is killed meanwhile; its step group is soon back."""
+    killed_s: list[float] = []
+
+    async def kill() -> None:
+        await send(shared, lost, signal.SIGKILL)()
+        killed_s.append(time.monotonic())
+        await shared.handle.call("wait_all_serving")
+
+    tokens = await generate_all(engine, seeds, kill)
+    assert time.monotonic() - killed_s[0] < GROUP_BACK_S
+    return tokens
+
+
 def send(shared: SharedEngine, actor: str, number: signal.Signals) -> Hook:
     async def hook() -> None:
         health = await shared.handle.call("health")
@@ -179,6 +195,15 @@ async def test_vanished_client_leaves_nothing(shared_engine: SharedEngine) -> No
     await engine.disconnect()
 
 
+async def test_actors_of_a_private_cluster_are_as_urgent_as_who_started_it(
+    shared_engine: SharedEngine,
+) -> None:
+    health = await shared_engine.handle.call("health")
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    priorities = {os.getpriority(os.PRIO_PROCESS, each["pid"]) for each in health.values()}
+    assert priorities == {own}
+
+
 async def test_requests_do_not_notice_that_storage_is_switched_detached_and_attached(
     shared_engine: SharedEngine, tmp_path: Path
 ) -> None:
@@ -262,15 +287,7 @@ async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
         known = await generate_all(engine, range(70, 74))
         expected = await generate_all(engine, range(80, 84))
         await settle(lane)
-        killed_s: list[float] = []
-
-        async def kill() -> None:
-            await send(lane, lost, signal.SIGKILL)()
-            killed_s.append(time.monotonic())
-            await lane.handle.call("wait_all_serving")
-
-        assert await generate_all(engine, range(80, 84), kill) == expected
-        assert time.monotonic() - killed_s[0] < GROUP_BACK_S
+        assert await generate_through_a_kill(lane, engine, range(80, 84), lost) == expected
         health = await lane.handle.call("health")
         assert [health[rank]["incarnation"] for rank in ("gpu0", "gpu1")] == [2, 2]
 

@@ -1,11 +1,8 @@
 """Engines that end, and what is told of it: clients that outlive them, `serve` that gives up."""
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.control_client import client_hello
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
-from raydix.runtime.actors.bootstrap.launch import find_engine, start_engine
+from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.engine_record import find_record
 from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
 from raydix.runtime.actors.links.link import LinkRefused
@@ -26,160 +23,37 @@ from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.hello import Role
-from tests.network_namespace import OtherHost, other_host
+from tests.network_namespace import other_host
 from tests.ray_cluster import SharedEngine, own_name
+from tests.runtime.actors.bereaved_client import BereavedClient
+from tests.runtime.actors.serve_process import CLIENT, SECRET, here, line_of, running, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[3]
 DEAD_S = 1.0
 """Within which a client hears that its engine has ended."""
-SILENCE_S = 90.0
-"""Ray's own client library ends a process that has lost its cluster for 60 s."""
 RAY_ENDS_S = 1.0
 """For Ray, and then the kernel, to end the other actors of an engine that gives up."""
 SERVE_ENDS_S = 10.0
 CABLE_S = 15.0
 """For a client to notice that nothing comes from its engine's host any more."""
-SECRET = "0123456789abcdef" * 4
 PROMPT = list(range(40))
 LONG = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
-CLIENT = """
-import asyncio, sys, time
-from raydix.errors import EngineDead
-from raydix.runtime.api.client import AsyncLLM
-
-async def generate(engine, max_tokens):
-    params = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    async for output in engine.generate(list(range(40)), params):
-        if len(output.outputs[0].token_ids) == 8:
-            print("streams", flush=True)
-    return len(output.outputs[0].token_ids)
-
-async def main():
-    engine = await AsyncLLM.connect(*sys.argv[1:])
-    try:
-        await generate(engine, 1500)
-    except EngineDead as error:
-        print("dead", time.monotonic(), error, flush=True)
-    began_s = time.monotonic()
-    try:
-        await generate(engine, 8)
-    except EngineDead as error:
-        print("still", time.monotonic() - began_s, error, flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-    print("again", await generate(engine, 9), flush=True)
-
-asyncio.run(main())
-"""
-"""Streams from an engine until that ends, asks again at once, and once more when it is told to."""
 
 
-def here(seconds: float) -> float:
-    """As long as this takes where others have their share of the cores, too."""
-    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+def test_a_client_hears_at_once_that_its_engine_is_gone(bereaved: BereavedClient) -> None:
+    assert bereaved.heard_s - bereaved.killed_s < here(DEAD_S)
+    _, took_s, reason = bereaved.asked_again.split(maxsplit=2)
+    assert float(took_s) < here(DEAD_S)
+    assert f"no engine named {bereaved.name}" in reason
 
 
-def user_environment() -> dict[str, str]:
-    """As users have it: a private cluster, with token authentication."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAYDIX_SECRET": SECRET}
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
-        environment.pop(name, None)
-    return environment
-
-
-@contextlib.contextmanager
-def running(*command: str, host: OtherHost | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A process that nothing leaves behind, whatever fails; `host`: where it runs."""
-    words = [sys.executable, *command]
-    process = subprocess.Popen(
-        words if host is None else host.command(*words),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=user_environment(),
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def serving(
-    checkpoint: Path, name: str, *options: str
-) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
-    settings = ["cache.l1.num_pages=128", "cache.l2.bytes_per_node=4MiB", "cache.l2.ratio=null"]
-    sets = [word for setting in settings for word in ("--set", setting)]
-    return running("-m", "raydix", "serve", str(checkpoint), "--name", name, *sets, *options)
-
-
-def line_of(process: subprocess.Popen[str], word: str) -> str:
-    """The next line with this word on standard output."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if word in line:
-            return line
-    assert process.stderr is not None
-    raise AssertionError(f"no line with {word!r}: {process.stderr.read()}")
-
-
-def pid_of(name: str, actor: str) -> int:
-    """The process of a running engine's actor, asked for without Ray."""
-    health = asyncio.run(find_engine(name).call("health"))
-    return int(health[actor]["pid"])
-
-
-def supervisor_pid(name: str) -> int:
-    """The process that has the engine's record locked."""
-    path = f"/tmp/raydix-user-{os.geteuid()}/{name}.engine"
-    inode = os.stat(path).st_ino
-    (line,) = [
-        each for each in Path("/proc/locks").read_text().splitlines() if f":{inode} " in each
-    ]
-    return int(line.split()[4])
-
-
-def test_a_client_outlives_its_engine_and_serve_says_why_it_ends(checkpoint: Path) -> None:
-    name = own_name("mortal")
-    with serving(checkpoint, name) as serve:
-        line_of(serve, "is ready")
-        with serving(checkpoint, name) as second:
-            _, said = second.communicate(timeout=60)
-            assert second.returncode == 1
-            assert said.splitlines()[-1].startswith(
-                f"ConfigError: The name {name} is taken: an engine of this user has it on this host"
-            )
-
-        with running("-c", CLIENT, name) as client:
-            line_of(client, "streams")
-            killed_s = time.monotonic()
-            os.kill(supervisor_pid(name), signal.SIGKILL)
-            _, heard_s, _ = line_of(client, "dead").split(maxsplit=2)
-            assert float(heard_s) - killed_s < here(DEAD_S)
-            _, took_s, reason = line_of(client, "still").split(maxsplit=2)
-            assert float(took_s) < here(DEAD_S)
-            assert f"no engine named {name}" in reason
-
-            _, said = serve.communicate(timeout=60)
-            assert time.monotonic() - killed_s < here(SERVE_ENDS_S)
-            assert serve.returncode == 1
-            assert said.splitlines()[-1].startswith(f"EngineDead: the Supervisor of engine {name}")
-            assert find_record(name) is None
-
-            # Really waited for: it is Ray's clock that must not matter.
-            time.sleep(max(0.0, killed_s + SILENCE_S - time.monotonic()))
-            assert client.poll() is None
-            with serving(checkpoint, name) as successor:
-                line_of(successor, "is ready")
-                assert client.stdin is not None
-                client.stdin.write("\n")
-                client.stdin.flush()
-                assert line_of(client, "again") == "again 9\n"
-                successor.send_signal(signal.SIGTERM)
-                successor.communicate(timeout=60)
-                assert successor.returncode == 0
+def test_serve_says_why_it_ends(bereaved: BereavedClient) -> None:
+    assert bereaved.serve_ended_s - bereaved.killed_s < here(SERVE_ENDS_S)
+    assert bereaved.serve_status == 1
+    last = bereaved.serve_said.splitlines()[-1]
+    assert last.startswith(f"EngineDead: the Supervisor of engine {bereaved.name}")
+    assert find_record(bereaved.name) is None
 
 
 @pytest.fixture
@@ -281,6 +155,16 @@ def listening(checkpoint: Path) -> Iterator[Listening]:
         yield Listening(name, int(connect.rpartition(":")[2]))
         serve.send_signal(signal.SIGTERM)
         serve.communicate(timeout=60)
+
+
+def test_a_second_engine_of_a_name_is_refused(listening: Listening, checkpoint: Path) -> None:
+    with serving(checkpoint, listening.name) as second:
+        _, said = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert said.splitlines()[-1].startswith(
+        f"ConfigError: The name {listening.name} is taken: "
+        "an engine of this user has it on this host"
+    )
 
 
 async def record_of_a_handshake(port: int) -> tuple[bytes, int]:

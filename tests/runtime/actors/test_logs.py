@@ -16,8 +16,9 @@ import pytest
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.api.client import AsyncLLM
 from tests.ray_cluster import own_name
-from tests.runtime.actors.test_lives import here, pid_of, running
+from tests.runtime.actors.serve_process import here, pid_of, running
 from tests.runtime.api.small_tokenizers import byte_level_backend
+from tests.shared_memory import left_since, shared_memory
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -127,7 +128,7 @@ def test_lines_of_every_actor_reach_the_console_and_nothing_else_does(
 def test_ctrl_c_while_an_engine_starts_ends_it_and_all_of_it(
     checkpoint: Path, tmp_path: Path, actor: str, message: str
 ) -> None:
-    shared_memory = set(os.listdir("/dev/shm"))
+    memory_before = shared_memory()
     name = own_name("endless")
     with serving(without_end(checkpoint, tmp_path / "endless"), name) as serve:
         lines_until(serve, actor, message)
@@ -142,7 +143,7 @@ def test_ctrl_c_while_an_engine_starts_ends_it_and_all_of_it(
         messages = [json.loads(text)["message"] for text in out.splitlines()]
         assert "stopping before the engine serves" in messages
         assert err == ""
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert left_since(memory_before) == set()
     assert list(Path("/tmp").glob(f"raydix-{serve.pid}-*")) == []
 
 

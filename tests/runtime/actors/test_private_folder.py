@@ -66,7 +66,10 @@ def test_living_owner_is_known_by_its_lock_though_its_process_id_means_nothing_h
     assert renamed.exists()
 
 
-@pytest.mark.parametrize("name", ["raydix-2024-cache", "raydix-l3", f"raydix-{os.getpid()}-mine"])
+@pytest.mark.parametrize(
+    "name",
+    ["raydix-2024-cache", "raydix-l3", pytest.param(f"raydix-{os.getpid()}-mine", id="own")],
+)
 def test_folder_that_was_not_made_here_is_not_removed(root: Path, name: str) -> None:
     other = root / name
     other.mkdir(mode=0o700)

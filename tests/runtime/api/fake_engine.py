@@ -10,6 +10,7 @@ from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.supervision.engine_facts import ClientFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.messages.arrays import int32_array
@@ -141,6 +142,17 @@ class FakeHandle:
     is_shut_down: bool = False
     is_dead: bool = False
     end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def facts(self) -> ClientFacts:
+        return ClientFacts(
+            name="raydix",
+            model_path=self.model_path,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            max_waiting_requests=128,
+            eos_token_ids=self.eos_token_ids,
+        )
 
     async def wait_ended(self) -> None:
         await self.end.wait()

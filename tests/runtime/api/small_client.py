@@ -2,12 +2,14 @@
 
 import asyncio
 
-from raydix.runtime.api.engine_client import ModelLimits
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.messages.client import SubmitRequest
 from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
 TOKENIZER = byte_token_tokenizer()
-LIMITS = ModelLimits(max_model_len=16, vocab_size=257, eos_token_ids=(256,))
+LIMITS = ModelLimits(
+    max_model_len=16, vocab_size=257, max_waiting_requests=1024, eos_token_ids=(256,)
+)
 
 
 async def turns(count=5):

@@ -116,8 +116,9 @@ def test_a_stop_token_is_the_stop_reason(keeps, text, stop):
 
 def test_a_stop_string_ends_text_and_ids():
     stream = make_stream(stop=["END"])
-    (output,) = outputs_of(stream, [delta("xxENDyyy")])
-    assert stream.has_stop_string
+    assert stream.push(delta("xxENDyyy"), 0.0)
+    output = stream.take()
+    assert output is not None
     assert output.finished
     assert output.outputs[0].text == "xx"
     assert output.outputs[0].token_ids == TOKENIZER.encode("xxEND")

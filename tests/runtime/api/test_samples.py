@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from raydix.errors import BadRequest, DeadlineExceeded, Overloaded
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, RankPlace
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.batch import answer_batch
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.config.engine import EngineConfig
@@ -24,8 +27,11 @@ from raydix.runtime.testing.sleeping_runner import (
 )
 from raydix.runtime.tiers.transfers import WaitLayer
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
+from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
-LIMITS = ModelLimits(max_model_len=64, vocab_size=300, eos_token_ids=(256,))
+LIMITS = ModelLimits(
+    max_model_len=64, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
+)
 PAGE_SIZE, NUM_PAGES, NUM_TAIL = 16, 6, 5
 PROMPT = [(7 * i) % 211 for i in range(PAGE_SIZE * NUM_PAGES + NUM_TAIL)]
 NUM_OUTPUT = 4
@@ -199,6 +205,69 @@ async def test_an_id_that_is_asked_again_in_vain_still_aborts_every_sample(
     assert aborted == ["r", "r-1", "r-2"]
     link.deliver(*(delta(each, finished=FinishReason.ABORT) for each in aborted))
     assert (await asking)[-1].finished
+
+
+async def test_an_id_is_in_use_as_long_as_any_of_its_samples(
+    silent: tuple[EngineClient, FakeLink],
+) -> None:
+    client, link = silent
+    outputs = client.generate([1], {"n": 2}, "r")
+    taking = await asked(outputs, link, 2)
+    link.deliver(delta("r", [5], finished=FinishReason.LENGTH))
+    await taking
+
+    with pytest.raises(BadRequest, match="'r' is in use"):
+        await collect(client, n=1)
+    client.abort("r")
+    assert [each.request_id for each in link.sent_of(AbortRequest)] == ["r-1"]
+
+
+async def test_an_id_that_is_asked_anew_stands_for_the_new_request_alone(
+    silent: tuple[EngineClient, FakeLink],
+) -> None:
+    client, link = silent
+    samples = client.generate([1], {"n": 2}, "r")
+    sampling = await asked(samples, link, 2)
+    client.abort("r")
+
+    # The samples' caller has not heard yet; by now other requests have their ids.
+    again = await asked(client.generate([1], None, "r"), link, 3)
+    other = await asked(client.generate([1], None, "r-1"), link, 4)
+    client.abort("r")
+    *_, last = link.sent_of(SubmitRequest)
+    assert last.asking not in {each.asking for each in link.sent_of(AbortRequest)}
+    for task in (sampling, again, other):
+        task.cancel()
+    await asyncio.gather(sampling, again, other, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (3, 3)])
+async def test_an_id_is_taken_before_the_text_is_read(first: int, second: int) -> None:
+    link = FakeLink(echo)
+    client = EngineClient(link, LIMITS, byte_token_tokenizer())
+
+    async def ask(number: int) -> list[RequestOutput]:
+        return [each async for each in client.generate("ab", {"n": number}, "r")]
+
+    taken, refused = await asyncio.gather(ask(first), ask(second), return_exceptions=True)
+    assert isinstance(refused, BadRequest)
+    assert isinstance(taken, list)
+    assert [len(each.outputs) for each in taken][-1] == first
+    await client.close()
+
+
+async def test_more_samples_than_ever_may_wait_are_refused_at_once() -> None:
+    link = FakeLink(None)
+    client = EngineClient(link, replace(LIMITS, max_waiting_requests=2), None)
+
+    def open_stream(_: int) -> AsyncGenerator[RequestOutput, None]:
+        return client.generate([1], {"n": 3})
+
+    match = r"n asks for 3 samples at once, .* lets 2 requests wait\. .*max_waiting_requests of 3"
+    with pytest.raises(BadRequest, match=match):
+        await answer_batch(open_stream, 1, lambda _: None, num_samples=3)
+    assert link.sent_of(SubmitRequest) == []
+    await client.close()
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_params_can_be_pickled_and_replaced():
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"min_tokens": -1}, "min_tokens is -1"),
         ({"logprobs": 21}, "0 to 20"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs is 21; expected None or 0 to 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21; expected 0 to 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
         ({"prompt_logprobs": True}, "prompt_logprobs is True; expected a whole number"),
         ({"output_kind": "stream"}, "cumulative, delta, final"),

@@ -98,6 +98,7 @@ def test_requests_that_fail_are_counted_told_and_end_with_1(
         (["--url", "http://127.0.0.1:1/v1", "--extra-body", "{"], "--extra-body is no JSON"),
         (["--url", "http://127.0.0.1:1/v1", "--connect", "raydix"], "--url"),
         (["--url", "http://127.0.0.1:1/v1"], "Nobody answers"),
+        (["--url", "127.0.0.1:1/v1"], "expected http://HOST:PORT/v1"),
         (["--trace", "no/such/file"], "No such file"),
         (["--secret-file", "no/such/file"], "--secret-file is for engines on other hosts"),
     ],

@@ -14,11 +14,12 @@ from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.generate import Asking, generate_all
 from raydix.runtime.messages.client import FailureKind, FinishReason, SubmitRequest
 from tests.runtime.api.fake_engine import FakeCluster, FakeLink, delta, echo, failed
+from tests.runtime.api.small_tokenizers import byte_level_backend
 
 
 def refuse_nines(link: FakeLink, message: Any) -> None:
     if isinstance(message, SubmitRequest) and message.token_ids.tolist() == [9]:
-        link.deliver(failed(message.request_id, FailureKind.BAD_REQUEST, "no nines"))
+        link.deliver(failed(message.request_id, FailureKind.BAD_REQUEST, "no nines."))
     else:
         echo(link, message)
 
@@ -51,7 +52,7 @@ def test_a_prompt_that_fails_is_named_and_the_others_are_answered(
     printed = capsys.readouterr()
     assert printed.out.splitlines() == ["hello", "you"]
     assert printed.err.splitlines() == [
-        "prompt 1: BadRequest: no nines",
+        "prompt 1: BadRequest: no nines.",
         "BatchFailed: 1 of 3 prompts failed (the first is prompt 0): "
         "prompt 1: BadRequest: no nines. The others are answered.",
     ]
@@ -71,7 +72,7 @@ def test_json_has_a_line_for_each_prompt(
     assert run("generate", "--connect", "mine", "--prompts-file", prompts, "--json") == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line.get("text") for line in lines] == ["hello", None, "you"]
-    assert lines[1] == {"prompt": 1, "error": "BadRequest", "message": "no nines"}
+    assert lines[1] == {"prompt": 1, "error": "BadRequest", "message": "no nines."}
     assert lines[0]["num_prompt_tokens"] == sum(lines[0]["cached_tokens_by_source"].values())
 
 
@@ -98,6 +99,27 @@ def test_a_stream_comes_in_pieces_that_join_to_the_answer(
     assert [line["token_ids"] for line in lines] == [[65], [66], [67]]
     assert [line["finish_reason"] for line in lines] == [None, None, "length"]
     assert lines[-1]["num_prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_a_character_of_several_tokens_is_printed_as_text(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    def answer_in_halves(link: FakeLink, message: Any) -> None:
+        """The two bytes of é, one after the other."""
+        first, second = byte_level_backend().encode("é")
+        asking, length = message.asking, FinishReason.LENGTH
+        link.deliver(delta(message.request_id, [first], asking=asking))
+        last = delta(message.request_id, [second], asking=asking, finished=length)
+        asyncio.get_running_loop().call_later(0.02, link.deliver, last)
+
+    cluster.engines["mine"] = cluster.handle
+    cluster.answer = answer_in_halves
+    assert run("generate", "--connect", "mine", "--prompt", "caf", *flags) == 0
+    assert capsys.readouterr().out == "é\n"
 
 
 def test_a_stream_without_text_is_of_token_ids(

@@ -1,13 +1,18 @@
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from raydix import __version__
 from raydix.errors import BadRequest
 from raydix.runtime.cli import main as cli
+from raydix.runtime.cli.stop_signal import STOPPED_STATUS
+
+PROJECT = Path(__file__).parents[3]
 
 
 def test_the_schema_is_json_with_every_section(
@@ -108,6 +113,23 @@ def test_a_package_that_is_not_installed_is_one_line_that_says_what_to_do(packag
     assert result.stderr.startswith(f"Raydix needs the package {package}, ")
     assert "--runtime-env examples/runtime_env.yaml" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_the_command_line_is_imported_leaves_no_traceback() -> None:
+    with open(PROJECT / "pyproject.toml", "rb") as file:
+        script = tomllib.load(file)["project"]["scripts"]["raydix"]
+    module, _, function = script.partition(":")
+    code = (
+        "import importlib, sys, types\n"
+        "def interrupt(name, *_):\n"
+        "    if name == 'raydix.runtime.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, types.SimpleNamespace(find_spec=interrupt))\n"
+        f"importlib.import_module({module!r}).{function}()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (STOPPED_STATUS, "")
 
 
 def test_what_every_verb_imports_at_once_is_quick() -> None:

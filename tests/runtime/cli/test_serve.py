@@ -14,7 +14,12 @@ import pytest
 from raydix.runtime.actors.bootstrap import cluster as cluster_module
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.cli import serve
-from raydix.runtime.cli.stop_signal import StopsTooSlowly, unless_stopped, until_stopped
+from raydix.runtime.cli.stop_signal import (
+    StopsTooSlowly,
+    deferring_ctrl_c,
+    unless_stopped,
+    until_stopped,
+)
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from tests.runtime.api.fake_engine import FakeCluster
@@ -74,8 +79,9 @@ def test_it_is_told_what_clients_elsewhere_dial(
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu7")
     fate.append(lambda: os.kill(os.getpid(), signal.SIGINT))
     cluster.handle.listens_at = "[::]:8901"
-    assert run("serve", checkpoint) == 0
-    assert "clients elsewhere: raydix generate --connect raydix@gpu7:8901 " in caplog.text
+    assert run("serve", checkpoint, "--name", "my engine") == 0
+    assert "is ready: raydix generate --connect 'my engine' " in caplog.text
+    assert "clients elsewhere: raydix generate --connect 'my engine'@gpu7:8901 " in caplog.text
 
 
 def own_port(monkeypatch: pytest.MonkeyPatch) -> int:
@@ -159,6 +165,29 @@ async def test_who_does_not_end_when_cancelled_is_not_waited_for() -> None:
     with pytest.raises(StopsTooSlowly):
         await unless_stopped(start(), 0.01, on_stop=lambda: None)
     may_end.set()
+
+
+def test_ctrl_c_outlives_an_import_that_would_swallow_it() -> None:
+    reached = []
+
+    def import_it() -> None:
+        with deferring_ctrl_c():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end of the import")
+
+    with pytest.raises(KeyboardInterrupt):
+        import_it()
+    assert reached == ["the end of the import"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_that_the_process_ignores_stays_ignored() -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with deferring_ctrl_c():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 async def test_without_a_signal_the_result_comes_through() -> None:

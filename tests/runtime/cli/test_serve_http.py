@@ -21,6 +21,7 @@ KEY = "alice-key-0123456789"
         (["--keys", "none.yaml"], "Add --http HOST:PORT"),
         (["--model-name", "m"], "Add --http HOST:PORT"),
         (["--http-replicas", "2"], "Add --http HOST:PORT"),
+        (["--secret-file", "none"], "Add --listen HOST:PORT"),
         (["--http", "0.0.0.0:0", "--http-replicas", "2"], "Add --keys FILE"),
         (["--http", "127.0.0.1:0", "--http-replicas", "2", "--address", "1.2.3.4:5"], "serve run"),
     ],

@@ -112,6 +112,10 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
             {"cache": {"l3": {"backend": "file", "path": "x", "max_byte": 1}}},
             ["Did you mean cache.l3.max_bytes?"],
         ),
+        (
+            {"cache": {"l3": {"backend": "redis", "host": "h"}}},
+            ["cache.l3.host is not a known key. Valid keys here: "],
+        ),
         ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend", ALL_BACKENDS]),
         ({"cache": {"l3": {"path": "x"}}}, ["cache.l3.backend", ALL_BACKENDS]),
         (
@@ -205,7 +209,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_model_is_named() -> None:
-    with pytest.raises(ConfigError, match="model is missing"):
+    with pytest.raises(ConfigError, match=r"model is missing .* Give a YAML file"):
         load_config({"cache": {}})
 
 
@@ -234,3 +238,25 @@ def test_a_file_without_sections_says_what_it_is(tmp_path: Path, text: str, word
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"{path} {words}; expected sections such as model"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"cache": {"l3": {"backend": "file", "path": "/l\0"}}},
+        {"cache": {"l3": {"backend": "redis", "url": "redis://l\0"}}},
+        {"model": {"path": "l\0"}},
+    ],
+)
+def test_a_nul_in_any_text_is_told_with_its_key(sections: dict[str, Any]) -> None:
+    (section,) = sections
+    with pytest.raises(
+        ConfigError, match=rf"^{section}\..*expected text without the character NUL"
+    ):
+        load_config({"model": {"path": "/x"}}, sections)
+
+
+def test_another_l3_whose_path_has_a_nul_is_refused() -> None:
+    config = load_config({"model": {"path": "/x"}})
+    with pytest.raises(ConfigError, match=r"^cache\.l3\.path is '/l\\x00'; expected text without"):
+        replace_l3(config, {"backend": "file", "path": "/l\0"})

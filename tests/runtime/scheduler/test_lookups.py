@@ -9,8 +9,8 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.lookups import Lookups, Unanswered
 from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.request_order import order_key
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from raydix.runtime.scheduler.turns import order_key
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.test_waiting import request
 

@@ -68,3 +68,13 @@ def test_predictions_are_positive_and_grow_whatever_was_observed() -> None:
         assert times[0] > 0
         assert times == sorted(times)
         assert predictor.rate(step) > 0
+
+
+def test_one_observation_that_was_held_up_is_soon_made_up_for() -> None:
+    predictor = TimePredictor(20_000.0, full_amount=2048)
+    for _ in range(10):
+        predictor.observe(512, 0.0256, now_s=1.0)
+    predictor.observe(512, 30.0, now_s=1.0)
+    for _ in range(20):
+        predictor.observe(512, 0.0256, now_s=1.0)
+    assert predictor.predict_s(512, 1.0) == pytest.approx(0.0256, rel=0.2)

@@ -12,8 +12,8 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.request_order import OrderKey
 from raydix.runtime.scheduler.routing_turns import RoutingTurns, RunningKeys
-from raydix.runtime.scheduler.turns import OrderKey
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 

@@ -12,7 +12,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.turns import order_key
+from raydix.runtime.scheduler.request_order import order_key
 from raydix.runtime.scheduler.waiting import WaitingQueue
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 

@@ -9,13 +9,14 @@ from typing import Any
 import httpx
 import openai
 
+from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.tokenizer import load_tokenizer
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.server.app import build_app
 from raydix.runtime.server.keys import Keys, read_keys
-from raydix.runtime.server.listener import HttpAddress, listening
+from raydix.runtime.server.listener import listening
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from raydix.runtime.testing.llm import InProcessLLM
 
@@ -88,7 +89,7 @@ async def serving(
     async with in_process_engine(config) as engine:
         llm = InProcessLLM(engine, await engine.connect(tokenizer), tokenizer)
         app = build_app(llm, MODEL, keys, wall_clock=lambda: float(NOW))
-        async with listening(app, HttpAddress("127.0.0.1", 0), drain_s) as url:
+        async with listening(app, TcpAddress("127.0.0.1", 0), drain_s) as url:
             yield Server(url, engine, llm)
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import openai
 import pytest
 
 from raydix.errors import EngineDead
-from raydix.runtime.server.listener import HttpAddress, listening
+from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.api.open_requests import OnNews, OpenRequest
+from raydix.runtime.server.listener import listening
 from tests.runtime.server.served_engine import MODEL, Server, serving
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": [5] * 20, "max_tokens": 230, "temperature": 0}
@@ -26,6 +30,24 @@ async def until_running(server: Server) -> None:
     async with asyncio.timeout(20):
         while not (await server.engine.stats())["scheduler"]["num_requests_running"]:
             await asyncio.sleep(0.001)
+
+
+async def on_first_news(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    then: Callable[[OpenRequest, OnNews], None],
+) -> None:
+    """At the first news of each request do this; who listens is told of no other news."""
+    client = await server.llm.connected()
+    real = client.open
+
+    def opened(*arguments: Any) -> OpenRequest:
+        *before, on_news = arguments
+        is_first = itertools.chain([True], itertools.repeat(False))
+        request = real(*before, lambda: then(request, on_news) if next(is_first) else None)
+        return request
+
+    monkeypatch.setattr(client, "open", opened)
 
 
 async def test_leaving_a_stream_aborts_its_request(server: Server) -> None:
@@ -74,27 +96,35 @@ async def test_a_stream_that_is_left_while_it_waits_never_runs(checkpoint: Path)
 async def test_refusal_for_load_is_429_whole_and_streamed(
     checkpoint: Path, is_stream: bool
 ) -> None:
-    scheduler = {"max_running_requests": 1, "max_waiting_requests": 1}
+    scheduler = {"max_running_requests": 1, "max_waiting_requests": 2}
     async with serving(checkpoint, scheduler=scheduler) as server:
+        first = asyncio.create_task(server.client().completions.create(**LONG, n=2))
+        await until_running(server)
         # One runs, one waits; one of several that one HTTP request asks is enough to refuse it.
         with pytest.raises(openai.RateLimitError, match="requests wait") as caught:
-            await server.client().completions.create(**LONG, n=8, stream=is_stream)
+            await server.client().completions.create(**LONG, n=2, stream=is_stream)
+        await first
         figures = await until_idle(server)
 
     assert int(caught.value.response.headers["Retry-After"]) >= 1
-    assert figures.get("generation_tokens", 0) < 230 * 2
+    assert figures["generation_tokens"] < 230 * 4
+
+
+async def test_more_choices_than_ever_may_wait_are_no_429(checkpoint: Path) -> None:
+    async with serving(checkpoint, scheduler={"max_waiting_requests": 2}) as server:
+        with pytest.raises(openai.BadRequestError, match="max_waiting_requests of 3") as caught:
+            await server.client().completions.create(**LONG, n=3)
+    assert caught.value.param == "n"
 
 
 async def test_an_error_within_a_stream_is_told_by_an_event(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = server.llm.generate
+    def fail(request: OpenRequest, on_news: OnNews) -> None:
+        request.stream.fail(EngineDead("The Scheduler is gone."))
+        on_news()
 
-    async def die(*arguments: Any, **options: Any) -> Any:
-        yield await anext(real(*arguments, **options))
-        raise EngineDead("The Scheduler is gone.")
-
-    monkeypatch.setattr(server.llm, "generate", die)
+    await on_first_news(server, monkeypatch, fail)
     client = server.client()
     with pytest.raises(openai.APIError, match="Scheduler is gone"):
         async for _ in await client.completions.create(**LONG, stream=True):
@@ -133,6 +163,41 @@ async def test_long_bodies_are_refused_told_or_not(server: Server) -> None:
     assert (told.status_code, untold.status_code) == (413, 413)
 
 
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "The header Content-Type is missing; expected 'application/json'."),
+        ({"Content-Type": "text/plain"}, "The header Content-Type is 'text/plain'; expected"),
+    ],
+)
+async def test_a_body_that_is_not_called_json_is_told(
+    server: Server, headers: dict[str, str], message: str
+) -> None:
+    async with server.http() as http:
+        answer = await http.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+
+
+async def test_what_is_no_json_is_told(server: Server) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    async with server.http() as http:
+        answers = [
+            await http.post("/v1/completions", content=body, headers=headers)
+            for body in (b"", b"{", b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}')
+        ]
+    for answer in answers:
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("The body is no JSON: ")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_may_ask_for_the_head_alone(server: Server, path: str) -> None:
+    async with server.http() as http:
+        answer = await http.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 async def test_requests_are_counted_by_route(server: Server) -> None:
     async with server.http() as http:
         await http.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 2})
@@ -164,16 +229,13 @@ async def test_streams_that_outlast_the_drain_are_cut_and_aborted(
 ) -> None:
     has_left = asyncio.Event()
     async with serving(checkpoint, drain_s=1.0) as server:
-        real = server.llm.generate
 
-        async def hang(*arguments: Any, **options: Any) -> Any:
-            try:
-                yield await anext(real(*arguments, **options))
-                await asyncio.Event().wait()
-            finally:
-                has_left.set()
+        def hang(request: OpenRequest, on_news: OnNews) -> None:
+            real = request.close
+            monkeypatch.setattr(request, "close", lambda: (real(), has_left.set()))
+            on_news()
 
-        monkeypatch.setattr(server.llm, "generate", hang)
+        await on_first_news(server, monkeypatch, hang)
         stream = await server.client().completions.create(**LONG, stream=True)
         reading = asyncio.create_task(_count(aiter(stream)))
 
@@ -189,35 +251,11 @@ async def _count(chunks: Any) -> int:
 async def test_a_port_that_is_taken_is_told() -> None:
     async def app(_scope: object, _receive: object, _send: object) -> None: ...
 
-    async with listening(app, HttpAddress("127.0.0.1", 0), 1.0) as url:
+    async with listening(app, TcpAddress("127.0.0.1", 0), 1.0) as url:
         port = int(url.rpartition(":")[2])
         with pytest.raises(Exception, match=f"cannot listen at 127.0.0.1:{port}"):
-            async with listening(app, HttpAddress("127.0.0.1", port), 1.0):
+            async with listening(app, TcpAddress("127.0.0.1", port), 1.0):
                 pass
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "is_loopback"),
-    [
-        ("127.0.0.1:8000", "127.0.0.1", True),
-        ("localhost:8000", "localhost", True),
-        ("[::1]:8000", "::1", True),
-        (":8000", "0.0.0.0", False),
-        ("0.0.0.0:8000", "0.0.0.0", False),
-        ("somehost:8000", "somehost", False),
-        ("[::]:8000", "::", False),
-    ],
-)
-def test_addresses_beyond_loopback_are_known(text: str, host: str, is_loopback: bool) -> None:
-    address = HttpAddress.parse(text)
-    assert address == HttpAddress(host, 8000)
-    assert address.is_loopback == is_loopback
-
-
-@pytest.mark.parametrize("text", ["", "8000", "host:", "host:http", "host:70000", "host:-1"])
-def test_addresses_without_a_port_are_refused(text: str) -> None:
-    with pytest.raises(Exception, match="expected HOST:PORT"):
-        HttpAddress.parse(text)
 
 
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"

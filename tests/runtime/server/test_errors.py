@@ -26,8 +26,7 @@ def told(kind: type[BaseModel], body: dict[str, Any]) -> tuple[str, str | None, 
     """Message, param and code for a body that is refused."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    errors = [{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]
-    failed = failure_of_validation(errors)
+    failed = failure_of_validation(caught.value.errors())
     assert failed.status == 400
     return failed.details.message, failed.details.param, failed.details.code
 
@@ -65,6 +64,7 @@ def test_overload_tells_when_to_come_again() -> None:
         (ChatRequest, {"messages": [{**TURN, "tool_calls": []}]}, "messages.0.tool_calls"),
         (ResponsesRequest, {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
         (ResponsesRequest, {"input": "a", "reasoning": {}}, "reasoning"),
+        (ResponsesRequest, {"input": "a", "tools": [{}]}, "tools"),
     ],
 )
 def test_unsupported_fields_are_named(
@@ -91,6 +91,8 @@ def test_unsupported_fields_are_named(
         (ResponsesRequest, {"input": "a", "metadata": {"a": "\ud800"}}, "metadata.a"),
         (ChatRequest, {"messages": []}, "messages"),
         (ChatRequest, {"messages": [TURN], "store": True}, "store"),
+        (ChatRequest, {"messages": [TURN], "modalities": ["audio"]}, "modalities"),
+        (CompletionRequest, {"prompt": "a", "best_of": 2}, "best_of"),
         (ChatRequest, {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
         (ResponsesRequest, {"input": "a", "store": True}, "store"),
         (ResponsesRequest, {"input": "a", "background": True}, "background"),
@@ -103,12 +105,57 @@ def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], fie
     assert field in message
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (
+            CompletionRequest,
+            {"prompt": "a", "stop": ["a"] * 65},
+            "stop: List should have at most 64 items after validation, not 65",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": "a", "stop": 5},
+            "stop: Input should be a valid string or a valid list",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": "a", "stop": ["a", 5]},
+            "stop.1: Input should be a valid string",
+        ),
+        (CompletionRequest, {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
+        (CompletionRequest, {"prompt": ["a", 1]}, "prompt.1: Input should be a valid string"),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content: Input should be a valid string or a valid list",
+        ),
+    ],
+)
+def test_of_a_value_with_several_types_what_is_wrong_is_told(
+    kind: type[BaseModel], body: dict[str, Any], message: str
+) -> None:
+    assert told(kind, body)[0] == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, {"messages": [TURN], "tools": [], "modalities": ["text"]}),
+        (ResponsesRequest, {"input": "a", "tools": [], "include": []}),
+        (CompletionRequest, {"prompt": "a", "best_of": 1}),
+    ],
+)
+def test_values_that_ask_for_nothing_are_taken(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    kind.model_validate(body)
+
+
 def test_null_is_as_good_as_absent() -> None:
     assert ChatRequest.model_validate({"messages": [TURN], "tools": None, "n": None}).n == 1
 
 
 def test_a_message_that_quotes_no_unicode_can_be_told() -> None:
-    errors = [{"type": "extra_forbidden", "loc": ("body", "\ud800"), "msg": "no"}]
+    errors = [{"type": "extra_forbidden", "loc": ("\ud800",), "msg": "no"}]
     body = failure_of_validation(errors).body()
     assert json.loads(body)["error"]["message"] == "Not supported: 'body'. Leave out what is named."
     assert failure_of(BadRequest("It says \ud800.")).body().isascii()

@@ -92,8 +92,9 @@ async def test_an_echo_is_the_prompt_before_the_output(server: Server, as_ids: b
         for token_id, entry in zip(token_ids, entries, strict=True)
     ]
     assert columns.top_logprobs[0] is None
+    # None is lost, though some have one text: parts of characters.
     assert [len(each) for each in columns.top_logprobs[1:]] == [
-        len({each.decoded_token for each in entry.values()}) for entry in entries[1:] if entry
+        len(entry) for entry in entries[1:] if entry
     ]
 
 
@@ -116,7 +117,7 @@ async def test_an_echo_may_come_without_any_output(server: Server) -> None:
     [
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs is not available in a stream"),
         ({"stream": True, "echo": True, "logprobs": 1}, "echo with logprobs is not available"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs is 21; expected None or 0 to 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21; expected 0 to 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
         ({"echo": True, "logprobs": 1, "prompt_logprobs": 2}, "one number for both"),
         ({"max_tokens": 0}, "max_tokens is 0"),

@@ -37,6 +37,8 @@ class Deployment:
     process: subprocess.Popen[str]
     name: str
     url: str
+    log: list[str]
+    """What it said until it was ready."""
 
     def http(self, key: str = ALICE) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -104,14 +106,16 @@ def deployment(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     ) as process:
         try:
             assert process.stdout is not None
+            log = []
             for line in process.stdout:
+                log.append(line)
                 if "HTTP is ready" in line:
                     break
             else:
                 assert process.stderr is not None
                 raise AssertionError(process.stderr.read())
             url = line.partition("ready at ")[2].split("/v1")[0]
-            yield Deployment(process, name, url)
+            yield Deployment(process, name, url, log)
         finally:
             process.kill()
 
@@ -162,6 +166,12 @@ async def test_each_replica_answers_as_the_engine_does(deployment: Deployment) -
     tokens = [answer.json()["choices"][0]["token_ids"] for answer in answers]
     assert tokens == [direct.outputs[0].token_ids] * 8
     assert len(deployment.replicas) == NUM_REPLICAS
+
+
+def test_what_replicas_log_is_on_the_console(deployment: Deployment) -> None:
+    told = [line for line in deployment.log if "HTTP replica" in line]
+    for replica in range(NUM_REPLICAS):
+        assert any(f"http{replica}" in line for line in told), deployment.log
 
 
 async def test_replicas_ask_for_keys_and_tenants_share_nothing(deployment: Deployment) -> None:

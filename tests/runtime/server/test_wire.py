@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from raydix.runtime.server.errors import failure_of
 from raydix.runtime.server.response_writer import ResponseWriter
 from raydix.runtime.server.wire.chat import (
     ChatRequest,
     chat_logprobs,
     max_tokens_of,
+    names_of_parameters,
     num_logprobs_of,
     template_arguments,
 )
@@ -171,19 +173,52 @@ def test_usage_counts_each_prompt_once_and_all_outputs() -> None:
 
 def test_logprobs_that_json_lacks_are_told_as_a_number() -> None:
     none = float("-inf")
-    entry = {7: Logprob(none, 3, "é"), 8: Logprob(-0.5, 1, "b")}
+    entry = {7: Logprob(none, 3, "é", "é".encode()), 8: Logprob(-0.5, 1, "b", b"b")}
     new = CompletionOutput(text="éé", token_ids=[7, 7], logprobs=[entry, entry])
 
     told = chat_logprobs(new, 1)
     assert told is not None
     assert (told.content[0].logprob, told.content[0].bytes) == (-9999.0, [0xC3, 0xA9])
     assert [each.token for each in told.content[0].top_logprobs] == ["b"]
-    broken = CompletionOutput(text="", token_ids=[7], logprobs=[{7: Logprob(0.0, 1, "\ufffd")}])
-    assert chat_logprobs(broken, 0).content[0].bytes is None  # type: ignore[union-attr]
     columns = completion_choice(0, new, 10, with_token_ids=False).logprobs
     assert columns is not None
     assert columns.top_logprobs == [{"é": -9999.0, "b": -0.5}] * 2
     assert columns.text_offset == [10, 11]
+
+
+def test_tokens_with_one_text_are_told_apart() -> None:
+    parts = {7: Logprob(-1.0, 1, "\ufffd", b"\xc3"), 8: Logprob(-2.0, 2, "\ufffd", b"\xa9")}
+    new = CompletionOutput(text="", token_ids=[7], logprobs=[parts])
+
+    told = chat_logprobs(new, 2)
+    assert told is not None
+    assert [each.bytes for each in told.content[0].top_logprobs] == [[0xC3], [0xA9]]
+    columns = completion_choice(0, new, 0, with_token_ids=False).logprobs
+    assert columns is not None
+    assert columns.top_logprobs == [{"\ufffd": -1.0, "token_id:8": -2.0}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "message"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens is 0"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; expected 1 or more. Leave it out"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "expected 0 to 20. Leave it out"),
+        ({"top_p": 2.0}, "top_p", "top_p is 2.0"),
+    ],
+)
+def test_a_parameter_is_called_as_the_request_calls_it(
+    fields: dict[str, Any], name: str, message: str
+) -> None:
+    request = chat(**fields)
+    with pytest.raises(BadParameter, match=message) as caught:
+        sampling_of(
+            request,
+            max_tokens=max_tokens_of(request),
+            logprobs=num_logprobs_of(request),
+            names=names_of_parameters(request),
+        )
+    assert failure_of(caught.value).details.param == name
 
 
 @pytest.mark.parametrize(

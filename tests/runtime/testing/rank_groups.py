@@ -1,16 +1,85 @@
 """An engine in one process whose ranks may end, and are made again."""
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-from raydix.runtime.actors.gpu_model import BuildModel
+from raydix.runtime.actors.gpu_model import (
+    BuildModel,
+    GpuModel,
+    LoadedGpuModel,
+    RankPlace,
+    Runner,
+    StepOutput,
+)
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.testing.engine import InProcessEngine
 from raydix.runtime.testing.spawner import InProcessActor, InProcessSpawner
+from raydix.runtime.tiers.transfers import WaitLayer
+
+
+class Brake:
+    """Owns: whether requests may pass a position. Until then all ranks' steps with one wait."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self._is_off = threading.Event()
+
+    def put_on(self) -> None:
+        """No request passes the position from now on."""
+        self._is_off.clear()
+
+    def take_off(self) -> None:
+        """All go on."""
+        self._is_off.set()
+
+    def wait(self) -> None:
+        """Return once it is off."""
+        self._is_off.wait()
+
+    def on(self, build_model: BuildModel) -> BuildModel:
+        """The same model, with this brake."""
+
+        def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+            loaded = build_model(config, place)
+
+            def prepare(num_pages: tuple[int, ...]) -> GpuModel:
+                model = loaded.prepare(num_pages)
+
+                def close() -> None:
+                    # A test that has failed leaves it on.
+                    self.take_off()
+                    model.close()
+
+                return replace(model, runner=_BrakedRunner(model.runner, self), close=close)
+
+            return replace(loaded, prepare=prepare)
+
+        return build
+
+
+class _BrakedRunner:
+    """Executes steps up to the brake's position, and others once it is off."""
+
+    def __init__(self, runner: Runner, brake: Brake) -> None:
+        self._runner = runner
+        self._brake = brake
+
+    def apply(self, plan: StepPlan) -> None:
+        """See `Runner`."""
+        self._runner.apply(plan)
+
+    def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
+        """See `Runner`."""
+        if any(plan.row_starts + plan.row_num_tokens > self._brake.position):
+            self._brake.wait()
+        return self._runner.execute(plan, wait_layer)
 
 
 class RankSpawner:

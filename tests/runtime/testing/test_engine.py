@@ -130,6 +130,24 @@ async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts
     await supervisor.stop()
 
 
+async def test_a_clean_stop_ends_storage_before_it_can_miss_its_host_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = make_checkpoint(tmp_path / "model", Family.LLAMA, seed=0)
+    cache = {
+        "l1": {"num_pages": 32},
+        "l2": {"bytes_per_node": "1MiB"},
+        "l3": {"backend": "fake"},
+    }
+    async with in_process_engine(load_config(path, {"cache": cache})) as engine:
+        assert len(await generate(engine, 2)) == 2
+
+    told = [each.getMessage() for each in caplog.records]
+    assert "linked to HostMemory" in told
+    assert [text for text in told if "HostMemory is lost" in text] == []
+
+
 def planned_supervisor(
     checkpoint: Path, extra_bytes: int, build_model: BuildModel
 ) -> SupervisorActor:
@@ -173,24 +191,6 @@ async def test_an_arena_that_does_not_fit_what_ranks_have_is_refused(checkpoint:
     supervisor = planned_supervisor(checkpoint, 1 << 20, build_torch_model)
     with pytest.raises(AccountingError, match="planned"):
         await supervisor.start()
-
-
-async def test_a_clean_stop_ends_storage_before_it_can_miss_its_host_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    path = make_checkpoint(tmp_path / "model", Family.LLAMA, seed=0)
-    cache = {
-        "l1": {"num_pages": 32},
-        "l2": {"bytes_per_node": "1MiB"},
-        "l3": {"backend": "fake"},
-    }
-    async with in_process_engine(load_config(path, {"cache": cache})) as engine:
-        assert len(await generate(engine, 2)) == 2
-
-    told = [each.getMessage() for each in caplog.records]
-    assert "linked to HostMemory" in told
-    assert [text for text in told if "HostMemory is lost" in text] == []
 
 
 async def test_wrong_model_is_refused_at_start() -> None:

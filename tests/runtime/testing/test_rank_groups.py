@@ -17,7 +17,7 @@ from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import InProcessEngine
 from raydix.runtime.testing.sleeping_runner import build_sleeping_model
 from raydix.runtime.testing.spawner import InProcessActor
-from tests.runtime.testing.rank_groups import Groups
+from tests.runtime.testing.rank_groups import Brake, Groups
 
 CONFIG = load_config(
     {
@@ -34,14 +34,17 @@ SHARING_EXPERTS = load_config(
     }
 )
 BUILD = partial(build_sleeping_model, step_s=0.002)
+PROMPT_TOKENS = 40
 NUM_TOKENS = 100
+BRAKE_AT = PROMPT_TOKENS + 10
+"""Where requests wait for the end of a rank, which may take longer than all of their steps."""
 WAIT_S = 20
 
 
 async def generate(engine: InProcessEngine, first_token: int) -> list[int]:
     """The answer to some prompt."""
     params = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "output_kind": "final"}
-    prompt = list(range(first_token, first_token + 40))
+    prompt = list(range(first_token, first_token + PROMPT_TOKENS))
     [output] = [output async for output in engine.client.generate(prompt, params)]
     return output.outputs[0].token_ids
 
@@ -54,6 +57,13 @@ async def wait_running(engine: InProcessEngine, num_requests: int) -> None:
             has_tokens = stats.get("generation_tokens", 0) > 2 * num_requests
             if stats["num_requests_running"] == num_requests and has_tokens:
                 return
+            await asyncio.sleep(0.001)
+
+
+async def wait_lost(engine: InProcessEngine, num_losses: int) -> None:
+    """Return once the Scheduler has lost ranks so often."""
+    async with asyncio.timeout(WAIT_S):
+        while (await engine.stats())["scheduler"].get("lost_ranks", 0) < num_losses:
             await asyncio.sleep(0.001)
 
 
@@ -84,12 +94,15 @@ async def break_link(rank: InProcessActor) -> None:
 async def test_a_group_whose_one_rank_is_lost_is_restarted_and_its_requests_go_on(
     end: Callable[[InProcessActor], Awaitable[None]], rank: int
 ) -> None:
-    groups = Groups(CONFIG, BUILD)
+    brake = Brake(BRAKE_AT)
+    groups = Groups(CONFIG, brake.on(BUILD))
     async with groups.engine() as engine:
         requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(4)]
         await wait_running(engine, 4)
 
         await end(groups.spawner.ranks[rank, 1])
+        await wait_lost(engine, 1)
+        brake.take_off()
 
         async with asyncio.timeout(WAIT_S):
             answers = await asyncio.gather(*requests)
@@ -105,12 +118,16 @@ async def test_a_group_whose_one_rank_is_lost_is_restarted_and_its_requests_go_o
 
 
 async def test_a_group_is_lost_again_and_again() -> None:
-    groups = Groups(CONFIG, BUILD)
+    brake = Brake(BRAKE_AT)
+    groups = Groups(CONFIG, brake.on(BUILD))
     async with groups.engine() as engine:
         for generation in range(1, 4):
+            brake.put_on()
             requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(4)]
             await wait_running(engine, 4)
             await kill(groups.spawner.ranks[generation % 2, generation])
+            await wait_lost(engine, generation)
+            brake.take_off()
             async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(*requests)
                 await groups.supervisor.wait_all_serving()
@@ -165,12 +182,16 @@ async def test_ranks_that_share_experts_do_the_same_steps_idle_ones_too() -> Non
 async def test_all_ranks_that_share_experts_are_restarted_when_one_is_lost(
     end: Callable[[InProcessActor], Awaitable[None]],
 ) -> None:
-    groups = Groups(SHARING_EXPERTS, BUILD)
+    brake = Brake(BRAKE_AT)
+    groups = Groups(SHARING_EXPERTS, brake.on(BUILD))
     async with groups.engine() as engine:
         for generation in (1, 2):
+            brake.put_on()
             requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(6)]
             await wait_running(engine, 6)
             await end(groups.spawner.ranks[generation, generation])
+            await wait_lost(engine, generation)
+            brake.take_off()
             async with asyncio.timeout(WAIT_S):
                 answers = await asyncio.gather(*requests)
                 await groups.supervisor.wait_all_serving()

@@ -4,7 +4,8 @@ import threading
 import pytest
 import ray
 
-from raydix.errors import ConfigError
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.bootstrap import cluster
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster, find_cluster, join_cluster
 from raydix.runtime.actors.bootstrap.cluster_address import require_cluster
 from raydix.runtime.config.sections import RaySection
@@ -28,6 +29,18 @@ def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
         join_cluster(address)
     with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"):
         find_cluster(address, "raydix")
+
+
+def test_who_names_no_running_engine_is_told_which_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "running_names", lambda: ["prod", "test"])
+    with pytest.raises(
+        EngineDead, match=r"no engine named prd .* Running here: prod, test\. Start"
+    ):
+        find_cluster(None, "prd")
+    monkeypatch.setattr(cluster, "running_names", list)
+    with pytest.raises(EngineDead, match=r"no engine named prd was found on this host\. Start"):
+        find_cluster(None, "prd")
 
 
 def test_a_port_that_cannot_be_is_refused() -> None:

@@ -50,6 +50,7 @@ class Engine:
             model_path="/nowhere",
             max_model_len=8,
             vocab_size=8,
+            max_waiting_requests=8,
             eos_token_ids=(1, 2),
         )
         self.handle = EngineHandle(self.facts, self.record)

@@ -19,6 +19,7 @@ from raydix.runtime.actors.bootstrap.launch import find_engine, start_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.config.loading import load_config
 from tests.ray_cluster import SharedEngine, own_name
+from tests.shared_memory import left_since, shared_memory
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -83,7 +84,7 @@ def modes_in_tmp(driver: int) -> set[int]:
 
 
 def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Path) -> None:
-    memory_before = set(os.listdir("/dev/shm"))
+    memory_before = shared_memory()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for name in (
         "RAY_ADDRESS",
@@ -121,7 +122,7 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
             time.sleep(0.1)
     assert session_processes(driver.pid) == []
     assert list(Path("/tmp").glob(f"raydix-{driver.pid}-*")) == []
-    assert set(os.listdir("/dev/shm")) <= memory_before
+    assert left_since(memory_before) == set()
 
 
 @pytest.mark.parametrize(

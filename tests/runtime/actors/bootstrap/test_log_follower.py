@@ -73,6 +73,28 @@ async def test_lines_of_actors_are_logged_here_with_their_level_and_actor(
     assert told == [("INFO", "gpu0", "raydix.x"), ("WARNING", "gpu0", "raydix.x")]
 
 
+async def test_a_supervisor_that_does_not_answer_for_a_while_is_heard_again(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    follower = LogFollower("mine", engine.record)
+    sender = LogSender(engine.log.path, "gpu0")
+    sender.handle(record("before"))
+    await until_told(caplog, "before")
+
+    await engine.desk.close()
+    sender.handle(record("meanwhile"))
+    # For longer than a dialer goes on trying.
+    await asyncio.sleep(1.0)
+    await engine.desk.open()
+    await until_told(caplog, "meanwhile")
+    sender.disconnect()
+    assert caplog.messages == ["before", "meanwhile"]
+
+    await engine.end()
+    await asyncio.to_thread(follower.finish)
+
+
 async def test_lines_that_nobody_fetched_in_time_are_counted(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:

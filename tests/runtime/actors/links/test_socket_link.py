@@ -335,3 +335,43 @@ async def test_blocking_senders_in_several_threads_do_not_mix_frames(folder: str
 def test_retries_are_bounded_by_the_timeout() -> None:
     assert sum(retry_delays_s(3.0)) == pytest.approx(3.0)
     assert retry_delays_s(0.0) == []
+
+
+async def test_drained_waits_for_a_peer_that_does_not_read_and_no_longer(folder: str) -> None:
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        far = await connect(listener.address, FAR, SECRET)
+        near = await links.get()
+        await near.drained()
+
+        num_sent = 0
+        # The socket and the peer's inbox take the first ones.
+        while near.buffered_bytes <= socket_link.UNDRAINED_BYTES:
+            near.send(large(1 << 16))
+            num_sent += 1
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(near.drained())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+
+        for _ in range(num_sent):
+            await far.receive()
+        async with asyncio.timeout(5):
+            await waiting
+        assert near.buffered_bytes < socket_link.UNDRAINED_BYTES
+
+
+@pytest.mark.parametrize("is_peer", [True, False])
+async def test_drained_returns_when_a_link_ends(folder: str, is_peer: bool) -> None:
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        far = await connect(listener.address, FAR, SECRET)
+        near = await links.get()
+        while near.buffered_bytes <= socket_link.UNDRAINED_BYTES:
+            near.send(large(1 << 16))
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(near.drained())
+        await asyncio.sleep(0)
+
+        (far if is_peer else near).abort("for the test")
+        async with asyncio.timeout(5):
+            await waiting
+        assert near.is_closed

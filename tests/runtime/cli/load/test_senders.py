@@ -73,7 +73,7 @@ async def test_a_key_is_sent_and_a_refusal_is_told(checkpoint: Path) -> None:
         async with HttpServer(f"{server.url}/v1", ALICE) as http:
             assert (await ask(HttpSender(http, {}, NO_SALT), "Hello"))[1].num_output_tokens == 8
         async with HttpServer(f"{server.url}/v1", "wrong") as http:
-            with pytest.raises(BadRequest, match="answers 401"):
+            with pytest.raises(BadRequest, match=r"answers 401: .* OPENAI_API_KEY"):
                 await ask(HttpSender(http, {}, NO_SALT), "Hello")
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: requests in an order that stays the same while they wait."""
+"""Requests in an order that stays the same while they wait."""
 
 import bisect
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def order_key(
     return level, -num_preferred, request.arrival_s, request.serial
 
 
-class Turns:
+class RequestOrder:
     """Owns: some requests in their order.
 
     It is a list: with 10,000 entries a change takes microseconds.

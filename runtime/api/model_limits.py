@@ -1,0 +1,40 @@
+"""What a client checks its requests against before it sends them."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from raydix.errors import BadParameter
+from raydix.runtime.actors.supervision.engine_facts import ClientFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What the served model and the engine's queue allow."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_waiting_requests: int
+
+    @classmethod
+    def of(cls, facts: ClientFacts) -> Self:
+        """Those of a running engine."""
+        return cls(
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            max_waiting_requests=facts.max_waiting_requests,
+        )
+
+    def check_num_requests(self, number: int) -> None:
+        """Raise BadParameter if the engine would never let so many of one caller wait at once.
+
+        It would answer `Overloaded`, however often they were sent again.
+        """
+        if number > self.max_waiting_requests:
+            raise BadParameter(
+                "n",
+                f"asks for {number} samples at once, but the engine lets "
+                f"{self.max_waiting_requests} requests wait. Ask for fewer, or start it with "
+                f"scheduler.max_waiting_requests of {number} or more.",
+            )

@@ -1,0 +1,69 @@
+"""How many prompt tokens a step takes."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydix.runtime.scheduler.mixture import StepTimes, shared_tokens, tokens_beside_decodes
+
+TIMES = StepTimes(decodes_s=0.0025, mixed_s=0.0035, token_s=7e-6)
+"""Of 14 decodes of a small model on an H200."""
+
+_seconds = st.floats(1e-6, 10.0)
+_times = st.builds(StepTimes, decodes_s=_seconds, mixed_s=_seconds, token_s=_seconds)
+_slowdowns = st.floats(1.0, 1000.0)
+
+
+def step_s(times: StepTimes, num_tokens: float) -> float:
+    """What a step with so many prompt tokens takes."""
+    return times.mixed_s + num_tokens * times.token_s
+
+
+def test_a_step_takes_at_most_so_many_times_as_long_as_its_decodes() -> None:
+    most = tokens_beside_decodes(TIMES, num_decodes=14, num_prompts=3, max_slowdown=8.0)
+    assert math.isclose(step_s(TIMES, most), 8 * TIMES.decodes_s)
+
+
+def test_without_decodes_nothing_bounds_a_step() -> None:
+    most = tokens_beside_decodes(TIMES, num_decodes=0, num_prompts=3, max_slowdown=1.0)
+    assert most == math.inf
+
+
+def test_a_step_grows_with_those_who_wait_once_they_are_more_than_those_who_decode() -> None:
+    few, as_many, twice = (
+        tokens_beside_decodes(TIMES, num_decodes=4, num_prompts=num, max_slowdown=8.0)
+        for num in (1, 4, 8)
+    )
+    assert few == as_many
+    assert math.isclose(step_s(TIMES, twice) - TIMES.decodes_s, 14 * TIMES.decodes_s)
+
+
+@given(times=_times, slowdown=_slowdowns, decodes=st.integers(1, 512), prompts=st.integers(0, 512))
+def test_prompts_never_starve(
+    times: StepTimes, slowdown: float, decodes: int, prompts: int
+) -> None:
+    most = tokens_beside_decodes(
+        times, num_decodes=decodes, num_prompts=prompts, max_slowdown=slowdown
+    )
+    assert most >= 512
+    assert shared_tokens(times) >= 2048
+
+
+@given(times=_times, slowdowns=st.tuples(_slowdowns, _slowdowns), decodes=st.integers(1, 512))
+def test_more_slowdown_never_means_fewer_tokens(
+    times: StepTimes, slowdowns: tuple[float, float], decodes: int
+) -> None:
+    less, more = (
+        tokens_beside_decodes(times, num_decodes=decodes, num_prompts=1, max_slowdown=slowdown)
+        for slowdown in sorted(slowdowns)
+    )
+    assert less <= more
+
+
+def test_prompts_share_a_step_for_longer_where_its_fixed_time_is_worth_many_tokens() -> None:
+    cheap, dear = (
+        StepTimes(decodes_s=0.001, mixed_s=fixed_s, token_s=1e-6) for fixed_s in (0.0001, 0.01)
+    )
+    assert shared_tokens(cheap) == 2048
+    assert shared_tokens(dear) == 50_000
