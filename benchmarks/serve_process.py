@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 
-from raydix.runtime.phases import Phase
+from raydix.runtime.phases import ASIDE, Phase
 
 _READY = "is ready: "
 _STOP_S = 60.0
@@ -51,9 +51,9 @@ class Served:
         )
 
     @property
-    def log(self) -> tuple[str, ...]:
-        """All that was said besides."""
-        return tuple(self._other)
+    def asides(self) -> tuple[str, ...]:
+        """What took seconds, and nobody waited for."""
+        return tuple(line for line in self._other if line.endswith(ASIDE))
 
     async def stop(self) -> None:
         """End it as Ctrl-C does."""

@@ -68,6 +68,8 @@ class Load:
     chunk_tokens: int = 8192
     num_streams: int = 16
     prompt_tokens: int = 1024
+    settle_s: float = 12.0
+    """From the first token until streams begin: what goes on beside a start has ended by then."""
     tokens_before: int = 64
     """That each stream has received when the GPU actor is killed, and again before it ends."""
 
@@ -91,6 +93,7 @@ TINY = Load(
     chunk_tokens=128,
     num_streams=3,
     prompt_tokens=32,
+    settle_s=0.0,
     tokens_before=8,
 )
 
@@ -203,8 +206,13 @@ async def start(
         started = Start(
             first_token_s=time.time() - served.began_s, phases=served.phases(served.began_s)
         )
-        death = await kill_under_streams(llm, served, load, prompts) if is_killed else None
+        death = None
+        if is_killed:
+            await asyncio.sleep(load.settle_s)
+            death = await kill_under_streams(llm, served, load, prompts)
         await llm.disconnect()
+    for line in served.asides:
+        print(" ", line, file=sys.stderr)
     return started, death
 
 

@@ -241,6 +241,12 @@ def choose_ops(
     return TritonOps(device, dtype, num_query_heads=num_query_heads, num_kv_heads=num_kv_heads)
 
 
+def import_gpu_ops() -> None:
+    """Import what `choose_ops` would on a GPU, if it is there."""
+    if importlib.util.find_spec("triton") is not None:
+        importlib.import_module("raydix.kernels.triton_ops")
+
+
 def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""
     if importlib.util.find_spec("triton") is None:

@@ -14,6 +14,8 @@ PROGRESS_S = 5.0
 
 TOOK_S = "took_s"
 """The attribute of a log record that tells a phase: its seconds."""
+ASIDE = ", beside the start"
+"""How a line ends that tells of what nobody waited for."""
 _MIN_WAIT_S = 0.05
 """Shorter pauses between two phases are told with the earlier one."""
 _CLOCK_S = 0.005
@@ -35,7 +37,7 @@ def aside(logger: logging.Logger, what: str) -> Iterator[None]:
     """As `phase`, for what nobody waits for."""
     began_s = time.monotonic()
     yield
-    logger.info("%s in %.2f s, beside the start", what, time.monotonic() - began_s)
+    logger.info("%s in %.2f s%s", what, time.monotonic() - began_s, ASIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

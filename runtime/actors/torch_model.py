@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from raydix.errors import ConfigError
+from raydix.kernels.ops import import_gpu_ops
 from raydix.moe.bank import ExpertBank
 from raydix.runtime.actors.cuda_timer import CudaTimer
 from raydix.runtime.actors.gpu_model import (
@@ -29,7 +30,7 @@ from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.policies import Overlap
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.dispatchers import connect_dispatcher
 from raydix.runtime.model.dummy import make_dummy_model
@@ -53,12 +54,19 @@ logger = logging.getLogger(__name__)
 
 
 def load_gpu_model(
-    config: EngineConfig, place: RankPlace, group_layers: KvGrouping = derive_kv_groups
+    config: EngineConfig,
+    place: RankPlace,
+    group_layers: KvGrouping = derive_kv_groups,
+    checkpoint: CheckpointConfig | None = None,
 ) -> LoadedGpuModel:
     """Meet the ranks that this one steps with, and load its part of the checkpoint.
 
-    `group_layers`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
+    `group_layers`: see `derive_kv_groups`. `checkpoint`: the model's, if it has been read. Raises
+    CheckpointError or ConfigError.
     """
+    if config.model.device == "cuda":
+        with phase(logger, "kernels imported"):
+            import_gpu_ops()
     tp = config.parallel.tp
     with phase(logger, "device opened"):
         device = _device(config, place.device_index)
@@ -86,6 +94,7 @@ def load_gpu_model(
             collectives=collectives,
             expert_ranks=_expert_ranks(config, place, device),
             group_layers=group_layers,
+            config=checkpoint,
         )
         if device.type == "cuda":
             # Those that are still being copied, or drawn, are not there yet.

@@ -46,10 +46,17 @@ def linear_parameters(
     out_features: int, in_features: int, *, bias: bool, device: torch.device, dtype: torch.dtype
 ) -> nn.Linear:
     """An uninitialised linear layer without gradients; its weights come from the checkpoint."""
-    layer: nn.Linear = nn.utils.skip_init(
-        nn.Linear, in_features, out_features, bias=bias, device=device, dtype=dtype
-    )
-    return layer.requires_grad_(False)
+    # Drawing numbers takes time, and torch's own way around that loads its symbolic shapes, which
+    # takes more.
+    layer = nn.Linear(in_features, out_features, bias=bias, device="meta", dtype=dtype)
+    layer.weight = _empty(out_features, in_features, device=device, dtype=dtype)
+    if bias:
+        layer.bias = _empty(out_features, device=device, dtype=dtype)
+    return layer
+
+
+def _empty(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
 
 def output_parts(output: nn.Linear, share: RankShare, whole_length: int) -> dict[str, WeightPart]:

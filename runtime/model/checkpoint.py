@@ -4,12 +4,11 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -17,7 +16,11 @@ from raydix.errors import CheckpointError
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.weight_part import WeightPart
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config, read_json
+from raydix.runtime.model.checkpoint_config import (
+    CheckpointConfig,
+    read_checkpoint_config,
+    read_json,
+)
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
@@ -26,6 +29,12 @@ from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
+from raydix.runtime.model.shard_reader import (
+    ReadTensor,
+    StoredTensor,
+    list_tensors,
+    read_tensors,
+)
 from raydix.runtime.model.spec import ModelSpec
 from raydix.runtime.model.stored_experts import StoredExperts, open_stored_experts
 from raydix.runtime.phases import ReadProgress
@@ -87,16 +96,18 @@ def load_model(
     collectives: Collectives = ALONE,
     expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
+    config: CheckpointConfig | None = None,
 ) -> LoadedModel:
     """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
-    At most one tensor is held besides the model itself. Experts that the node's store has are not
-    read. `expert_ranks`: see `make_decoder`; `group_layers`: see `derive_kv_groups`. Raises
-    CheckpointError if the checkpoint is unsupported, incomplete or corrupt, and ConfigError if the
-    model cannot be divided among so many ranks.
+    Some tensors are held besides the model itself, on its device. Experts that the node's store has
+    are not read. `expert_ranks`: see `make_decoder`; `group_layers`: see `derive_kv_groups`.
+    `config`: that of the folder, if it has been read. Raises CheckpointError if the checkpoint is
+    unsupported, incomplete or corrupt, and ConfigError if the model cannot be divided among so many
+    ranks.
     """
     folder = Path(folder)
-    config = read_checkpoint_config(folder)
+    config = config or read_checkpoint_config(folder)
     decoder = make_decoder(
         config.spec,
         device=device,
@@ -148,8 +159,9 @@ def load_weights(
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
     described: dict[str, _Description] = {}
-    stored = _describe(_telling_progress(folder, _tensors(folder, is_wanted)), described)
-    for name, tensor in family.value.restore(stored):
+    listed = _list_tensors(folder, is_wanted)
+    read = _describe(_telling_progress(listed, decoder.device), described)
+    for name, tensor in family.value.restore(read):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)
@@ -171,17 +183,20 @@ def load_weights(
 
 
 def _telling_progress(
-    folder: Path, tensors: Iterator[tuple[str, Tensor]]
-) -> Iterator[tuple[str, Tensor]]:
-    """Pass the tensors on, and log how far they have come: a large checkpoint takes minutes."""
-    total_bytes = sum(path.stat().st_size for path, _ in _shards(folder) if path.exists())
+    tensors: Sequence[StoredTensor], device: torch.device
+) -> Iterator[ReadTensor]:
+    """Read the tensors, and log how far they have come: a large checkpoint takes minutes."""
+    total_bytes = sum(stored.num_bytes for stored in tensors)
     progress = ReadProgress("weights read", total_bytes, time.monotonic())
-    for name, tensor in tensors:
-        yield name, tensor
-        # Only now, as whoever took it has copied it to where it belongs.
-        news = progress.advance(tensor.nbytes, time.monotonic())
-        if news is not None:
-            logger.info("%s", news)
+    try:
+        for read in read_tensors(tensors, device):
+            yield read
+            # Only now, as whoever took it has copied it to where it belongs.
+            news = progress.advance(read.stored.num_bytes, time.monotonic())
+            if news is not None:
+                logger.info("%s", news)
+    except OSError as error:
+        raise CheckpointError(f"a shard cannot be read: {error}") from error
     logger.info("%s", progress.summary(time.monotonic()))
 
 
@@ -196,16 +211,13 @@ def _is_ignored(name: str, family: Family, num_layers: int) -> bool:
 
 
 def _describe(
-    tensors: Iterator[tuple[str, Tensor]], described: dict[str, _Description]
+    tensors: Iterator[ReadTensor], described: dict[str, _Description]
 ) -> Iterator[tuple[str, Tensor]]:
     """Pass the tensors on, and put into `described` what the fingerprint says of each."""
-    for name, tensor in tensors:
-        described[name] = (tuple(tensor.shape), str(tensor.dtype), _digest(tensor))
-        yield name, tensor
-
-
-def _digest(tensor: Tensor) -> bytes:
-    return xxhash.xxh3_128_digest(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    for read in tensors:
+        stored = read.stored
+        described[stored.name] = (stored.shape, str(stored.dtype), read.digest)
+        yield stored.name, read.tensor
 
 
 def _fill(part: WeightPart, name: str, tensor: Tensor) -> None:
@@ -234,22 +246,22 @@ def _describe_files(folder: Path) -> bytes:
     return hashlib.sha256(repr(entries).encode()).digest()
 
 
-def _tensors(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+def _list_tensors(folder: Path, is_wanted: Callable[[str], bool]) -> list[StoredTensor]:
     """Every tensor of every shard that is wanted, each once."""
+    listed: list[StoredTensor] = []
     for path, expected in _shards(folder):
-        # Read lazily, so that one tensor at a time is in memory.
         try:
+            # It checks what the header says, and against the length of the file.
             with safe_open(path, framework="pt", device="cpu") as shard:
-                names = list(shard.keys())
-                if expected is not None and set(names) != expected:
-                    differing = expected.symmetric_difference(names)
-                    raise CheckpointError(
-                        f"{path.name} and {_INDEX} disagree about {_some(differing)}."
-                    )
-                for name in filter(is_wanted, names):
-                    yield name, shard.get_tensor(name)
-        except (OSError, SafetensorError) as error:
+                names = set(shard.keys())
+            tensors = list_tensors(path)
+        except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"{path} is missing or corrupt: {error}") from error
+        if expected is not None and names != expected:
+            differing = expected.symmetric_difference(names)
+            raise CheckpointError(f"{path.name} and {_INDEX} disagree about {_some(differing)}.")
+        listed += [each for each in tensors if is_wanted(each.name)]
+    return listed
 
 
 def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:

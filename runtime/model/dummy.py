@@ -12,7 +12,7 @@ from torch import Tensor
 from raydix.errors import CheckpointError
 from raydix.kernels.weight_part import WeightPart
 from raydix.runtime.model.checkpoint import LoadedModel
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import make_decoder
@@ -36,6 +36,7 @@ def make_dummy_model(
     collectives: Collectives = ALONE,
     expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
+    config: CheckpointConfig | None = None,
 ) -> LoadedModel:
     """Build the model of `folder`'s config with random weights; norms are ones.
 
@@ -47,7 +48,7 @@ def make_dummy_model(
     seed and not the bytes, holds for all of them. Raises CheckpointError as `load_model`, and if
     FIXED has a tensor of another name or shape.
     """
-    config = read_checkpoint_config(folder)
+    config = config or read_checkpoint_config(folder)
     decoder = make_decoder(
         config.spec,
         device=device,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.decoder import make_decoder
 from raydix.runtime.model.expert_names import is_of_experts
 from raydix.runtime.model.kv_groups import derive_kv_groups, make_kv_layout
@@ -19,6 +19,7 @@ from raydix.runtime.model.spec import ModelSpec, MoeMlpSpec
 class ModelSizes:
     """What a model takes at one degree of tensor parallelism, before any rank has started."""
 
+    checkpoint: CheckpointConfig
     layout: KvLayout
     max_position_embeddings: int
     vocab_size: int
@@ -69,6 +70,7 @@ def measure_model(
     _, all_expert_bytes = (0, rank_expert_bytes) if tp == 1 else _weight_bytes(spec, dtype, 1)
 
     return ModelSizes(
+        checkpoint=config,
         layout=make_kv_layout(groups, page_size=page_size, dtype=dtype, codec=codec),
         max_position_embeddings=config.max_position_embeddings,
         vocab_size=spec.vocab_size,

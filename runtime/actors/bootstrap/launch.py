@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-import os
+import pickle
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.cluster import (
@@ -31,48 +33,31 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
 )
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
+from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
-from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
-from raydix.runtime.actors.host_memory import HostMemoryActor
-from raydix.runtime.actors.log_sender import send_log
-from raydix.runtime.actors.metrics_export import MetricsExporter
-from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
-from raydix.runtime.actors.scheduler import SchedulerActor
-from raydix.runtime.actors.storage import StorageActor
+from raydix.runtime.actors.gpu_model import (
+    BuildModel,
+    build_torch_model,
+    import_torch_model,
+)
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor, actor_name
+from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_name
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_model_path
-from raydix.runtime.model.hub import hub_environment, pin_model_path
+from raydix.runtime.model.hub import pin_model_path
 from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
 
-_RAY_KILL_S = 0.5
 _NAME_RELEASE_S = 5.0
 _NAME_RETRY_S = 0.05
-_GPU_ENVIRONMENT = {
-    # Every rank sees all devices of its host: peers map each other's memory. It chooses its own by
-    # index.
-    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-    # The ranks of a lane are on one host, and find each other on its loopback device alone.
-    "NCCL_SOCKET_IFNAME": "lo",
-    # A crash within NVLink multicast can take the devices from everybody on the host.
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # Streams in one hardware queue wait for each other: one that waits for a peer must not be in
-    # that of another for which the peer waits. This is as many queues as there are.
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-}
-
 __all__ = ["EngineHandle", "find_engine", "start_engine"]
 
 
@@ -106,14 +91,12 @@ def start_engine(
         cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
-        sizes = checking.result()
+        model = checking.result()
         control.check()
         with phase(logger, "resources reserved"):
-            placement = place(config, sizes)
+            placement = place(config, model.sizes)
         control.wait_precondition()
-        spawner = RaySpawner(
-            engine=name, placement=placement, config=config, build_model=build_model
-        )
+        spawner = model.make_spawner(name, placement, config)
         supervisor, follower, facts = _start_supervisor(
             spawner,
             control,
@@ -121,7 +104,7 @@ def start_engine(
             config=config,
             supervision=supervision or Supervision(),
             gateway=gateway,
-            arena=_planned_arena(sizes),
+            arena=model.arena,
         )
     except BaseException:
         if cluster is not None:
@@ -137,19 +120,45 @@ def start_engine(
     return EngineHandle(facts.client, facts.record, own)
 
 
-def _check(config: EngineConfig, build_model: BuildModel) -> EngineSizes | None:
-    """What the configured model takes; None for another, of which nobody knows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """The model that GPU actors drive. What it takes is None where nobody knows."""
+
+    build: BuildModel
+    prepare_spare: Callable[[], None]
+    sizes: EngineSizes | None
+
+    @property
+    def arena(self) -> PlannedArena | None:
+        """As far as it is known before ranks have loaded."""
+        if self.sizes is None or self.sizes.arena_bytes is None:
+            return None
+        return PlannedArena(layout=self.sizes.layout, size_bytes=self.sizes.arena_bytes)
+
+    def make_spawner(self, name: str, placement: Placement, config: EngineConfig) -> RaySpawner:
+        """For the actors of an engine that drives this model."""
+        return RaySpawner(
+            engine=name,
+            placement=placement,
+            config=config,
+            build_model=self.build,
+            prepare_spare=self.prepare_spare,
+        )
+
+
+def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
+    """Measure the configured model, if it is that."""
     if build_model is not build_torch_model:
-        return None
+        return _Model(build=build_model, prepare_spare=_nothing, sizes=None)
     with phase(logger, "configuration checked"):
-        return size_engine(config, measure_checkpoint(config))
+        measured = measure_checkpoint(config)
+        sizes = size_engine(config, measured)
+    build = partial(build_torch_model, checkpoint=pickle.dumps(measured.checkpoint))
+    return _Model(build=build, prepare_spare=import_torch_model, sizes=sizes)
 
 
-def _planned_arena(sizes: EngineSizes | None) -> PlannedArena | None:
-    """As far as it is known before ranks have loaded."""
-    if sizes is None or sizes.arena_bytes is None:
-        return None
-    return PlannedArena(layout=sizes.layout, size_bytes=sizes.arena_bytes)
+def _nothing() -> None:
+    """What there is to import for a model that is not known here."""
 
 
 def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:
@@ -181,11 +190,11 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
 
 
 def _start_supervisor(
-    spawner: "RaySpawner", control: StartControl, *, name: str, **arguments: Any
+    spawner: RaySpawner, control: StartControl, *, name: str, **arguments: Any
 ) -> tuple[Any, LogFollower, EngineFacts]:
     """The Supervisor's Ray handle, which must be kept, its log, and facts of the running engine."""
     supervisor = _make_supervisor(
-        spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
+        spawner.options(actor_name(name, ActorKind.SUPERVISOR)),
         name,
         {"name": name, "spawner": spawner, **arguments},
     )
@@ -223,7 +232,7 @@ def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, An
 def _is_alive(actor: str) -> bool:
     try:
         ray.get(
-            ray.get_actor(actor, namespace=NAMESPACE).__ray_call__.remote(_answer),
+            ray.get_actor(actor, namespace=NAMESPACE).__ray_call__.remote(answer),
             timeout=_NAME_RELEASE_S,
         )
     except (ValueError, RayActorError):
@@ -231,158 +240,3 @@ def _is_alive(actor: str) -> bool:
     except GetTimeoutError:
         return True
     return True
-
-
-def enter_process(_actor: object, parent_pid: int, log_path: str, label: str) -> int:
-    """Tie an actor's process to Ray's node process and to the one that started it.
-
-    Run once in each actor; whichever of the two ends, the actor's process ends too. What it logs
-    goes to the engine's log under `label`.
-    """
-    send_log(log_path, label)
-    end_with_parent()
-    end_with(parent_pid)
-    return os.getpid()
-
-
-def use_cores(_actor: object, num_ranks: int) -> None:
-    """Share the cores between GPU actors on cpu. Run once in each, before it imports torch.
-
-    Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the
-    tiers. What Ray counts as the node's CPUs respects a container's quota.
-    """
-    here = ray.get_runtime_context().get_node_id()
-    (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
-    num_cores = min(len(os.sched_getaffinity(0)), int(node["Resources"].get("CPU", 1)))
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (num_cores - 1) // num_ranks))
-
-
-def use_environment(_actor: object, variables: dict[str, str]) -> None:
-    """Set environment variables. Run once in each GPU actor, before it imports their readers."""
-    os.environ.update(variables)
-
-
-def use_assigned_device(actor: GpuActor) -> None:
-    """Load on the device that Ray assigned. Run once in each GPU actor on cuda."""
-    assigned = str(ray.get_gpu_ids()[0])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    actor.use_device(visible.split(",").index(assigned) if visible else int(assigned))
-
-
-class RayActor:
-    """One incarnation of an actor in a Ray worker process of this host."""
-
-    def __init__(self, handle: Any, name: str, pid: int) -> None:
-        self._handle = handle
-        self._name = name
-        self._process = ProcessHandle(pid)
-
-    @property
-    def pid(self) -> int:
-        """See `RunningActor`."""
-        return self._process.pid
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """See `RunningActor`."""
-        try:
-            return await getattr(self._handle, method).remote(*arguments)
-        except RayError as error:
-            raise typed_error(error, self._name) from error
-
-    async def ping(self) -> None:
-        """See `RunningActor`."""
-        await self._handle.__ray_call__.remote(_answer)
-
-    async def wait_ended(self) -> None:
-        """See `RunningActor`."""
-        await self._process.wait()
-
-    def kill(self) -> None:
-        """See `RunningActor`.
-
-        Ray is told first, so that it knows that this is meant; if it does nothing, the kernel
-        kills.
-        """
-        ray.kill(self._handle)
-        asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)
-
-
-def _answer(_actor: object) -> None:
-    return None
-
-
-class RaySpawner:
-    """Makes Ray actors in an engine's placement group. Pickled into the Supervisor."""
-
-    def __init__(
-        self, *, engine: str, placement: Placement, config: EngineConfig, build_model: BuildModel
-    ) -> None:
-        self._engine = engine
-        self._build_model = build_model
-        self._placement = placement
-        self._device = config.model.device
-        self._num_ranks = config.parallel.dp * config.parallel.tp
-        # This process's: workers of a running cluster have that of whoever started it.
-        self._hub_environment = hub_environment(config.model.path, os.environ)
-
-    async def spawn(
-        self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
-    ) -> RunningActor:
-        """See `Spawner`."""
-        match kind:
-            case ActorKind.SCHEDULER:
-                cls: type = SchedulerActor
-            case ActorKind.HOST_MEMORY:
-                cls = HostMemoryActor
-            case ActorKind.STORAGE:
-                cls = StorageActor
-            case ActorKind.GPU:
-                cls = GpuActor
-                arguments["build_model"] = self._build_model
-            case ActorKind.SUPERVISOR:
-                raise ValueError("the driver alone makes Supervisors")
-        if kind is not ActorKind.GPU:
-            arguments["exporter"] = MetricsExporter(self._engine)
-        try:
-            handle = ray.remote(cls).options(**self.options(kind, name)).remote(**arguments)
-        except RayError as error:
-            raise typed_error(error, name) from error
-        try:
-            return await self._enter(kind, handle, name, log_path)
-        except BaseException as error:
-            # Also if this is cancelled: nobody else knows of the actor.
-            ray.kill(handle)
-            if isinstance(error, RayError):
-                raise typed_error(error, name) from error
-            raise
-
-    async def _enter(self, kind: ActorKind, handle: Any, name: str, log_path: str) -> RunningActor:
-        """Set a new actor's process up."""
-        label = name.rpartition(":")[2]
-        pid = await handle.__ray_call__.remote(enter_process, os.getpid(), log_path, label)
-        if kind is ActorKind.GPU and self._hub_environment:
-            # Not by a runtime_env, which Ray's dashboard shows: a token may be among it.
-            await handle.__ray_call__.remote(use_environment, self._hub_environment)
-        if kind is ActorKind.GPU and self._device == "cuda":
-            await handle.__ray_call__.remote(use_assigned_device)
-        elif kind is ActorKind.GPU:
-            await handle.__ray_call__.remote(use_cores, self._num_ranks)
-        try:
-            return RayActor(handle, name, pid)
-        except ProcessLookupError as error:
-            raise EngineDead(f"{name} ended at once") from error
-
-    def options(self, kind: ActorKind, name: str) -> dict[str, Any]:
-        """Ray options: named, never restarted by Ray, nothing detached."""
-        options: dict[str, Any] = {
-            "name": name,
-            "namespace": NAMESPACE,
-            "num_cpus": 0,
-            "max_restarts": 0,
-            "max_task_retries": 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement.group),
-        }
-        if kind is ActorKind.GPU and self._device == "cuda":
-            options["num_gpus"] = 1
-            options["runtime_env"] = {"env_vars": _GPU_ENVIRONMENT}
-        return options

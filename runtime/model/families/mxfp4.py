@@ -11,7 +11,7 @@ from raydix.runtime.model.families.restoring import Tensors
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BLOCK_BYTES = 16
-_SCALE_BIAS = 127
+_MANTISSA_BITS = 23
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of the codes 0 to 7; the codes 8 to 15 are the same with a minus."""
 
@@ -51,8 +51,17 @@ def _unpack(name: str, blocks_EONB: Tensor, scales_EON: Tensor) -> Tensors:
             f"for each scale. Fetch the checkpoint again."
         )
 
-    numbers = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])
+    numbers = torch.tensor(
+        [*_MAGNITUDES, *(-each for each in _MAGNITUDES)], device=blocks_EONB.device
+    )
     for expert, (blocks_ONB, scales_ON) in enumerate(zip(blocks_EONB, scales_EON, strict=True)):
         codes = torch.stack((blocks_ONB & 0xF, blocks_ONB >> 4), dim=-1).flatten(-2)
-        exponents_ON1 = scales_ON[..., None].int() - _SCALE_BIAS
-        yield f"{name}[{expert}]", torch.ldexp(numbers[codes.int()], exponents_ON1).flatten(1)
+        restored = numbers[codes.int()] * _powers_of_two(scales_ON)[..., None]
+        yield f"{name}[{expert}]", restored.flatten(1)
+
+
+def _powers_of_two(scales: Tensor) -> Tensor:
+    """Exactly, on every device: scales are biased exponents, as float32 itself has them."""
+    bits = scales.int() << _MANTISSA_BITS
+    # The lowest power has no exponent bits left: it is half of the smallest normal number.
+    return torch.where(scales == 0, 1 << (_MANTISSA_BITS - 1), bits).view(torch.float32)

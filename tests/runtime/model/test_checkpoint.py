@@ -164,3 +164,18 @@ def test_tied_head_may_be_stored_if_it_equals_the_embedding(tmp_path: Path) -> N
     edit(folder, {"lm_head.weight": embedding + 1})
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs"):
         load(folder)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", Family)
+def test_a_model_on_a_gpu_has_the_parameters_of_one_on_the_cpu(
+    family: Family, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", family, seed=5)
+    expected = dict(load(folder).decoder.named_parameters())
+
+    on_gpu = load_model(folder, device=torch.device("cuda"), dtype=torch.float32)
+
+    for name, parameter in on_gpu.decoder.named_parameters():
+        assert torch.equal(parameter.cpu(), expected[name]), name
+    assert on_gpu.weight_fingerprint == load(folder).weight_fingerprint

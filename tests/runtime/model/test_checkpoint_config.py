@@ -1,4 +1,5 @@
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.rope_spec import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
+from tests.checkpoints import make_checkpoint
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,6 +55,17 @@ def write_config(folder: Path, **overrides: Any) -> Path:
 def read_ropes(folder: Path) -> set[Rope]:
     """The rotary embeddings of all layers."""
     return {layer.attention.rope for layer in read_checkpoint_config(folder).spec.layers}
+
+
+@pytest.mark.parametrize("family", Family)
+def test_what_was_read_is_the_same_in_another_process(family: Family, tmp_path: Path) -> None:
+    read = read_checkpoint_config(make_checkpoint(tmp_path / "model", family, seed=1))
+
+    copy = pickle.loads(pickle.dumps(read))
+
+    assert copy == read
+    assert copy.family is read.family
+    assert copy.spec.digest() == read.spec.digest()
 
 
 def test_old_style_config_is_understood(tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""How an engine's actors become Ray actors, each in a worker process of Ray."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raydix.errors import EngineDead, RaydixError
+from raydix.runtime.actors.bootstrap.engine_handle import typed_error
+from raydix.runtime.actors.bootstrap.placement import Placement
+from raydix.runtime.actors.gpu import GpuActor
+from raydix.runtime.actors.gpu_model import BuildModel
+from raydix.runtime.actors.host_memory import HostMemoryActor
+from raydix.runtime.actors.log_sender import send_log
+from raydix.runtime.actors.metrics_export import MetricsExporter
+from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
+from raydix.runtime.actors.scheduler import SchedulerActor
+from raydix.runtime.actors.storage import StorageActor
+from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.model.hub import hub_environment
+
+logger = logging.getLogger(__name__)
+
+_RAY_KILL_S = 0.5
+_SPARE_AFTER_S = 5.0
+"""After the start of a GPU actor: its own imports are over by then."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_GPU_ENVIRONMENT = {
+    # The ranks of a lane are on one host, and find each other on its loopback device alone.
+    "NCCL_SOCKET_IFNAME": "lo",
+    # A crash within NVLink multicast can take the devices from everybody on the host.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # Streams in one hardware queue wait for each other: one that waits for a peer must not be in
+    # that of another for which the peer waits. This is as many queues as there are.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+
+
+def enter_process(_actor: object, parent_pid: int, log_path: str, label: str) -> int:
+    """Tie an actor's process to Ray's node process and to the one that started it.
+
+    Run once in each actor; whichever of the two ends, the actor's process ends too. What it logs
+    goes to the engine's log under `label`.
+    """
+    send_log(log_path, label)
+    end_with_parent()
+    end_with(parent_pid)
+    return os.getpid()
+
+
+def use_cores(_actor: object, num_ranks: int) -> None:
+    """Share the cores between GPU actors on cpu. Run once in each, before it imports torch.
+
+    Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the
+    tiers. What Ray counts as the node's CPUs respects a container's quota.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
+    num_cores = min(len(os.sched_getaffinity(0)), int(node["Resources"].get("CPU", 1)))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (num_cores - 1) // num_ranks))
+
+
+def use_environment(_actor: object, variables: dict[str, str]) -> None:
+    """Set environment variables. Run once in each GPU actor, before it imports their readers.
+
+    Not by a runtime_env: Ray's dashboard shows that, and a token may be among them, and it costs a
+    process that has not started yet.
+    """
+    os.environ.update(variables)
+
+
+def use_assigned_device(actor: GpuActor) -> int:
+    """Load on the device that Ray assigned. Run once in each GPU actor on cuda.
+
+    Returns its number among the node's, of which this process sees all from now on: peers map each
+    other's memory.
+    """
+    assigned = str(ray.get_gpu_ids()[0])
+    visible = _variable_of(os.getppid(), _VISIBLE)
+    os.environ.pop(_VISIBLE, None)
+    if visible is not None:
+        os.environ[_VISIBLE] = visible
+    index = visible.split(",").index(assigned) if visible else int(assigned)
+    actor.use_device(index)
+    return index
+
+
+def _variable_of(pid: int, name: str) -> str | None:
+    """An environment variable with which another process of this user was started."""
+    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        found, _, value = entry.partition(b"=")
+        if found == name.encode():
+            return value.decode()
+    return None
+
+
+def wait_as_spare(
+    _actor: object, parent_pid: int, variables: dict[str, str], prepare: Callable[[], None]
+) -> None:
+    """Import all that a rank needs, before it is one."""
+    end_with(parent_pid)
+    os.environ.update(variables)
+    prepare()
+
+
+def take_over(actor: GpuActor, arguments: dict[str, Any], device: int) -> None:
+    """A spare becomes the rank that it was made for, in its next incarnation."""
+    # Nothing has been asked of it yet: it is as if it had only now been made.
+    GpuActor.__init__(actor, **arguments)
+    actor.use_device(device)
+
+
+class RayActor:
+    """One incarnation of an actor in a Ray worker process of this host."""
+
+    def __init__(self, handle: Any, name: str, pid: int) -> None:
+        self._handle = handle
+        self._name = name
+        self._process = ProcessHandle(pid)
+
+    @property
+    def pid(self) -> int:
+        """See `RunningActor`."""
+        return self._process.pid
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """See `RunningActor`."""
+        try:
+            return await getattr(self._handle, method).remote(*arguments)
+        except RayError as error:
+            raise typed_error(error, self._name) from error
+
+    async def ping(self) -> None:
+        """See `RunningActor`."""
+        await self._handle.__ray_call__.remote(answer)
+
+    async def wait_ended(self) -> None:
+        """See `RunningActor`."""
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """See `RunningActor`.
+
+        Ray is told first, so that it knows that this is meant; if it does nothing, the kernel
+        kills.
+        """
+        ray.kill(self._handle)
+        asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)
+
+
+def answer(_actor: object) -> None:
+    return None
+
+
+class RaySpawner:
+    """Makes Ray actors in an engine's placement group. Pickled into the Supervisor.
+
+    Owns, on cuda: for each GPU actor a spare process, which has imported what takes seconds and
+    has touched no device. The next incarnation takes it over.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: str,
+        placement: Placement,
+        config: EngineConfig,
+        build_model: BuildModel,
+        prepare_spare: Callable[[], None],
+    ) -> None:
+        """`prepare_spare`: imports what `build_model` needs."""
+        self._engine = engine
+        self._build_model = build_model
+        self._placement = placement
+        self._is_cuda = config.model.device == "cuda"
+        self._prepare_spare = prepare_spare
+        self._num_ranks = config.parallel.dp * config.parallel.tp
+        # This process's: workers of a running cluster have that of whoever started it.
+        self._gpu_environment = hub_environment(config.model.path, os.environ)
+        if self._is_cuda:
+            self._gpu_environment = {**_GPU_ENVIRONMENT, **self._gpu_environment}
+        self._devices: dict[str, int] = {}
+        """Of GPU actors, by name, from the first incarnation on."""
+        self._incarnations: dict[str, int] = {}
+        """The latest ones of GPU actors."""
+        self._spares: dict[str, Any] = {}
+
+    async def spawn(
+        self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
+    ) -> RunningActor:
+        """See `Spawner`."""
+        match kind:
+            case ActorKind.SCHEDULER:
+                cls: type = SchedulerActor
+            case ActorKind.HOST_MEMORY:
+                cls = HostMemoryActor
+            case ActorKind.STORAGE:
+                cls = StorageActor
+            case ActorKind.GPU:
+                return await self._spawn_gpu(name, log_path, arguments)
+            case ActorKind.SUPERVISOR:
+                raise ValueError("the driver alone makes Supervisors")
+        arguments["exporter"] = MetricsExporter(self._engine)
+        return await self._enter(self._make(cls, name, arguments), name, log_path)
+
+    async def _spawn_gpu(self, name: str, log_path: str, arguments: dict[str, Any]) -> RunningActor:
+        arguments["build_model"] = self._build_model
+        self._incarnations[name] = arguments["incarnation"]
+        handle = self._spares.pop(name, None)
+        is_spare = handle is not None
+        if is_spare:
+            handle.__ray_call__.remote(take_over, arguments, self._devices[name])
+        else:
+            handle = self._make(GpuActor, name, arguments, num_gpus=int(self._is_cuda))
+
+        async def prepare() -> None:
+            if self._gpu_environment:
+                await handle.__ray_call__.remote(use_environment, self._gpu_environment)
+            if not self._is_cuda:
+                await handle.__ray_call__.remote(use_cores, self._num_ranks)
+            elif not is_spare:
+                self._devices[name] = await handle.__ray_call__.remote(use_assigned_device)
+
+        actor = await self._enter(handle, name, log_path, prepare)
+        if self._is_cuda:
+            asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._make_spare, name, arguments)
+        return actor
+
+    def _make_spare(self, name: str, arguments: dict[str, Any]) -> None:
+        """Of the incarnation that follows the one with these arguments, if that is the latest."""
+        if self._incarnations[name] != arguments["incarnation"]:
+            return
+        number = arguments["incarnation"] + 1
+        try:
+            # Its device is counted by Ray for the first incarnation, and after that for the group.
+            spare = self._make(GpuActor, f"{name}.{number}", arguments)
+        except (RaydixError, ValueError) as error:
+            logger.warning("%s has no spare process: %s", name, error)
+            return
+        spare.__ray_call__.remote(
+            wait_as_spare, os.getpid(), self._gpu_environment, self._prepare_spare
+        )
+        self._spares[name] = spare
+
+    def _make(self, cls: type, name: str, arguments: dict[str, Any], num_gpus: int = 0) -> Any:
+        """The Ray handle of a new actor."""
+        options = self.options(name) | ({"num_gpus": num_gpus} if num_gpus else {})
+        try:
+            return ray.remote(cls).options(**options).remote(**arguments)
+        except RayError as error:
+            raise typed_error(error, name) from error
+
+    async def _enter(
+        self,
+        handle: Any,
+        name: str,
+        log_path: str,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> RunningActor:
+        """Set a new actor's process up; `prepare` does what only some need."""
+        try:
+            label = name.rpartition(":")[2]
+            pid = await handle.__ray_call__.remote(enter_process, os.getpid(), log_path, label)
+            if prepare is not None:
+                await prepare()
+            return RayActor(handle, name, pid)
+        except BaseException as error:
+            # Also if this is cancelled: nobody else knows of the actor.
+            ray.kill(handle)
+            if isinstance(error, RayError):
+                raise typed_error(error, name) from error
+            if isinstance(error, ProcessLookupError):
+                raise EngineDead(f"{name} ended at once") from error
+            raise
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Ray options: named, never restarted by Ray, nothing detached."""
+        return {
+            "name": name,
+            "namespace": NAMESPACE,
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement.group),
+        }

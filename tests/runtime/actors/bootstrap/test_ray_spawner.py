@@ -1,0 +1,135 @@
+"""GPU actors on a cluster of Ray that believes in GPUs which nobody has."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import ray
+
+from raydix.runtime.actors.bootstrap import ray_spawner
+from raydix.runtime.actors.bootstrap.ray_spawner import use_assigned_device
+
+ROOT = Path(__file__).parents[4]
+DRIVER = """
+import asyncio, json, logging, os, signal, sys, time
+from functools import partial
+import ray
+from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.testing.sleeping_runner import build_sleeping_model
+
+ray.init(address="local", namespace="raydix", include_dashboard=False, num_cpus=4, num_gpus=2,
+         _temp_dir=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+config = load_config({
+    "model": {"path": "unused", "device": "cuda", "max_model_len": 256},
+    "parallel": {"dp": 2},
+    "cache": {"page_size": 16, "l1": {"num_pages": 32}, "l2": None},
+})
+engine = start_engine(config, "spares", build_model=partial(build_sleeping_model, step_s=0.0))
+
+def visible_and_pid(_actor):
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["NCCL_NVLS_ENABLE"], os.getpid()
+
+async def find(*names):
+    while True:
+        for name in names:
+            try:
+                found = ray.get_actor(name, namespace="raydix")
+                await found.__ray_call__.remote(visible_and_pid)
+                return found
+            except (ValueError, ray.exceptions.RayActorError):
+                # There is none yet, or Ray still has the one that was killed.
+                await asyncio.sleep(0.05)
+
+async def kill_gpu1():
+    killed = (await engine.call("health"))["gpu1"]["pid"]
+    os.kill(killed, signal.SIGKILL)
+    while (now := (await engine.call("health"))["gpu1"])["pid"] in (None, killed):
+        await asyncio.sleep(0.05)
+    await engine.call("wait_all_serving")
+    return now
+
+async def main():
+    # Too early for a spare, unless this machine is slow: the next one is a process of its own.
+    await kill_gpu1()
+    second = await find("raydix:spares:gpu1", "raydix:spares:gpu1.2")
+    without_spare = await second.__ray_call__.remote(visible_and_pid)
+    spare = await find("raydix:spares:gpu1.3")
+    visible, multicast, spare_pid = await spare.__ray_call__.remote(visible_and_pid)
+    now = await kill_gpu1()
+    await engine.shutdown()
+    print(json.dumps({
+        "visible": [without_spare[0], visible], "multicast": multicast, "spare": spare_pid,
+        "now": now,
+    }))
+
+asyncio.run(main())
+ray.shutdown()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_gpu_actor_that_is_made_again_is_the_spare_process() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "6,7"}
+    environment.pop("RAY_ADDRESS", None)
+
+    # Not pytest's: paths of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="raydix-spares-", ignore_cleanup_errors=True) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, folder],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["now"] == {"pid": told["spare"], "incarnation": 3, "serves": True}
+    # Both see what their node sees, and have the environment of a rank.
+    assert (told["visible"], told["multicast"]) == (["6,7", "6,7"], "0")
+
+
+class Rank:
+    """Notes the device that it is to use."""
+
+    device: int | None = None
+
+    def use_device(self, index: int) -> None:
+        self.device = index
+
+
+@pytest.mark.parametrize(
+    ("visible", "assigned", "index"), [("4,5,6", "5", 1), (None, "2", 2), ("", "0", 0)]
+)
+def test_a_rank_sees_all_devices_of_its_node_and_loads_on_its_own(
+    visible: str | None, assigned: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", assigned)
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [assigned])
+    monkeypatch.setattr(ray_spawner, "_variable_of", lambda pid, name: visible)
+    rank = Rank()
+
+    assert use_assigned_device(rank) == rank.device == index  # type: ignore[arg-type]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_the_variables_of_another_process_are_those_it_was_started_with() -> None:
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={"A": "1=2", "AB": "3"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = [ray_spawner._variable_of(process.pid, name) for name in ("A", "AB", "B")]
+        process.communicate()
+
+    assert found == ["1=2", "3", None]
