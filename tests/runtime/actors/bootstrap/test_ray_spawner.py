@@ -32,15 +32,16 @@ config = load_config({
 engine = start_engine(config, "spares", build_model=partial(build_sleeping_model, step_s=0.0))
 
 def visible_and_pid(_actor):
-    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["NCCL_NVLS_ENABLE"], os.getpid()
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NCCL_NVLS_ENABLE"), os.getpid()
 
 async def find(*names):
     while True:
         for name in names:
             try:
                 found = ray.get_actor(name, namespace="raydix")
-                await found.__ray_call__.remote(visible_and_pid)
-                return found
+                if (await found.__ray_call__.remote(visible_and_pid))[1] is not None:
+                    return found
+                await asyncio.sleep(0.05)  # It has not been told its environment yet.
             except (ValueError, ray.exceptions.RayActorError):
                 # There is none yet, or Ray still has the one that was killed.
                 await asyncio.sleep(0.05)
