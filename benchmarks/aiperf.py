@@ -22,6 +22,8 @@ import time
 import venv
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -51,8 +53,8 @@ MAX_DIFFERENCE = 0.05
 _TRACE = REPOSITORY / "benchmarks" / "traces" / "conversation.jsonl.gz"
 _ENVIRONMENT = REPOSITORY / ".venv" / "aiperf"
 _BLOCK_TOKENS = 512
-_BURST_S = 3.0
-"""The trace tells arrivals in steps of so many seconds."""
+_ARRIVALS_S = 3.0
+"""The trace tells arrivals in steps of so many seconds, over which they are spread here."""
 _POLL_S = 0.005
 _TOKENIZER = "raydix/bytes"
 _REVISION = "0" * 40
@@ -81,10 +83,14 @@ class Replayed:
 def read_requests(num_requests: int, divisor: int, speed: float) -> list[Request]:
     """The trace's first requests. A token is a byte, and a block's text begins with its number."""
     block = max(8, _BLOCK_TOKENS // divisor)
-    requests = []
     with gzip.open(_TRACE, "rt") as lines:
-        for line, _ in zip(lines, range(num_requests), strict=False):
-            row = json.loads(line)
+        rows = [json.loads(line) for line in islice(lines, num_requests)]
+
+    requests = []
+    for timestamp_ms, arrivals in groupby(rows, itemgetter("timestamp")):
+        together = list(arrivals)
+        for number, row in enumerate(together):
+            after_s = timestamp_ms / 1e3 + number / len(together) * _ARRIVALS_S
             text = "".join(f"{each:08d}".ljust(block) for each in row["hash_ids"])
             body = {
                 "model": ENGINE,
@@ -96,7 +102,7 @@ def read_requests(num_requests: int, divisor: int, speed: float) -> list[Request
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
-            requests.append(Request(row["timestamp"] / 1e3 / speed, body))
+            requests.append(Request(after_s / speed, body))
     return requests
 
 
@@ -215,7 +221,7 @@ async def served(options: Options, divisor: int) -> AsyncIterator[tuple[AsyncLLM
 async def measure(
     options: Options, python: Path, requests: Sequence[Request], divisor: int, speed: float
 ) -> list[Figure]:
-    """Both clients at the same time, half a burst of the trace apart."""
+    """Both clients at the same time, half a step of the trace apart."""
     async with served(options, divisor) as (llm, model, port):
         await replay(port, [Request(0.0, requests[0].body)] * 4)
         await settle(llm.stats)
@@ -224,7 +230,7 @@ async def measure(
                 replay_by_aiperf(python, port, salted(requests, "aiperf"), model, Path(folder))
             )
             await _until_asked(llm, asking)
-            await asyncio.sleep(_BURST_S / speed / 2)
+            await asyncio.sleep(_ARRIVALS_S / speed / 2)
             ours = await replay(port, salted(requests, "ours"))
             theirs = await asking
     return compare(options, ours, theirs)
