@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.bootstrap.checked_model import check_model
 from raydix.runtime.actors.bootstrap.cluster import (
     find_cluster,
     join_cluster,
@@ -26,11 +26,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
     find_supervisor,
     typed_error,
 )
-from raydix.runtime.actors.bootstrap.engine_sizes import (
-    EngineSizes,
-    measure_checkpoint,
-    size_engine,
-)
+from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
 from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
@@ -151,10 +147,9 @@ def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
     if build_model is not build_torch_model:
         return _Model(build=build_model, prepare_spare=_nothing, sizes=None)
     with phase(logger, "configuration checked"):
-        measured = measure_checkpoint(config)
-        sizes = size_engine(config, measured)
-    build = partial(build_torch_model, checkpoint=pickle.dumps(measured.checkpoint))
-    return _Model(build=build, prepare_spare=import_torch_model, sizes=sizes)
+        checked = check_model(config)
+    build = partial(build_torch_model, checkpoint=checked.checkpoint)
+    return _Model(build=build, prepare_spare=import_torch_model, sizes=checked.sizes)
 
 
 def _nothing() -> None:

@@ -1,0 +1,85 @@
+"""The configured model as a start sees it, checked in a process of its own.
+
+That takes torch and transformers. Imported beside Ray's start they take the interpreter's lock from
+it for seconds, and whoever serves clients would keep them.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from raydix.errors import EngineDead, RaydixError
+from raydix.runtime.actors.bootstrap.engine_sizes import (
+    EngineSizes,
+    measure_checkpoint,
+    size_engine,
+)
+from raydix.runtime.actors.process import end_with_parent
+from raydix.runtime.config.engine import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedModel:
+    """What is known of a model before any rank has started."""
+
+    sizes: EngineSizes
+    checkpoint: bytes
+    """A pickled `CheckpointConfig`, for ranks to read."""
+
+
+def check_model(config: EngineConfig) -> CheckedModel:
+    """Measure the configured model.
+
+    Raises CheckpointError, ConfigError for a model that does not fit, or EngineDead if the process
+    that checks it ends.
+    """
+    # Where torch is already, a process that imports it again would only take longer.
+    return check_here(config) if "torch" in sys.modules else check_apart(config)
+
+
+def check_here(config: EngineConfig) -> CheckedModel:
+    """See `check_model`; in this process."""
+    model = measure_checkpoint(config)
+    return CheckedModel(sizes=size_engine(config, model), checkpoint=pickle.dumps(model.checkpoint))
+
+
+def check_apart(config: EngineConfig) -> CheckedModel:
+    """See `check_model`; in another process, which ends with this one."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import answer; answer()"],
+        input=pickle.dumps(config),
+        stdout=subprocess.PIPE,
+        env=environment,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise EngineDead(
+            f"the process that checks the model ended with exit code {done.returncode}; what it "
+            "said is above. Try again once this host has less to do."
+        )
+    answered: CheckedModel | RaydixError = pickle.loads(done.stdout)
+    if isinstance(answered, RaydixError):
+        raise answered
+    return answered
+
+
+def answer() -> None:
+    """Check the model of the configuration on stdin, and write what came of it to stdout."""
+    # Ctrl-C is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    config: EngineConfig = pickle.load(sys.stdin.buffer)
+
+    # Libraries may print.
+    with os.fdopen(os.dup(1), "wb") as stdout:
+        os.dup2(2, 1)
+        answered: CheckedModel | RaydixError
+        try:
+            answered = check_here(config)
+        except RaydixError as error:
+            answered = error
+        pickle.dump(answered, stdout)

@@ -1,0 +1,63 @@
+"""What a start knows of a model, by a process of its own."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydix.errors import CheckpointError, ConfigError, EngineDead
+from raydix.runtime.actors.bootstrap import checked_model
+from raydix.runtime.actors.bootstrap.checked_model import check_apart, check_here
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.families.table import Family
+from tests.checkpoints import make_checkpoint
+
+
+def config_of(folder: Path, **sections: object) -> EngineConfig:
+    return load_config({"model": {"path": str(folder)}, "cache": {"l2": None}, **sections})
+
+
+def test_another_process_finds_what_this_one_does(tmp_path: Path) -> None:
+    config = config_of(make_checkpoint(tmp_path, Family.QWEN3_MOE, seed=0))
+
+    apart, here = check_apart(config), check_here(config)
+
+    assert apart.sizes == here.sizes
+    assert pickle.loads(apart.checkpoint) == pickle.loads(here.checkpoint)
+
+
+def test_errors_of_the_other_process_are_raised_here(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="model_type None"):
+        check_apart(config_of(tmp_path))
+
+    make_checkpoint(tmp_path, Family.LLAMA, seed=0)
+    with pytest.raises(ConfigError, match=r"tp"):
+        check_apart(config_of(tmp_path, parallel={"tp": 3}))
+
+
+def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checked_model.sys, "executable", "/bin/false")
+    with pytest.raises(EngineDead, match="ended with exit code 1"):
+        check_apart(config_of(tmp_path))
+
+
+def test_whoever_has_no_torch_checks_a_model_without_importing_it(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, Family.LLAMA, seed=0)
+    code = (
+        "import json, sys; from raydix.runtime.config.loading import load_config; "
+        "from raydix.runtime.actors.bootstrap.checked_model import check_model; "
+        "config = load_config({'model': {'path': sys.argv[1]}, 'cache': {'l2': None}}); "
+        "checked = check_model(config); "
+        "print(json.dumps([checked.sizes.weight_bytes, 'torch' in sys.modules]))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
+    )
+
+    assert json.loads(done.stdout) == [check_here(config_of(folder)).sizes.weight_bytes, False]
