@@ -2,16 +2,20 @@
 
     python -m benchmarks.decode_beside_copies
 
-A batch generates while one more request again and again brings a prefix of 1 GiB from L2, or leaves
-512 MiB of new pages to be backed up. The time between two tokens counts as beside copies if a copy
-was under way from the first of them to the second; no other request's step lies between them then.
-Its own time is that of the same batch without copies, before and after.
+On Ray, a batch generates while one more request again and again brings a prefix of 1 GiB from L2,
+or leaves 512 MiB of new pages to be backed up. The time between two tokens counts as beside copies
+if a copy was under way from the first of them to the second; no other request's step lies between
+them then. Its own time is that of the same batch without copies, before and after.
 """
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,20 +30,19 @@ from benchmarks.engines import (
     Prompts,
     ask,
     ask_batch,
-    dummy_engine,
+    dummy_config,
     engine_sections,
     expect_sources,
     parse_options,
+    settle,
 )
 from benchmarks.record import Figure
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
-from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.messages.plan import PageCopies
-from raydix.runtime.testing.engine import InProcessEngine
-from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.transfers import OnDone, OnError, TransferDone, TransferEngine
+from benchmarks.watched_copies import WatchedCopies, Window
+from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.api.client import AsyncLLM
 
-MAX_RATIO = 1.05
+NAME = "decode-beside-copies"
+MAX_RATIOS = {"loads": 1.05, "backups": 1.10}
 _POLL_S = 0.002
 
 
@@ -51,9 +54,11 @@ class Sizes:
     prompt_tokens: int = 512
     output_tokens: int = 800
     prefix_tokens: int = 16_384
+    num_prefixes: int = 9
+    """More than L1 holds: each has left it when its turn comes again."""
     chunk_tokens: int = 8192
     l1_tokens: int = 131_072
-    l2_bytes: int = 12 << 30
+    l2_bytes: int = 24 << 30
     copy_delay_s: float = 0.0
     """How long a page takes to copy on the cpu."""
     warm_up_loads: int = 5
@@ -79,124 +84,69 @@ TINY = Sizes(
     prompt_tokens=32,
     output_tokens=64,
     prefix_tokens=256,
+    num_prefixes=12,
     chunk_tokens=128,
     l1_tokens=2048,
-    l2_bytes=8 << 20,
+    l2_bytes=16 << 20,
     copy_delay_s=0.01,
     warm_up_loads=40,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """A copy was under way. Times are `time.monotonic()`."""
-
-    is_load: bool
-    num_pages: int
-    began_s: float
-    ended_s: float
-
-
-class WatchedTransfers:
-    """A `TransferEngine` that notes what passes through another one.
-
-    Owns: `windows`, in order of completion.
-    """
-
-    def __init__(self) -> None:
-        self.windows: list[Window] = []
-        self._num_pages: dict[int, int] = {}
-
-    def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        """See `BuildModel`."""
-        loaded = build_torch_model(config, place)
-        return replace(loaded, prepare=lambda num_pages: self._watch(loaded.prepare(num_pages)))
-
-    def _watch(self, model: GpuModel) -> GpuModel:
-        make = model.make_transfers
-        assert make is not None, "a model that generates keeps KV"
-
-        def make_watched(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
-            def note(done: TransferDone) -> None:
-                self._end(done)
-                on_done(done)
-
-            self._inner = make(arena, note, on_error)
-            return self
-
-        return replace(model, make_transfers=make_watched)
-
-    def start(self, loads: PageCopies, backups: PageCopies) -> None:
-        """See `TransferEngine`."""
-        for copies in (loads, backups):
-            ids, counts = np.unique(copies.transfer_ids, return_counts=True)
-            self._num_pages.update(zip(ids.tolist(), counts.tolist(), strict=True))
-        self._inner.start(loads, backups)
-
-    def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """See `TransferEngine`."""
-        self._inner.wait_layer(transfer_id, layer)
-
-    def drain(self) -> None:
-        """See `TransferEngine`."""
-        self._inner.drain()
-
-    def close(self) -> None:
-        """See `TransferEngine`."""
-        self._inner.close()
-
-    def abandon_peers(self) -> None:
-        """See `TransferEngine`."""
-        self._inner.abandon_peers()
-
-    def _end(self, done: TransferDone) -> None:
-        self.windows.append(
-            Window(
-                is_load=done.num_bytes > 0,
-                num_pages=self._num_pages.pop(done.transfer_id),
-                began_s=done.started_s,
-                ended_s=done.ended_s,
-            )
-        )
-
-
 Disturb = Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def watched_engine(
+    options: Options, model: ModelConfig, sections: Mapping[str, Any]
+) -> AsyncIterator[tuple[AsyncLLM, WatchedCopies]]:
+    """An engine of actors, and what its GPU actor copies."""
+    with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
+        watched = WatchedCopies(Path(folder) / "copies.jsonl")
+        async with dummy_config(options, model, sections) as config:
+            handle = await asyncio.to_thread(
+                start_engine, config, NAME, None, None, watched.build_model
+            )
+            try:
+                async with await AsyncLLM.connect(NAME) as llm:
+                    yield llm, watched
+            finally:
+                await handle.shutdown()
 
 
 class Bench:
     """One engine in which a batch decodes."""
 
-    def __init__(
-        self, engine: InProcessEngine, watched: WatchedTransfers, sizes: Sizes, page_size: int
-    ) -> None:
-        self._engine = engine
+    def __init__(self, llm: AsyncLLM, watched: WatchedCopies, sizes: Sizes, page_size: int) -> None:
+        self._llm = llm
         self._watched = watched
         self._sizes = sizes
         self._min_pages = min(sizes.batch + 1, sizes.chunk_tokens // page_size)
         """Of copies that count: the batch itself backs up a page per request at most."""
         self._prompts = Prompts(256)
-        self._prefix = self._prompts.draw(sizes.prefix_tokens)
+        self._prefixes = deque(
+            self._prompts.draw(sizes.prefix_tokens) for _ in range(sizes.num_prefixes)
+        )
 
     async def warm_up(self) -> None:
-        """Bring the prefix into L2, and load it."""
-        await ask(self._engine.client.generate, [*self._prefix, 0], 1)
+        """Bring the prefixes into L2, and load some."""
+        for prefix in self._prefixes:
+            await ask(self._llm.generate, [*prefix, 0], 1)
+            await settle(self._llm.stats)
         for _ in range(self._sizes.warm_up_loads):
-            await self._engine.settle()
             await self.load()
         await self.decode(None)
 
     async def decode(self, disturb: Disturb | None) -> Answer:
         """The stream that is watched, of a batch beside which `disturb` runs over and over."""
         sizes = self._sizes
-        self._watched.windows.clear()
+        self._watched.begin()
         prompts = [self._prompts.draw(sizes.prompt_tokens) for _ in range(sizes.batch)]
-        decoding = asyncio.create_task(
-            ask_batch(self._engine.client.generate, prompts, sizes.output_tokens)
-        )
+        decoding = asyncio.create_task(ask_batch(self._llm.generate, prompts, sizes.output_tokens))
         while disturb is not None and not decoding.done():
             await disturb()
         answers = await decoding
-        await self._engine.settle()
+        await settle(self._llm.stats)
 
         first_s = max(answer.first_s for answer in answers)
         return replace(
@@ -204,15 +154,16 @@ class Bench:
         )
 
     async def load(self) -> None:
-        """Bring the prefix from L2."""
-        await self._engine.flush_l1()
-        answer = await ask(self._engine.client.generate, self._prefix + self._prompts.draw(1), 1)
+        """Bring the prefix that was used the longest time ago from L2."""
+        prefix = self._prefixes[0]
+        self._prefixes.rotate(-1)
+        answer = await ask(self._llm.generate, prefix + self._prompts.draw(1), 1)
         expect_sources(answer, l2=self._sizes.prefix_tokens)
 
     async def back_up(self) -> None:
         """Compute new pages in one step, and wait until they are in L2."""
         num_before = len(self.windows(is_load=False))
-        await ask(self._engine.client.generate, self._prompts.draw(self._sizes.chunk_tokens), 1)
+        await ask(self._llm.generate, self._prompts.draw(self._sizes.chunk_tokens), 1)
         while len(self.windows(is_load=False)) == num_before:
             await asyncio.sleep(_POLL_S)
 
@@ -220,7 +171,7 @@ class Bench:
         """Of the large copies since the batch began."""
         return [
             each
-            for each in self._watched.windows
+            for each in self._watched.windows()
             if each.is_load is is_load and each.num_pages >= self._min_pages
         ]
 
@@ -245,10 +196,8 @@ async def measure(
     options: Options, page_size: int, sizes: Sizes, model: ModelConfig
 ) -> list[Figure]:
     """Both directions at one page size."""
-    watched = WatchedTransfers()
-    sections = sizes.sections(page_size)
-    async with dummy_engine(options, model, sections, watched.build_model) as engine:
-        bench = Bench(engine, watched, sizes, page_size)
+    async with watched_engine(options, model, sizes.sections(page_size)) as (llm, watched):
+        bench = Bench(llm, watched, sizes, page_size)
         await bench.warm_up()
 
         # The batch's own time, before and after, so that a drift of the machine counts for neither.
@@ -261,14 +210,19 @@ async def measure(
             answer = await bench.decode(disturb)
             disturbed[name] = answer, bench.windows(is_load=is_load)
         alone_s.append(steady_intervals_s(await bench.decode(None)))
-        await engine.check()
 
     own_ms = 1e3 * float(np.nanmean(np.concatenate(alone_s)))
-    max_ratio = options.bar(MAX_RATIO)
     return [
         figure
         for name, (answer, windows) in disturbed.items()
-        for figure in compare(name, page_size, answer, windows, own_ms=own_ms, max_ratio=max_ratio)
+        for figure in compare(
+            name,
+            page_size,
+            answer,
+            windows,
+            own_ms=own_ms,
+            max_ratio=options.bar(MAX_RATIOS[name]),
+        )
     ]
 
 

@@ -21,6 +21,7 @@ from benchmarks import (
 )
 from benchmarks.engines import Answer, Options, expect_sources
 from benchmarks.reference_models import MIN_TOP1
+from benchmarks.watched_copies import Window
 from benchmarks.workloads import TINY_BATCHES
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 
@@ -82,6 +83,8 @@ def test_overlap_compares_both_with_the_longer_of_the_two(
         assert over["value"] == pytest.approx(both["value"] / both["baseline"], rel=0.01)
 
 
+@pytest.mark.ray
+@pytest.mark.slow
 def test_decoding_beside_copies_is_compared_with_the_same_tokens_without(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -100,8 +103,8 @@ def test_decoding_beside_copies_is_compared_with_the_same_tokens_without(
 
 def test_tokens_count_as_beside_a_copy_if_it_was_under_way_all_the_time() -> None:
     stream = answer(first_s=1.0, ended_s=4.5, arrivals_s=(0.5, 1.0, 2.0, 3.0, 4.0, 5.0))
-    window = decode_beside_copies.Window(is_load=True, num_pages=9, began_s=0.0, ended_s=2.5)
-    later = decode_beside_copies.Window(is_load=True, num_pages=9, began_s=3.0, ended_s=9.0)
+    window = Window(is_load=True, num_pages=9, began_s=0.0, ended_s=2.5)
+    later = Window(is_load=True, num_pages=9, began_s=3.0, ended_s=9.0)
 
     assert decode_beside_copies.beside(stream, [window]).tolist() == [1]
     assert decode_beside_copies.beside(stream, [window, later]).tolist() == [1, 3]
