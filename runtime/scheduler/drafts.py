@@ -85,8 +85,8 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Non
     """Decide how many prompt tokens the step may take, in whole pages: at least one."""
     settings = replica.settings
     draft.budget_tokens = draft.shared_tokens = settings.prefill_budget_tokens
-    # A prompt that is not cut has a step of its own size.
-    if not settings.chunked_prefill:
+    # A prompt that is not cut has a step of its own size. Most steps have no prompt to cut.
+    if not settings.chunked_prefill or not (lane.prefilling or lane.waiting):
         return
 
     num_decodes = 0 if draft.decodes is None else len(draft.decodes.slots)
