@@ -142,7 +142,12 @@ def main() -> int:
             profile(driver, batch)
     return report(
         "decode_contexts",
-        {"shape": SHAPE, "page_size": PAGE_SIZE, "context": CONTEXT_TOKENS},
+        {
+            "device": torch.cuda.get_device_name(),
+            "shape": SHAPE,
+            "page_size": PAGE_SIZE,
+            "context": CONTEXT_TOKENS,
+        },
         figures,
         keep_in=options.results,
         at_commit=options.commit,
