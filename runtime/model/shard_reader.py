@@ -24,6 +24,8 @@ _PIECE_BYTES = 4 << 20
 _AHEAD_BYTES = 512 << 20
 """Of tensors that have been read, or are being read, and are not taken yet."""
 _LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+"""In a header, what is no tensor."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -73,7 +75,7 @@ def list_tensors(path: Path) -> list[StoredTensor]:
         header = json.loads(file.read(header_bytes))
     start = _LENGTH_BYTES + header_bytes
     tensors = [
-        _stored(path, name, start, entry) for name, entry in header.items() if name[:2] != "__"
+        _stored(path, name, start, entry) for name, entry in header.items() if name != _METADATA
     ]
     return sorted(tensors, key=lambda each: each.offset)
 
@@ -116,14 +118,16 @@ def read_tensors(tensors: Iterable[StoredTensor], device: torch.device) -> Itera
 
     ahead: deque[Future[ReadTensor]] = deque()
     sizes: deque[int] = deque()
+    ahead_bytes = 0
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="read-weights")
     try:
         for stored in tensors:
-            while sizes and sum(sizes) + stored.num_bytes > _AHEAD_BYTES:
-                sizes.popleft()
+            while sizes and ahead_bytes + stored.num_bytes > _AHEAD_BYTES:
+                ahead_bytes -= sizes.popleft()
                 yield ahead.popleft().result()
             ahead.append(pool.submit(read, stored))
             sizes.append(stored.num_bytes)
+            ahead_bytes += stored.num_bytes
 
         while ahead:
             yield ahead.popleft().result()

@@ -1,6 +1,7 @@
-"""Rows of a lane's next step, within its budget and the free pages."""
+"""Rows of the next step of a step group's lanes, within a budget and the free pages."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
@@ -60,13 +61,45 @@ class Draft:
         self.backups += backups
 
 
-def draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupWork:
+    """What the lanes of a step group have to do in a step: each waits for all of them."""
+
+    most_decodes: int
+    """Of the lane that has the most."""
+    num_decodes: int
+    num_prompts: int
+
+    @classmethod
+    def of(cls, drafts: Sequence[tuple[Lane, Draft]]) -> "GroupWork":
+        """Of lanes whose decodes are drafted."""
+        decodes = [draft.num_rows for _, draft in drafts]
+        longer = [
+            sum(request.num_to_plan > 1 for request in lane.prefilling.values())
+            for lane, _ in drafts
+        ]
+        return cls(
+            most_decodes=max(decodes),
+            num_decodes=sum(decodes),
+            num_prompts=sum(longer) + sum([len(lane.waiting) for lane, _ in drafts]),
+        )
+
+
+def draft_rows(replica: Replica, drafts: Sequence[tuple[Lane, Draft]], now_s: float) -> None:
     """Rows of those that decode, then of those that compute their prompt, then of new ones.
 
-    Requests count on what is drafted: a draft with rows has to be sent.
+    Of all lanes of a step group. Requests count on what is drafted: drafts of which one has rows
+    have to be sent.
     """
-    _draft_decodes(replica, lane, draft)
-    _set_budget(replica, lane, draft, now_s)
+    for lane, draft in drafts:
+        _draft_decodes(replica, lane, draft)
+    work = GroupWork.of(drafts)
+    for lane, draft in drafts:
+        _set_budget(replica, draft, work, now_s)
+        _draft_prompts(replica, lane, draft, now_s)
+
+
+def _draft_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
     _draft_prefills(replica, lane, draft, now_s)
     admitted = admit_waiting(replica, lane, now_s, _admission_budget(replica, lane))
     _draft_rows_of(replica, lane, draft, admitted, now_s)
@@ -81,7 +114,7 @@ def draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None
         _draft_prefills(replica, lane, draft, now_s)
 
 
-def _set_budget(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+def _set_budget(replica: Replica, draft: Draft, work: GroupWork, now_s: float) -> None:
     """Decide how many prompt tokens the step may take, in whole pages: at least one."""
     settings = replica.settings
     draft.budget_tokens = draft.shared_tokens = settings.prefill_budget_tokens
@@ -89,18 +122,16 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Non
     if not settings.chunked_prefill or not (lane.prefilling or lane.waiting):
         return
 
-    num_decodes = 0 if draft.decodes is None else len(draft.decodes.slots)
     alone_s, token_s = replica.prefill_rate.line(now_s)
     times = StepTimes(
-        decodes_s=replica.decode_rate.predict_s(num_decodes, now_s),
-        mixed_s=alone_s + num_decodes * token_s,
+        decodes_s=replica.decode_rate.predict_s(work.most_decodes, now_s),
+        mixed_s=alone_s + draft.num_rows * token_s,
         token_s=token_s,
     )
-    longer = sum(request.num_to_plan > 1 for request in lane.prefilling.values())
     most = tokens_beside_decodes(
         times,
-        num_decodes=num_decodes,
-        num_prompts=longer + len(lane.waiting),
+        num_decodes=work.num_decodes,
+        num_prompts=work.num_prompts,
         max_slowdown=settings.max_decode_slowdown,
     )
 

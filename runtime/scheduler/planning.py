@@ -45,8 +45,8 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     drafts = [(lane, Draft()) for lane in lanes]
     has_rows = False
     if num_row_steps < _STEPS_AHEAD:
+        draft_rows(replica, drafts, now_s)
         for lane, draft in drafts:
-            draft_rows(replica, lane, draft, now_s)
             if draft.has_rows:
                 has_rows = True
                 # Not when idle: two tiers that are both full would copy pages to and fro for ever.

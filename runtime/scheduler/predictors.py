@@ -79,7 +79,8 @@ class TimePredictor:
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
         """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
-        if seconds < 1e-6 or amount <= 0:
+        # Also what is no number: no later observation would outweigh it.
+        if not seconds >= 1e-6 or amount <= 0:
             return
         seconds = min(seconds, _MAX_SURPRISE * self.predict_s(amount, now_s))
         keep = self._keep ** min(1.0, amount / self._full_amount)

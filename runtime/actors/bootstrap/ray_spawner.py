@@ -214,25 +214,48 @@ class RaySpawner:
     async def _spawn_gpu(self, name: str, log_path: str, arguments: dict[str, Any]) -> RunningActor:
         arguments["build_model"] = self._build_model
         self._incarnations[name] = arguments["incarnation"]
-        handle = self._spares.pop(name, None)
-        is_spare = handle is not None
-        if is_spare:
-            handle.__ray_call__.remote(take_over, arguments, self._devices[name])
-        else:
-            handle = self._make(GpuActor, name, arguments, num_gpus=int(self._is_cuda))
+        actor = await self._take_spare(name, log_path, arguments)
+        if actor is None:
+            actor = await self._make_gpu(name, log_path, arguments)
+        if self._is_cuda:
+            asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._make_spare, name, arguments)
+        return actor
+
+    async def _take_spare(
+        self, name: str, log_path: str, arguments: dict[str, Any]
+    ) -> RunningActor | None:
+        """None if there is no spare process, or not any more."""
+        spare = self._spares.pop(name, None)
+        if spare is None:
+            return None
+
+        async def prepare() -> None:
+            await spare.__ray_call__.remote(take_over, arguments, self._devices[name])
+
+        try:
+            return await self._enter(spare, name, log_path, prepare)
+        except EngineDead as error:
+            # Nobody watches an idle one: that is no end of the actor itself.
+            logger.warning("%s starts in a new process: its spare one had ended: %s", name, error)
+            return None
+
+    async def _make_gpu(self, name: str, log_path: str, arguments: dict[str, Any]) -> RunningActor:
+        # Once it has a device it keeps that: Ray, which counts none for a spare process, would give
+        # away again what another rank computes on.
+        is_assigned = self._is_cuda and name not in self._devices
+        handle = self._make(GpuActor, name, arguments, num_gpus=int(is_assigned))
 
         async def prepare() -> None:
             if self._gpu_environment:
                 await handle.__ray_call__.remote(use_environment, self._gpu_environment)
             if not self._is_cuda:
                 await handle.__ray_call__.remote(use_cores, self._num_ranks)
-            elif not is_spare:
+            elif is_assigned:
                 self._devices[name] = await handle.__ray_call__.remote(use_assigned_device)
+            else:
+                await handle.__ray_call__.remote(GpuActor.use_device, self._devices[name])
 
-        actor = await self._enter(handle, name, log_path, prepare)
-        if self._is_cuda:
-            asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._make_spare, name, arguments)
-        return actor
+        return await self._enter(handle, name, log_path, prepare)
 
     def _make_spare(self, name: str, arguments: dict[str, Any]) -> None:
         """Of the incarnation that follows the one with these arguments, if that is the latest."""

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,47 @@ def test_tensors_come_in_the_order_of_their_bytes(tmp_path: Path) -> None:
     assert [each.offset for each in listed] == sorted(each.offset for each in listed)
     read = list(read_tensors(listed, torch.device("cpu")))
     assert [each.stored for each in read] == listed
+
+
+def test_a_tensor_may_have_any_name_but_that_of_the_metadata(tmp_path: Path) -> None:
+    save_file({"__weight": torch.zeros(2)}, tmp_path / "f", metadata={"format": "pt"})
+    assert [each.name for each in list_tensors(tmp_path / "f")] == ["__weight"]
+
+
+def test_a_tensor_may_begin_at_any_byte(tmp_path: Path) -> None:
+    header = json.dumps(
+        {
+            "flag": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+            "halves": {"dtype": "BF16", "shape": [2], "data_offsets": [1, 5]},
+        }
+    ).encode()
+    values = bytes_of(torch.tensor([1.0, 2.0]).bfloat16())
+    (tmp_path / "f").write_bytes(len(header).to_bytes(8, "little") + header + b"!" + values)
+
+    _, halves = read_tensors(list_tensors(tmp_path / "f"), torch.device("cpu"))
+
+    assert halves.tensor.tolist() == [1.0, 2.0]
+
+
+class Size(int):
+    """A number of bytes that notes how often it is added to others."""
+
+    num_added = 0
+
+    def __radd__(self, other: int) -> int:
+        Size.num_added += 1
+        return other + int(self)
+
+
+def test_a_tensor_costs_the_same_however_many_are_ahead(tmp_path: Path) -> None:
+    save_file({f"t{n}": torch.zeros(1) for n in range(100)}, tmp_path / "f")
+    listed = [
+        replace(each, num_bytes=Size(each.num_bytes)) for each in list_tensors(tmp_path / "f")
+    ]
+
+    list(read_tensors(listed, torch.device("cpu")))
+
+    assert 0 < Size.num_added <= 3 * len(listed)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -1,5 +1,6 @@
 """What the predictors learn from what they observe."""
 
+import math
 import random
 
 import pytest
@@ -78,3 +79,11 @@ def test_one_observation_that_was_held_up_is_soon_made_up_for() -> None:
     for _ in range(20):
         predictor.observe(512, 0.0256, now_s=1.0)
     assert predictor.predict_s(512, 1.0) == pytest.approx(0.0256, rel=0.2)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0])
+def test_what_is_no_duration_teaches_nothing(seconds: float) -> None:
+    predictor = TimePredictor(20_000.0, full_amount=2048)
+    before = predictor.line(1.0)
+    predictor.observe(2048, seconds, now_s=1.0)
+    assert predictor.line(1.0) == before

@@ -57,6 +57,24 @@ def test_a_prompt_takes_no_more_of_a_step_than_its_decodes_may_be_slowed_down() 
     assert rows[long] % PAGE_SIZE == 0
 
 
+def test_a_prompt_takes_no_more_of_a_step_than_decodes_of_other_lanes_may_be_slowed_down() -> None:
+    driver = large_driver(max_decode_slowdown=2.0, num_lanes=2, lanes_per_group=2)
+    decoding = driver.submit(prompt(1, 3), max_tokens=1000)
+    for _ in range(20):
+        driver.step(0)
+        driver.step(1)
+    long = driver.submit(prompt(100, 8000), max_tokens=1)
+    rows: dict[str, int] = {}
+    while long not in rows:
+        rows = {
+            name: num
+            for lane in range(2)
+            for name, num in driver.rows(driver.step(lane), lane).items()
+        }
+    assert decoding in rows
+    assert 512 <= rows[long] <= 2000
+
+
 def test_a_prompt_beside_no_decode_takes_the_whole_chunk() -> None:
     driver = large_driver(max_decode_slowdown=2.0)
     long = driver.submit(prompt(100, 8000), max_tokens=1)

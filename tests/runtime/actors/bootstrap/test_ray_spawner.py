@@ -1,17 +1,24 @@
 """GPU actors on a cluster of Ray that believes in GPUs which nobody has."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from raydix.runtime.actors.bootstrap import ray_spawner
-from raydix.runtime.actors.bootstrap.ray_spawner import use_assigned_device
+from raydix.runtime.actors.bootstrap.placement import Placement
+from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, use_assigned_device
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.config.loading import load_config
 
 ROOT = Path(__file__).parents[4]
 DRIVER = """
@@ -134,3 +141,130 @@ def test_the_variables_of_another_process_are_those_it_was_started_with() -> Non
         process.communicate()
 
     assert found == ["1=2", "3", None]
+
+
+class FakeCluster:
+    """Ray's part of two GPU actors: whoever asks for a device gets the first that is not given."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, FakeProcess] = {}
+        """The latest by name."""
+
+    def remote(self, _cls: type) -> "FakeCluster":
+        return self
+
+    def options(self, *, name: str, num_gpus: int = 0, **_: Any) -> "FakeProcess":
+        given = [process.given for process in self.processes.values() if process.lives]
+        free = (device for device in range(2) if device not in given)
+        self.processes[name] = FakeProcess(next(free) if num_gpus else None)
+        return self.processes[name]
+
+
+class FakeProcess:
+    """An actor's process, and the handle and the method by which Ray reaches it."""
+
+    def __init__(self, given: int | None) -> None:
+        self.given = given
+        """The device that Ray counts for it."""
+        self.device = given
+        self.lives = True
+        self.incarnation: int | None = None
+
+    def remote(self, *arguments: Any, **constructed: Any) -> Any:
+        """Make the actor, or call a function in it."""
+        if constructed:
+            self.incarnation = constructed["incarnation"]
+            return self
+        answer = asyncio.get_running_loop().create_future()
+        if self.lives:
+            answer.set_result(self._answer(*arguments))
+        else:
+            answer.set_exception(RayActorError())
+        return answer
+
+    @property
+    def __ray_call__(self) -> "FakeProcess":
+        return self
+
+    def _answer(self, function: Callable[..., Any], *arguments: Any) -> int | None:
+        match function.__name__, arguments:
+            case "enter_process", _:
+                return os.getpid()
+            case "use_assigned_device", _:
+                return self.given
+            case "use_device", [device]:
+                self.device = device
+            case "take_over", [renewed, device]:
+                self.device, self.incarnation = device, renewed["incarnation"]
+        return None
+
+
+class Ranks:
+    """Two ranks, as their keepers have them made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster = FakeCluster()
+        monkeypatch.setattr(ray, "remote", self.cluster.remote)
+        monkeypatch.setattr(ray, "kill", lambda process: None)
+        monkeypatch.setattr(ray_spawner, "_SPARE_AFTER_S", 0.0)
+        monkeypatch.setattr(ray_spawner, "PlacementGroupSchedulingStrategy", lambda group: group)
+        self._spawner = RaySpawner(
+            engine="e",
+            placement=Placement(None, is_own=False),  # type: ignore[arg-type]
+            config=load_config(
+                {"model": {"path": "unused", "device": "cuda"}, "cache": {"l2": None}}
+            ),
+            build_model=None,  # type: ignore[arg-type]
+            prepare_spare=lambda: None,
+        )
+        self._incarnations = [0, 0]
+        self.serving: list[Any] = [None, None]
+
+    async def start(self, rank: int) -> "FakeProcess":
+        """The next incarnation of a rank; the last one has ended."""
+        if self.serving[rank] is not None:
+            self.serving[rank].lives = False
+        self._incarnations[rank] += 1
+        running = await self._spawner.spawn(
+            ActorKind.GPU, f"gpu{rank}", log_path="", incarnation=self._incarnations[rank]
+        )
+        self.serving[rank] = running._handle  # type: ignore[attr-defined]
+        return self.serving[rank]  # type: ignore[no-any-return]
+
+    async def spare(self, rank: int) -> "FakeProcess":
+        """The process that waits to be the rank's next incarnation."""
+        name = f"gpu{rank}.{self._incarnations[rank] + 1}"
+        while name not in self.cluster.processes:
+            await asyncio.sleep(0)
+        return self.cluster.processes[name]
+
+
+async def test_a_rank_keeps_its_device_when_no_spare_is_ready_after_others_took_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch)
+    for rank in range(2):
+        await ranks.start(rank)
+    spares = [await ranks.spare(rank) for rank in range(2)]
+    assert [await ranks.start(rank) for rank in range(2)] == spares
+
+    again = await ranks.start(1)
+
+    assert again not in spares
+    assert [process.device for process in ranks.serving] == [0, 1]
+    assert [process.incarnation for process in ranks.serving] == [2, 3]
+
+
+async def test_a_spare_that_ended_while_it_waited_costs_no_incarnation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch)
+    await ranks.start(0)
+    spare = await ranks.spare(0)
+    spare.lives = False
+
+    second = await ranks.start(0)
+
+    assert second is not spare
+    assert (second.incarnation, second.device) == (2, 0)
+    assert await ranks.spare(0) is not spare
