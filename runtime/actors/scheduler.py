@@ -14,6 +14,7 @@ from raydix.errors import AccountingError
 from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.actors.figures_log import FiguresLog
+from raydix.runtime.actors.idle_check import IdleCheck
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
@@ -101,8 +102,7 @@ class SchedulerActor:
         )
         self._planner = ExpertPlanner(self._turns.post)
         self._traffic_log = FiguresLog(Traffic(), TRAFFIC_INTERVAL_S)
-        self._is_checked = True
-        """Invariants were checked since the core last became idle."""
+        self._idle_check = IdleCheck()
 
         self._listeners: list[Listener] = []
         self._ranks: dict[int, Link] = {}
@@ -331,13 +331,14 @@ class SchedulerActor:
                 await asyncio.sleep(0)
 
     def _finish_turn(self, now_s: float) -> float | None:
-        """Send clients their news and check invariants. Returns when to try a slow one again."""
+        """Send clients their news and check invariants. Returns when to come back to either."""
         core = self._running_core()
         if core.is_attached:
             self._attached.set()
         self._send_news()
-        self._check_when_idle(core)
-        return now_s + _SLOW_CLIENT_RETRY_S if self._unsent else None
+        check_s = self._idle_check.advance(core, now_s)
+        retry_s = now_s + _SLOW_CLIENT_RETRY_S if self._unsent else None
+        return min((time_s for time_s in (check_s, retry_s) if time_s is not None), default=None)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -378,13 +379,6 @@ class SchedulerActor:
             outbox = self._clients.get(client_id)
             if outbox is None or outbox.flush():
                 self._unsent.discard(client_id)
-
-    def _check_when_idle(self, core: SchedulerCore) -> None:
-        if not core.is_idle:
-            self._is_checked = False
-        elif not self._is_checked:
-            core.check()
-            self._is_checked = True
 
     def _running_core(self) -> SchedulerCore:
         if self._core is None:

@@ -5,7 +5,6 @@ since: all that wait for one read from L3 count it as theirs.
 """
 
 from collections.abc import Iterator
-from itertools import groupby
 
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.host import PageSource
@@ -33,7 +32,7 @@ def attribute(
     num_full = num_prompt // size
     num_cached = len(tiers)
     runs = [
-        *_arrival_runs(prefetch, settings, tiers),
+        *prefetch.arrival_runs(tiers, first_needed(settings, num_cached)),
         (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
     ]
     runs += _missed_runs(prefetch, settings, num_cached + num_left_pages, num_full)
@@ -55,17 +54,6 @@ def attribute(
             ranges.append((start, end - 1, source))
         ranges.append((end - 1, end, PageSource.LAST_TOKEN))
     return ranges
-
-
-def _arrival_runs(
-    prefetch: PrefetchState, settings: SchedulerSettings, tiers: bytes
-) -> Iterator[tuple[int, PageSource]]:
-    """Runs of pages of the cached prefix, by their end and the tier that held them on arrival."""
-    page = 0
-    starts = first_needed(settings, len(tiers))
-    for source, run in groupby(prefetch.arrival_sources(tiers, starts)):
-        page += len(list(run))
-        yield page, source
 
 
 def total_by_source(ranges: list[Range]) -> dict[str, int]:

@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from raydix.ids import PageKey
-from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import RadixTree, Victim
 from raydix.runtime.config.policies import WritePolicy
@@ -14,6 +15,8 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 
 NewPage = tuple[PageKey, tuple[int, ...]]
 """A page's key, and its id in each KV group; 0 where the group holds nothing of it."""
+
+_Key = TypeVar("_Key", bound=bytes)
 
 _MAX_PAGES_PER_PLAN = 256
 """Of each KV group."""
@@ -137,9 +140,15 @@ class BackupQueue:
         num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
         for victim in tree.inspect_ahead(wanted):
             num_left -= victim.num_pages
-            for page in pages_with_keys(split_keys(victim.keys), victim.page_ids):
-                self._inspected[page[0][:MIRROR_KEY_BYTES]] = page
-                self._clean(page)
+            keys = split_keys(victim.keys)
+            pages = list(pages_with_keys(keys, victim.page_ids))
+            self._inspected.update((page[0][:MIRROR_KEY_BYTES], page) for page in pages)
+            # As a rule L2 has all of them.
+            groups = range(len(self._dirty))
+            lacking = {key for group in groups for key in self._host.lacking(group, keys)}
+            for page in pages if lacking else ():
+                if page[0] in lacking:
+                    self._clean(page)
             if num_left <= 0 or len(self) >= _MAX_DIRTY_PAGES:
                 return
 
@@ -176,38 +185,41 @@ class BackupQueue:
             return
         num_dropped = 0
         if self._settings.has_host_memory:
-            starts = range(0, len(victim.keys), KEY_BYTES)
-            num_dropped = sum(not self.is_clean(victim.keys[i : i + KEY_BYTES]) for i in starts)
+            num_dropped = len(self._unclean_of(split_keys(victim.keys)))
         self._counters.count_eviction(victim.num_pages, num_dropped=num_dropped)
 
-    def is_clean(self, key: bytes) -> bool:
-        """L2 holds all that it is to have of a page that L1 holds."""
-        return all(
-            self._host.has(group, key)
-            for group, windows in enumerate(self._windows)
-            if windows is None or key in windows
-        )
+    def are_clean(self, keys: list[PageKey]) -> bool:
+        """L2 holds all that it is to have of these pages, which L1 holds."""
+        return not self._unclean_of(keys)
+
+    def _unclean_of(self, keys: list[PageKey]) -> set[PageKey]:
+        unclean: set[PageKey] = set()
+        for group, windows in enumerate(self._windows):
+            wanted = keys if windows is None else [key for key in keys if key in windows]
+            unclean.update(self._host.lacking(group, wanted))
+        return unclean
 
     def forget(self, victim: Victim) -> None:
         """These pages have left L1, in the groups that lose them."""
         has_state = len(self) or self._num_uses or self._inspected or any(self._windows)
         if not has_state:
             return
-        for key, page_ids in pages_with_keys(split_keys(victim.keys), victim.page_ids):
-            for group, page_id in enumerate(page_ids):
-                if page_id:
-                    self._forget_in(group, key)
-            if victim.is_removed:
-                self._num_uses.pop(key, None)
-                self._inspected.pop(key[:MIRROR_KEY_BYTES], None)
-                self._lost.pop(key[:MIRROR_KEY_BYTES], None)
+        keys = split_keys(victim.keys)
+        for group, page_ids in enumerate(victim.page_ids):
+            if page_ids.all():
+                held = keys
+            else:
+                pairs = zip(keys, page_ids.tolist(), strict=True)
+                held = [key for key, page_id in pairs if page_id]
+            _drop(self._dirty[group], held)
+            _drop(self._windows[group] or {}, held)
+            _drop(self._unclean[group], held)
 
-    def _forget_in(self, group: int, key: PageKey) -> None:
-        self._dirty[group].pop(key, None)
-        windows = self._windows[group]
-        if windows is not None:
-            windows.pop(key, None)
-            self._unclean[group].pop(key, None)
+        if victim.is_removed:
+            _drop(self._num_uses, keys)
+            shorts = [key[:MIRROR_KEY_BYTES] for key in keys]
+            _drop(self._inspected, shorts)
+            _drop(self._lost, shorts)
 
     def note_dropped(self, short_keys: Iterable[bytes]) -> None:
         """L2 holds these pages no more."""
@@ -247,6 +259,13 @@ class BackupQueue:
             self._counters.count(Count.BACKUP_QUEUE_FULL)
         else:
             dirty[key] = page_id
+
+
+def _drop(pages: dict[_Key, Any], keys: Iterable[_Key]) -> None:
+    """Take out these pages, if there are any."""
+    if pages:
+        for key in keys:
+            pages.pop(key, None)
 
 
 def pages_with_keys(keys: list[PageKey], page_ids: PageIds) -> Iterator[NewPage]:

@@ -207,7 +207,7 @@ def _evict_ahead(replica: Replica, lane: Lane, num_pages: PageCounts) -> None:
 
         num_going = min(num_lacking, victim.num_pages)
         keys = split_keys(victim.keys[-num_going * KEY_BYTES :])
-        if replica.settings.has_host_memory and not all(map(lane.backups.is_clean, keys)):
+        if replica.settings.has_host_memory and not lane.backups.are_clean(keys):
             return
         l1.evict([0 if reach is not None else num_going for reach in reaches])
 

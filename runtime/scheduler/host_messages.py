@@ -110,8 +110,7 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
         case MirrorUpdate():
             ready, dropped = replica.host.mirror(message)
             for lane in replica.lanes:
-                for key in ready:
-                    lane.waiting.page_came(key)
+                lane.waiting.pages_came(ready)
                 lane.backups.note_dropped(dropped)
         case StorageStatus():
             replica.host.note_storage(is_in_use=message.is_in_use)

@@ -1,6 +1,7 @@
 """What the Scheduler knows of L2: a mirror of its keys, granted pages, and wanted leases."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,11 +129,18 @@ class HostView:
 
     def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
         """Pages of a group in [start, stop) that are READY in L2, up to the first gap."""
+        places = range(start * KEY_BYTES, stop * KEY_BYTES, KEY_BYTES)
+        shorts = [keys[place : place + MIRROR_KEY_BYTES] for place in places]
+        # As a rule it has all, which is found out at once.
         mirror = self._mirrors[group]
-        for index in range(start, stop):
-            if keys[index * KEY_BYTES : index * KEY_BYTES + MIRROR_KEY_BYTES] not in mirror:
-                return index - start
-        return stop - start
+        if mirror.issuperset(shorts):
+            return len(shorts)
+        return next(index for index, short in enumerate(shorts) if short not in mirror)
+
+    def lacking(self, group: int, keys: Iterable[PageKey]) -> list[PageKey]:
+        """Those of these pages of a group that are not READY in L2, in order."""
+        mirror = self._mirrors[group]
+        return [key for key in keys if key[:MIRROR_KEY_BYTES] not in mirror]
 
     def mirror(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
         """Follow HostMemory's changes; returns short keys of what became READY and was dropped."""

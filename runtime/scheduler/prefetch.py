@@ -1,6 +1,5 @@
 """What is known of a request's pages in L2 and L3, and how long it waits for those on their way."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -119,8 +118,8 @@ class PrefetchState:
         said = [np.isin(_column(group), sources) for group in self.by_group]
         return np.flatnonzero(np.any(said, axis=0)).tolist() if said else []
 
-    def arrival_sources(self, tiers: bytes, starts: Sequence[int]) -> Iterator[PageSource]:
-        """Per page of a prefix, the tier that held it when the request arrived.
+    def arrival_runs(self, tiers: bytes, starts: Sequence[int]) -> Iterator[tuple[int, PageSource]]:
+        """The tier that held each page of a prefix on arrival, by runs of pages with their ends.
 
         That is the farthest over the KV groups that need it, group g from page `starts[g]` on; a
         page behind all windows counts as they do. `tiers`: where the pages are now, which counts
@@ -135,15 +134,15 @@ class PrefetchState:
         if behind:
             known[:behind] = known[behind:].max(initial=0)
 
-        for source, tier in itertools.zip_longest(known.tolist(), tiers):
-            yield self._arrival_source(PageSource(tier if source is None else source), tier)
-
-    def _arrival_source(self, source: PageSource, tier: int) -> PageSource:
-        # The mirror shows a page as soon as it has arrived, its report comes later: a page that
-        # was PENDING in a report has come from L3.
-        if tier == PageSource.L2 and source is PageSource.PENDING and self.has_report:
-            return PageSource.L3
-        return source if source <= PageSource.L3 else PageSource(tier)
+        codes = _column(tiers).copy()
+        now, arrived = codes[:num_pages], known <= PageSource.L3
+        if self.has_report:
+            # The mirror shows a page as soon as it has arrived, its report comes later: a page that
+            # was PENDING in a report has come from L3.
+            came = (now == PageSource.L2) & (known == PageSource.PENDING)
+            known[came], arrived[came] = PageSource.L3, True
+        now[arrived] = known[arrived]
+        yield from _runs(codes)
 
     def missed_runs(self, start: int, stop: int) -> Iterator[tuple[int, PageSource]]:
         """What was said of the pages in [start, stop), the first of which some KV group lacks.
@@ -157,14 +156,20 @@ class PrefetchState:
             worst = np.max(known, axis=0)
             codes[: len(worst)] = worst
 
-        # Without a loop over pages, for a prompt may have thousands.
         is_reason = codes > PageSource.L3
         if not is_reason[0]:
             codes[0] = PageSource.NOT_FOUND
         reasons = codes[np.maximum.accumulate(np.where(is_reason, np.arange(len(codes)), 0))]
-        ends = [*(np.flatnonzero(np.diff(reasons)) + 1).tolist(), len(reasons)]
-        for end in ends:
-            yield start + end, PageSource(reasons[end - 1])
+        for end, source in _runs(reasons):
+            yield start + end, source
+
+
+def _runs(codes: NDArray[np.uint8]) -> Iterator[tuple[int, PageSource]]:
+    """Runs of equal codes, each with its end."""
+    # Without a loop over pages, for a prompt may have thousands.
+    ends = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+    for end in [*ends.tolist(), len(codes)] if len(codes) else ():
+        yield end, PageSource(codes[end - 1])
 
 
 def _column(sources: bytes) -> NDArray[np.uint8]:

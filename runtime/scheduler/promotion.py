@@ -121,8 +121,7 @@ class Promotions:
             priority=request.submit.priority,
             now_s=now_s,
         )
-        for key in split_keys(request.chain.keys(stop, start)):
-            self._waiting.page_came(key)
+        self._waiting.pages_came(split_keys(request.chain.keys(stop, start)))
 
         # What the tree held already is not needed twice.
         part = promotion.part_with_gaps()

@@ -83,8 +83,7 @@ def _publish_segment(
         now_s=now_s,
     )
     keys = split_keys(request.chain.keys(stop, start))
-    for key in keys:
-        lane.waiting.page_came(key)
+    lane.waiting.pages_came(keys)
 
     twice = duplicates(own, insertion.page_ids)
     if num_pages_of(twice):

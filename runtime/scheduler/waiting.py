@@ -130,6 +130,12 @@ class WaitingQueue:
         for request in self.requests.values():
             self.wake(request)
 
+    def pages_came(self, keys: Iterable[bytes]) -> None:
+        """`page_came` for each."""
+        if self._lacking:
+            for key in keys:
+                self.page_came(key)
+
     def page_came(self, key: bytes) -> None:
         """L1 or L2 has a page that they may have lacked, by its key or short key."""
         for request in self._lacking.pop(key[:MIRROR_KEY_BYTES], {}).values():

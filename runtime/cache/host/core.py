@@ -174,7 +174,7 @@ class HostMemoryCore:
         match message:
             case Lookup():
                 self._lookups.start(message, self._now_s)
-                self._storage.repairs.note_use(split_keys(message.keys), self._now_s)
+                self._storage.repairs.note_use(message.keys, self._now_s)
             case CancelLookup():
                 self._lookups.cancel(message.lookup_id)
             case LeasePages():
@@ -204,7 +204,7 @@ class HostMemoryCore:
             PagesLeased(
                 lease_id=message.lease_id,
                 host_page_ids=tuple(map(int32_array, runs)),
-                generations=tuple(int32_array(map(self._index.generation, run)) for run in runs),
+                generations=tuple(map(self._index.generations_of, runs)),
             )
         )
 

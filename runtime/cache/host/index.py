@@ -4,6 +4,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
@@ -56,6 +58,10 @@ class HostIndex:
         """The READY page that holds `key`."""
         return self._groups[group].ready.find(key)
 
+    def find_all(self, group: int, keys: Sequence[PageKey]) -> list[HostPageId | None]:
+        """`find` for each key."""
+        return self._groups[group].ready.find_all(keys)
+
     def name(self, page_id: HostPageId) -> tuple[int, PageKey] | None:
         """Group and key of a READY page; None for others."""
         key = self._pages.key(page_id)
@@ -68,6 +74,10 @@ class HostIndex:
     def generation(self, page_id: HostPageId) -> int:
         """See `HostPages.generation`."""
         return self._pages.generation(page_id)
+
+    def generations_of(self, page_ids: Sequence[HostPageId]) -> Int32Array:
+        """`generation` of each page."""
+        return self._pages.generations_of(page_ids)
 
     def generations(self) -> "array[int]":
         """A copy of all generations, by page id."""
@@ -168,16 +178,23 @@ class HostIndex:
 
     def touch_chain(self, group: int, keys: Sequence[PageKey]) -> None:
         """Mark the READY pages of a chain as used: last the first one, which then goes last."""
-        for key in reversed(keys):
-            page_id = self.find(group, key)
-            if page_id is not None and page_id in self._evictable:
-                self._evictable.remove(group, page_id)
-                self._make_evictable(group, page_id)
+        found = self.find_all(group, keys)
+        ready = [page_id for page_id in reversed(found) if page_id is not None]
+        unread = self._evictable.listed(np.array(ready, dtype=np.int64))
+        self._evictable.remove_all(group, unread)
+        self._evictable.append_all(group, unread)
+        self._pages.use_all(unread)
 
     def pin(self, page_id: HostPageId) -> None:
         """Add a reader to a READY page."""
         if self._pages.add_reader(page_id):
             self._evictable.remove(self._pages.group_of(page_id), page_id)
+
+    def pin_all(self, group: int, page_ids: Sequence[HostPageId]) -> None:
+        """`pin` each of these pages of a group, none of them twice."""
+        # A chain's pages are listed with the last one first.
+        last_first = np.array(page_ids[::-1], dtype=np.int64)
+        self._evictable.remove_all(group, self._pages.add_readers(last_first))
 
     def unpin(self, page_ids: Iterable[HostPageId]) -> None:
         """Take a reader off each page, given in prefix order; the last one counts as used first."""

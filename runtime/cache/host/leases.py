@@ -51,21 +51,16 @@ class HostLeases:
 
         # A group's run is cut at its own end and at those of the groups before it by now, but not
         # yet at those of the groups after it.
-        for run, start in zip(runs, starts, strict=True):
+        for group, (run, start) in enumerate(zip(runs, starts, strict=True)):
             del run[max(0, end - start) :]
-            for page_id in run:
-                self._index.pin(page_id)
+            self._index.pin_all(group, run)
         self._held[lease_id] = [page_id for run in runs for page_id in run]
         return runs
 
     def _ready_prefix(self, group: int, keys: Sequence[PageKey]) -> list[HostPageId]:
-        run: list[HostPageId] = []
-        for key in keys:
-            page_id = self._index.find(group, key)
-            if page_id is None:
-                break
-            run.append(page_id)
-        return run
+        found = self._index.find_all(group, keys)
+        end = found.index(None) if None in found else len(found)
+        return [page_id for page_id in found[:end] if page_id is not None]
 
     def end(self, lease_id: LeaseId) -> None:
         """Unpin what a lease holds."""

@@ -57,6 +57,8 @@ class HostLookups:
         self.times = Histogram(TRANSFER_BOUNDS_S)
         """How long requests' lookups took."""
         self._num_arrived = 0
+        self._arrived: OpenLookup | None = None
+        """The one that came with this event, whose chain was touched."""
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
         self._forgotten: list[OpenLookup] = []
@@ -87,15 +89,14 @@ class HostLookups:
         self._pages.note_change(lookup)
 
         for group in range(self._index.num_groups):
-            for index in lookup.places_outside_l1(group):
-                if self._index.find(group, keys[index]) is not None:
-                    lookup.find_in_l2(group, index)
-                else:
-                    lookup.miss(group, index)
+            for run in lookup.runs_outside_l1(group):
+                found = self._index.find_all(group, keys[run.start : run.stop])
+                lookup.look_in_l2(group, run, found)
         lookup.end_arrival()
 
+        self._touch(lookup)
+        self._arrived = lookup
         if not lookup.is_final:
-            self._touch(lookup)
             self._ask(lookup, now_s)
 
     def _touch(self, lookup: OpenLookup) -> None:
@@ -249,6 +250,7 @@ class HostLookups:
         for lookup, report in zip(changed, reports, strict=True):
             if report.is_final:
                 self._end(lookup, now_s)
+        self._arrived = None
         return reports
 
     def _end(self, lookup: OpenLookup, now_s: float) -> None:
@@ -259,4 +261,5 @@ class HostLookups:
         # What a hint has brought is pinned for nobody.
         if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
             self._staged.end(lookup.lookup_id, lookup.runs(), now_s)
-        self._touch(lookup)
+        if lookup is not self._arrived:
+            self._touch(lookup)

@@ -2,6 +2,21 @@
 
 from array import array
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Items = NDArray[np.int64]
+"""Items, none of them twice."""
+
+
+def view_of(column: "array[Any] | bytearray", dtype: type[np.generic]) -> NDArray[Any]:
+    """The same memory as a numpy array: what concerns a whole chain is done at once.
+
+    What concerns one item is faster in the column itself.
+    """
+    return np.frombuffer(column, dtype=dtype)
 
 
 class LruLists:
@@ -19,10 +34,17 @@ class LruLists:
         self._next = array("i", [-1]) * num_items + array("i", ends)
         self._previous = array("i", [-1]) * num_items + array("i", ends)
         """-1: the item is in no list."""
+        self._all_next, self._all_previous = (
+            view_of(column, np.intc) for column in (self._next, self._previous)
+        )
         self._lengths = [0] * num_groups
 
     def __contains__(self, item: int) -> bool:
         return self._next[item] >= 0
+
+    def listed(self, items: Items) -> Items:
+        """Those that are in a list, in their order."""
+        return items[self._all_next[items] >= 0]
 
     def length(self, group: int) -> int:
         """Items in a group's list."""
@@ -65,3 +87,32 @@ class LruLists:
         self._previous[after] = before
         self._next[item] = self._previous[item] = -1
         self._lengths[group] -= 1
+
+    def append_all(self, group: int, items: Items) -> None:
+        """`append` one after another."""
+        if not len(items):
+            return
+        end = self._num_items + group
+        last = self._previous[end]
+        self._all_next[items[:-1]] = items[1:]
+        self._all_previous[items[1:]] = items[:-1]
+
+        first, newest = int(items[0]), int(items[-1])
+        self._next[last], self._previous[first] = first, last
+        self._next[newest], self._previous[end] = end, newest
+        self._lengths[group] += len(items)
+
+    def remove_all(self, group: int, items: Items) -> None:
+        """`remove` each. Items that follow each other in the list cost little more than one."""
+        if not len(items):
+            return
+        breaks = np.flatnonzero(self._all_next[items[:-1]] != items[1:])
+        firsts = [int(items[0]), *items[breaks + 1].tolist()]
+        lasts = [*items[breaks].tolist(), int(items[-1])]
+        for first, last in zip(firsts, lasts, strict=True):
+            before, after = self._previous[first], self._next[last]
+            self._next[before] = after
+            self._previous[after] = before
+
+        self._all_next[items] = self._all_previous[items] = -1
+        self._lengths[group] -= len(items)

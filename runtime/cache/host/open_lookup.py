@@ -1,9 +1,8 @@
 """One lookup that is not final."""
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from raydix.ids import PageKey
+from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.window_ends import PageHope, PrefixRule, plan_fetch
 from raydix.runtime.messages.host import Lookup, LookupProgress, PageSource
 
@@ -85,10 +84,9 @@ class OpenLookup:
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
         """Per group and page a `PageSource`, `_WANTED` or `_SPARE`."""
 
-    def places_outside_l1(self, group: int) -> Iterable[int]:
-        """Pages that L1 does not hold, in order."""
-        before = range(self._l1_starts[group])
-        return itertools.chain(before, range(self._l1_ends[group], len(self.keys)))
+    def runs_outside_l1(self, group: int) -> tuple[range, range]:
+        """Pages that L1 does not hold, in order: what comes before and what comes behind."""
+        return range(self._l1_starts[group]), range(self._l1_ends[group], len(self.keys))
 
     @property
     def is_final(self) -> bool:
@@ -134,14 +132,14 @@ class OpenLookup:
             is_final=self.is_final,
         )
 
-    def find_in_l2(self, group: int, index: int) -> None:
-        """L2 held a page on arrival."""
-        self._sources[group][index] = PageSource.L2
-
-    def miss(self, group: int, index: int) -> None:
-        """L2 lacked a page on arrival; the pages of a group are told in order."""
-        self._sources[group][index] = PageSource.PENDING
-        self.missing[group].append(index)
+    def look_in_l2(self, group: int, run: range, found: Sequence[HostPageId | None]) -> None:
+        """What L2 held on arrival of a run of pages; the runs of a group are told in order."""
+        sources = self._sources[group]
+        sources[run.start : run.stop] = bytes([PageSource.L2]) * len(run)
+        missing = [index for index, page in zip(run, found, strict=True) if page is None]
+        for index in missing:
+            sources[index] = PageSource.PENDING
+        self.missing[group] += missing
 
     def end_arrival(self) -> None:
         """L2 was asked about all pages: those that no reachable end needs are not missed."""

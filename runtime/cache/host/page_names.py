@@ -1,6 +1,6 @@
 """The names of READY host pages, in dicts that never pause for long to grow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from raydix.ids import HostPageId, PageKey
 
@@ -29,6 +29,11 @@ class PageNames:
     def find(self, key: PageKey) -> HostPageId | None:
         """The page that holds `key`."""
         return self._shards[key[-1] % _NUM_SHARDS].get(key)
+
+    def find_all(self, keys: Sequence[PageKey]) -> list[HostPageId | None]:
+        """`find` for each key."""
+        shards = self._shards
+        return [shards[key[-1] % _NUM_SHARDS].get(key) for key in keys]
 
     def add(self, key: PageKey, page_id: HostPageId) -> None:
         """Name a page; nobody has the name."""

@@ -1,14 +1,17 @@
 """The state of every host page of an arena, in columns, with counts that are kept up to date."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+
+import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host.lru_lists import Items, view_of
 from raydix.runtime.cache.host.slabs import HostSlabs
-from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.arrays import Int32Array, int32_array
 
 _MAX_GENERATION = 2**31 - 1
 
@@ -42,6 +45,10 @@ class HostPages:
         if generations is not None:
             self._generations = array("i", generations.tolist())
 
+        self._all_states = view_of(self._states, np.uint8)
+        self._all_num_readers = view_of(self._num_readers, np.intc)
+        self._all_generations = view_of(self._generations, np.intc)
+
         self._slabs = HostSlabs(geometry)
         self._is_shared = geometry.num_groups > 1
         self._clock = 0
@@ -62,6 +69,10 @@ class HostPages:
     def generation(self, page_id: HostPageId) -> int:
         """Changes whenever the page is handed out: 1 to 2**31 - 1, then 1 again; 0 before that."""
         return self._generations[page_id]
+
+    def generations_of(self, page_ids: Sequence[HostPageId]) -> Int32Array:
+        """`generation` of each page."""
+        return int32_array(self._all_generations[np.array(page_ids, dtype=np.int64)])
 
     def generations(self) -> "array[int]":
         """A copy of all generations, by page id."""
@@ -155,6 +166,12 @@ class HostPages:
             self._used_at[page_id] = self._clock
             self._slabs.use(page_id, self._clock)
 
+    def use_all(self, page_ids: Items) -> None:
+        """`use` each page, in their order."""
+        if self._is_shared:
+            for page_id in page_ids.tolist():
+                self.use(page_id)
+
     def add_reader(self, page_id: HostPageId) -> bool:
         """Whether it is the first reader of a READY page."""
         if self._states[page_id] != HostPageState.READY:
@@ -166,6 +183,16 @@ class HostPages:
             return False
         self._slabs.hold(page_id)
         return True
+
+    def add_readers(self, page_ids: Items) -> Items:
+        """`add_reader` to each page. Returns those whose first reader it is, in their order."""
+        is_ready = self._all_states[page_ids] == HostPageState.READY
+        if not is_ready.all():
+            self.add_reader(HostPageId(int(page_ids[is_ready.argmin()])))
+        unread = page_ids[self._all_num_readers[page_ids] == 0]
+        self._all_num_readers[page_ids] += 1
+        self._slabs.hold_all(unread)
+        return unread
 
     def remove_reader(self, page_id: HostPageId) -> bool:
         """Whether it was the last one."""

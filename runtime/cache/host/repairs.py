@@ -2,13 +2,13 @@
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from math import inf
 
 from raydix.ids import BatchId, HostPageId, PageKey
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 _MAX_DUE = 65_536
@@ -73,13 +73,13 @@ class HostRepairs:
         self._due_at_s = array("d", [-inf]) * len(self._generations)
         self._walked_to = 0
 
-    def note_use(self, keys: Sequence[PageKey], now_s: float) -> None:
+    def note_use(self, keys: bytes, now_s: float) -> None:
         """A lookup uses the pages of this chain that L2 holds, in all groups."""
         if not self._orders.is_readable:
             return
+        chain = split_keys(keys)
         for group in range(self._index.num_groups):
-            for key in keys:
-                page_id = self._index.find(group, key)
+            for page_id in self._index.find_all(group, chain):
                 if page_id is not None and len(self._due) < _MAX_DUE:
                     self._add_if_due(page_id, now_s)
 

@@ -1,12 +1,13 @@
 """Which KV group has each slab of an arena, and which slab may go to another group."""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.host.lru_lists import LruLists
+from raydix.runtime.cache.host.lru_lists import Items, LruLists
 
 
 class HostSlabs:
@@ -104,6 +105,12 @@ class HostSlabs:
             assert group is not None
             self._idle.remove(group, slab)
         self._num_held[slab] += 1
+
+    def hold_all(self, page_ids: Items) -> None:
+        """`hold` each page."""
+        for slab, num_pages in Counter((page_ids // self._pages_per_slab).tolist()).items():
+            self.hold(slab * self._pages_per_slab)
+            self._num_held[slab] += num_pages - 1
 
     def unhold(self, page_id: int, now: int) -> None:
         """A page that was held can be dropped again, or is FREE."""

@@ -131,6 +131,9 @@ class StagedPages:
     def release(self, group: int, keys: Iterable[PageKey]) -> None:
         """Unpin those of a chain's pages that are staged, whoever they are kept for."""
         pinned = self._pinned[group]
+        # What nobody has staged costs nothing here, however long the chain is.
+        if not len(pinned):
+            return
         page_ids = []
         for key in keys:
             page_id = pinned.find(key)

@@ -1,5 +1,7 @@
 """Lists of items by use, in columns."""
 
+import numpy as np
+
 from raydix.runtime.cache.host.lru_lists import LruLists
 
 
@@ -19,3 +21,32 @@ def test_lists_keep_their_items_in_the_order_of_use() -> None:
     assert lists.oldest(1) is None
     assert 5 in lists
     assert 4 not in lists
+
+
+def test_many_items_move_as_they_would_one_after_another() -> None:
+    random = np.random.default_rng(0)
+    at_once, in_turn = LruLists(24, 2), LruLists(24, 2)
+    for _ in range(300):
+        group = int(random.integers(2))
+        listed = list(in_turn.items(group))
+        start = int(random.integers(len(listed) + 1))
+        # Some follow each other in the list, in its order or against it, others do not.
+        removed = listed[start : start + int(random.integers(8))][:: random.choice((1, -1))]
+        if random.random() < 0.3:
+            random.shuffle(removed)
+        free = [item for item in range(24) if item not in in_turn or item in removed]
+        added = random.permutation(free)[: random.integers(8)].tolist()
+
+        at_once.remove_all(group, np.array(removed, dtype=np.int64))
+        at_once.append_all(group, np.array(added, dtype=np.int64))
+        for item in removed:
+            in_turn.remove(group, item)
+        for item in added:
+            in_turn.append(group, item)
+
+        for each in range(2):
+            assert list(at_once.items(each)) == list(in_turn.items(each))
+            assert at_once.length(each) == in_turn.length(each)
+            assert at_once.oldest(each) == in_turn.oldest(each)
+        mixed = random.permutation(24)
+        assert at_once.listed(mixed).tolist() == [item for item in mixed if item in in_turn]
