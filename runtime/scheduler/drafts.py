@@ -119,7 +119,7 @@ def _set_budget(replica: Replica, draft: Draft, work: GroupWork, now_s: float) -
     settings = replica.settings
     draft.budget_tokens = draft.shared_tokens = settings.prefill_budget_tokens
     # A prompt that is not cut has a step of its own size. Most steps have no prompt to cut.
-    if not settings.chunked_prefill or not (lane.prefilling or lane.waiting):
+    if not settings.chunked_prefill or not work.num_prompts:
         return
 
     alone_s, token_s = replica.prefill_rate.line(now_s)
