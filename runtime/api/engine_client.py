@@ -156,17 +156,18 @@ class EngineClient:
         assert params.n == 1, "several samples are several requests"
         submission = self._submission(params, request_id, prompt.token_ids, options)
         self._names.require_free(request_id)
+        submitted_s = self._clock()
+        # Only what was sent is live: sending may fail. What is made here is not waited for there.
+        self._ask(submission)
+
         streamed = StreamedRequest(
             request_id=request_id,
             prompt=prompt.text,
             prompt_token_ids=prompt.token_ids.tolist(),
             params=params,
             ending_token_ids=frozenset(submission.stop_token_ids),
-            submitted_s=self._clock(),
+            submitted_s=submitted_s,
         )
-
-        # Only what was sent is live: sending may fail.
-        self._ask(submission)
         stream = RequestStream(streamed, self._tokenizer)
         request = OpenRequest(submission.asking, request_id, stream, on_news, self._leave)
         self._live[submission.asking] = request

@@ -120,6 +120,7 @@ class HostMemoryCore:
         Raises AccountingError if the Scheduler breaks the contract.
         """
         self._now_s = now_s
+        self._lookups.catch_up(event)
         if self._is_stale(event):
             self.counters["stale_events"] += 1
         else:
@@ -270,8 +271,7 @@ class HostMemoryCore:
         self._storage.attach(connection, pid)
 
     def _lose_storage(self) -> None:
-        pid = self._storage.orders.pid
-        if pid is not None:
+        if (pid := self._storage.orders.pid) is not None:
             self._hold_for((pid,), *self._storage.lose())
 
     def _advance(self, event: HostEvent) -> None:
@@ -296,8 +296,7 @@ class HostMemoryCore:
             self._send(grant)
 
     def _advance_flush(self) -> None:
-        num_dropped = self._flush.advance()
-        if num_dropped is not None:
+        if (num_dropped := self._flush.advance()) is not None:
             self._effects.append(HostFlushed(num_dropped))
 
     def _make_grants(self) -> list[PagesGranted]:
@@ -328,6 +327,7 @@ class HostMemoryCore:
             or self._mirror.has_work
             or self._staged.has_work
             or self._storage.has_work
+            or self._lookups.has_untouched
         ):
             return self._now_s
         times = [self._storage.next_deadline_s, self._staged.next_expiry_s]

@@ -368,10 +368,23 @@ def test_pages_of_a_chain_are_touched_in_every_group() -> None:
     for group in (FULL, WINDOW):
         host.commit([0, 1, "x"], group)
     host.lookup("r", range(2))
+    # Whoever looked it up waits for a lease next, so it is touched behind that.
+    host.tick_while_due()
     for group in (FULL, WINDOW):
         index = host.core._index
         order = [index.name(page) for page in index._evictable.items(group)]  # type: ignore[arg-type]
         assert order == [(group, make_key(name)) for name in ("x", 1, 0)]
+
+
+def test_chain_that_was_looked_up_counts_as_used_before_what_comes_next() -> None:
+    host = with_windows(storage=None)
+    host.commit([0, 1, "x"], FULL)
+    host.lookup("r", range(2))
+    host.commit(["y"], FULL)
+
+    index = host.core._index
+    order = [index.name(page) for page in index._evictable.items(FULL)]  # type: ignore[arg-type]
+    assert order == [(FULL, make_key(name)) for name in ("x", 1, 0, "y")]
 
 
 def test_settings_for_other_groups_than_the_arena_has_are_refused() -> None:
