@@ -18,7 +18,8 @@ from raydix.runtime.storage import writer_lock
 from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.file_modes import GROUP_TOO, OWNER_ALONE, Modes
-from raydix.runtime.storage.file_transfers import SystemCalls
+from raydix.runtime.storage.file_transfers import Result, SystemCalls
+from raydix.runtime.storage.file_tree import NewFiles
 from raydix.runtime.storage.writer_lock import ABANDONED_S, WriterLock
 from tests.runtime.storage.stores import NAMESPACE, OBJECT_BYTES
 from tests.runtime.storage.test_file import files, opened, refs
@@ -32,11 +33,14 @@ class HeldWrites(SystemCalls):
     def __init__(self, then: object) -> None:
         self.then = then
 
-    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
-        results = super().write(fds, refs)
+    def write(self, new: NewFiles, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
+        for name, ref in zip(names, refs, strict=True):
+            os.write(new.create(name), ref.page)
         assert callable(self.then)
         self.then()
-        return results
+        for name in names:
+            new.publish(name)
+        return [OK] * len(names)
 
 
 def writer(root: Path, then: object) -> FileBackend:
