@@ -61,7 +61,7 @@ class FileBackend:
         self._writer: WriterLock | None = None
         self._lock = threading.Lock()
         self._temporary_ids = itertools.count()
-        self._unstamped: list[tuple[int, list[str]]] = []
+        self._unstamped: list[tuple[int, Sequence[str]]] = []
         self._next_stamp_s = clock() + STAMP_EVERY_S
         self._counts = BackendCounts(f"storage in {root}")
 
@@ -150,7 +150,11 @@ class FileBackend:
     ) -> None:
         """Mark a chain as used, the last object first, and enter files of other engines."""
         ok = ObjectStatus.OK
-        used = [name for name, status in zip(names, statuses, strict=True) if status is ok]
+        used = (
+            [name for name, status in zip(names, statuses, strict=True) if status is ok]
+            if any(statuses)
+            else names
+        )
         if unknown := self._room.touch(reversed(used)):
             sizes = {name: len(ref.page) for name, ref in zip(names, refs, strict=True)}
             self._room.add({name: sizes[name] for name in unknown})
@@ -204,7 +208,9 @@ class FileBackend:
         is_there = {
             name for name in self._room.known(names) if os.access(self._tree.path(name), os.F_OK)
         }
-        new = {name: ref for name, ref in zip(names, refs, strict=True) if name not in is_there}
+        new = dict(zip(names, refs, strict=True))
+        for name in is_there:
+            del new[name]
         statuses = dict.fromkeys(names, ObjectStatus.OK)
 
         refused = self._room.write_in_parts(
@@ -232,9 +238,10 @@ class FileBackend:
                 self._room.settle(reservation, {name: sizes[name] for name in new.published})
                 self._counts.add("objects_written", len(new.published))
 
-        for name, result in zip(sizes, results, strict=True):
-            if isinstance(result, OSError):
-                statuses[name] = self._counts.os_error(result)
+        if len(new.published) < len(sizes):
+            for name, result in zip(sizes, results, strict=True):
+                if isinstance(result, OSError):
+                    statuses[name] = self._counts.os_error(result)
 
     def _remove(self, names: Sequence[str]) -> Sequence[str]:
         """Delete objects for the room; returns those that could not be."""

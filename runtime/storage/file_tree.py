@@ -63,6 +63,10 @@ class FileTree:
         with NewFiles(self, suffix) as new:
             new.write(manifest, memoryview(json.dumps(fields, indent=2).encode() + b"\n"))
 
+        # All of them now: to make one takes as long as to write some small files.
+        for first in range(256):
+            self.modes.make_folder(self.path(f"{namespace.hex}/{first:02x}"))
+
     def has_namespace(self, namespace: Namespace) -> bool:
         """Whether its folder is there, so that what is not in it is missing.
 

@@ -188,6 +188,7 @@ def test_folder_that_cannot_be_made_fails_its_object_alone(
     def refuse(path: str, mode: int) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
+    backend.path(refs(1)[0].name).parent.rmdir()
     monkeypatch.setattr(os, "mkdir", refuse)
     assert backend.batch_put_from(refs(1), 1.0) == [IO_ERROR]
     monkeypatch.undo()
