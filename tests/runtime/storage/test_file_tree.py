@@ -284,6 +284,16 @@ def test_root_that_vanishes_fails_every_operation_and_is_not_made_again(
     assert every_operation(backend)[:4] == [OK] * 4
 
 
+def test_folders_are_made_when_the_store_is_opened_and_again_if_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    folder = backend.path(refs(1)[0].name).parent
+    assert len([path for path in folder.parent.iterdir() if path.is_dir()]) == 256
+    folder.rmdir()
+    assert backend.batch_put_from(refs(1), 1.0) == [OK]
+
+
 def test_what_cannot_be_looked_at_is_not_missing(tmp_path: Path) -> None:
     root = tmp_path / "l3"
     backend = opened(root)
