@@ -197,7 +197,8 @@ def _finish(agent: Any, handle: Any) -> bool:
     state = agent.transfer(handle)
     patience_s = time.monotonic() + _EAGER_S
     while state not in ("DONE", "ERR"):
-        # Others may have the interpreter, and once it takes long the core, too.
-        time.sleep(0 if time.monotonic() < patience_s else _POLL_S)
+        # Not even a pause of 0 s before: a busy core would be given away for some milliseconds.
+        if time.monotonic() >= patience_s:
+            time.sleep(_POLL_S)
         state = agent.check_xfer_state(handle)
     return bool(state == "DONE")
