@@ -30,6 +30,10 @@ class BytesLru:
     def __contains__(self, name: str) -> bool:
         return name in self._sizes
 
+    def known(self, names: Iterable[str]) -> set[str]:
+        """Those of some objects that are there."""
+        return set(filter(self._sizes.__contains__, names))
+
     def names(self) -> tuple[str, ...]:
         """All objects, the least recently used first."""
         return tuple(self._sizes)

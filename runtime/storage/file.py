@@ -16,7 +16,7 @@ from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import move_in_parts
 from raydix.runtime.storage.file_modes import OWNER_ALONE, Modes
 from raydix.runtime.storage.file_transfers import FileTransfers, SystemCalls
-from raydix.runtime.storage.file_tree import FileTree, NewFiles, close_quietly
+from raydix.runtime.storage.file_tree import FileTree, NewFiles
 from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Reservation, Room
@@ -61,7 +61,7 @@ class FileBackend:
         self._writer: WriterLock | None = None
         self._lock = threading.Lock()
         self._temporary_ids = itertools.count()
-        self._unstamped: list[tuple[int, list[str]]] = []
+        self._unstamped: list[tuple[int, Sequence[str]]] = []
         self._next_stamp_s = clock() + STAMP_EVERY_S
         self._counts = BackendCounts(f"storage in {root}")
 
@@ -116,10 +116,8 @@ class FileBackend:
     def _exists(self, name: str) -> ObjectStatus:
         try:
             os.stat(self._tree.path(name))
-        except FileNotFoundError:
-            return ObjectStatus.MISSING
         except OSError as error:
-            return self._counts.os_error(error)
+            return self._failure(error)
         return ObjectStatus.OK
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
@@ -152,7 +150,11 @@ class FileBackend:
     ) -> None:
         """Mark a chain as used, the last object first, and enter files of other engines."""
         ok = ObjectStatus.OK
-        used = [name for name, status in zip(names, statuses, strict=True) if status is ok]
+        used = (
+            [name for name, status in zip(names, statuses, strict=True) if status is ok]
+            if any(statuses)
+            else names
+        )
         if unknown := self._room.touch(reversed(used)):
             sizes = {name: len(ref.page) for name, ref in zip(names, refs, strict=True)}
             self._room.add({name: sizes[name] for name in unknown})
@@ -162,32 +164,18 @@ class FileBackend:
             self._unstamped.append((time.time_ns(), used))
 
     def _get(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        fds: list[int] = []
-        not_open: dict[int, ObjectStatus] = {}
-        try:
-            for index, name in enumerate(names):
-                try:
-                    fds.append(os.open(self._tree.path(name), flags))
-                except FileNotFoundError:
-                    not_open[index] = ObjectStatus.MISSING
-                except OSError as error:
-                    not_open[index] = self._counts.os_error(error)
-            if not_open:
-                refs = [ref for index, ref in enumerate(refs) if index not in not_open]
-            results = self._transfers.read(fds, refs) if fds else []
-        finally:
-            for fd in fds:
-                close_quietly(fd)
-
+        results = self._transfers.read([self._tree.path(name) for name in names], refs)
         statuses = [
-            self._counts.os_error(result) if isinstance(result, OSError) else result
-            for result in results
+            self._failure(result) if isinstance(result, OSError) else result for result in results
         ]
         self._counts.add("objects_read", statuses.count(ObjectStatus.OK))
-        for index, status in not_open.items():
-            statuses.insert(index, status)  # in rising order, so that each lands at its index
         return self._without_lost(names, statuses)
+
+    def _failure(self, error: OSError) -> ObjectStatus:
+        """What an error says of a file that is asked for."""
+        if isinstance(error, FileNotFoundError):
+            return ObjectStatus.MISSING
+        return self._counts.os_error(error)
 
     def _without_lost(
         self, names: Sequence[str], statuses: list[ObjectStatus]
@@ -196,13 +184,13 @@ class FileBackend:
 
         If the namespace's folder is out of reach, nothing in it is MISSING: all of that failed.
         """
+        if ObjectStatus.MISSING not in statuses:
+            return statuses
         missing = [
             name
             for name, status in zip(names, statuses, strict=True)
             if status is ObjectStatus.MISSING
         ]
-        if not missing:
-            return statuses
         assert self._namespace is not None
         if self._tree.has_namespace(self._namespace):
             self._room.forget(missing)
@@ -220,7 +208,9 @@ class FileBackend:
         is_there = {
             name for name in self._room.known(names) if os.access(self._tree.path(name), os.F_OK)
         }
-        new = {name: ref for name, ref in zip(names, refs, strict=True) if name not in is_there}
+        new = dict(zip(names, refs, strict=True))
+        for name in is_there:
+            del new[name]
         statuses = dict.fromkeys(names, ObjectStatus.OK)
 
         refused = self._room.write_in_parts(
@@ -240,30 +230,18 @@ class FileBackend:
         statuses: dict[str, ObjectStatus],
     ) -> None:
         """Write objects to temporaries and publish them. Amends `statuses`, which are OK."""
-        fds: list[int] = []
-        begun: list[tuple[str, ObjectRef]] = []
-        written: dict[str, int] = {}
-        try:
-            with NewFiles(self._tree, self._temporary_suffix()) as new:
-                for name, ref in objects:
-                    try:
-                        fds.append(new.create(name))
-                        begun.append((name, ref))
-                    except OSError as error:
-                        statuses[name] = self._counts.os_error(error)
+        sizes = {name: len(ref.page) for name, ref in objects}
+        with NewFiles(self._tree, self._temporary_suffix()) as new:
+            try:
+                results = self._transfers.write(new, list(sizes), [ref for _, ref in objects])
+            finally:
+                self._room.settle(reservation, {name: sizes[name] for name in new.published})
+                self._counts.add("objects_written", len(new.published))
 
-                results = self._transfers.write(fds, [ref for _, ref in begun]) if fds else []
-                for (name, ref), result in zip(begun, results, strict=True):
-                    try:
-                        if isinstance(result, OSError):
-                            raise result
-                        new.publish(name)
-                        written[name] = len(ref.page)
-                    except OSError as error:
-                        statuses[name] = self._counts.os_error(error)
-        finally:
-            self._room.settle(reservation, written)
-            self._counts.add("objects_written", len(written))
+        if len(new.published) < len(sizes):
+            for name, result in zip(sizes, results, strict=True):
+                if isinstance(result, OSError):
+                    statuses[name] = self._counts.os_error(result)
 
     def _remove(self, names: Sequence[str]) -> Sequence[str]:
         """Delete objects for the room; returns those that could not be."""
@@ -300,10 +278,8 @@ class FileBackend:
     def _delete(self, name: str) -> ObjectStatus:
         try:
             os.unlink(self._tree.path(name))
-        except FileNotFoundError:
-            return ObjectStatus.MISSING
         except OSError as error:
-            return self._counts.os_error(error)
+            return self._failure(error)
         self._room.forget([name])
         return ObjectStatus.OK
 

@@ -6,13 +6,17 @@ from typing import Protocol
 
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef
+from raydix.runtime.storage.file_tree import NewFiles, close_quietly
+
+Result = ObjectStatus | OSError
+"""Of one file: OK, TOO_SHORT, WRONG_LENGTH, or its error."""
 
 
 class FileTransfers(Protocol):
-    """Moves whole files, open in `fds`. Thread-safe.
+    """Moves whole files. Thread-safe.
 
-    Results are one per file: OK, TOO_SHORT, WRONG_LENGTH, or its error. No page is touched after a
-    method has returned.
+    Results are one per file. No page is touched, and no descriptor is open, after a method has
+    returned.
     """
 
     max_batch: int
@@ -22,12 +26,12 @@ class FileTransfers(Protocol):
         """Prepare for pages of `arena`. Raises ConfigError if that cannot work."""
         ...
 
-    def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+    def read(self, paths: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
         """Fill each page from its file, which must have the page's length."""
         ...
 
-    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
-        """Write each page to its file, which is empty."""
+    def write(self, new: NewFiles, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
+        """Write each page to a new file and publish it."""
         ...
 
     def close(self) -> None:
@@ -36,47 +40,65 @@ class FileTransfers(Protocol):
 
 
 class SystemCalls:
-    """`preadv` and `pwrite`, a file at a time."""
+    """`preadv` and `pwrite`, a file at a time from its opening to its end.
+
+    What the kernel and the processor know of a file is used while it is at hand: to open all files
+    of a batch first takes longer.
+    """
 
     max_batch = 64
 
     def open(self, arena: memoryview) -> None:
         """Do nothing: no arena has to be known beforehand."""
 
-    def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+    def read(self, paths: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
         """Read each file to its end."""
-        return [_read(fd, ref.page) for fd, ref in zip(fds, refs, strict=True)]
+        return [_read_file(path, page) for path, (_, page, _) in zip(paths, refs, strict=True)]
 
-    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+    def write(self, new: NewFiles, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
         """Write until each page is on file."""
-        return [_write(fd, ref.page) for fd, ref in zip(fds, refs, strict=True)]
+        return [
+            _write_file(new, name, page) for name, (_, page, _) in zip(names, refs, strict=True)
+        ]
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
 
 
 _BEYOND = bytearray(1)
+_READ = os.O_RDONLY | os.O_CLOEXEC
 
 
-def _read(fd: int, page: memoryview) -> ObjectStatus | OSError:
+def _read_file(path: str, page: memoryview) -> Result:
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        return error
+    try:
+        return read_page(fd, page)
+    finally:
+        close_quietly(fd)
+
+
+def _write_file(new: NewFiles, name: str, page: memoryview) -> Result:
+    try:
+        new.write(name, page)
+    except OSError as error:
+        return error
+    return ObjectStatus.OK
+
+
+def read_page(fd: int, page: memoryview) -> Result:
+    """Fill a page from an open file, which must have the page's length."""
+    size_bytes = len(page)
     try:
         # One call finds both the page and whether the file goes on.
         done = os.preadv(fd, (page, _BEYOND), 0)
-        while done < len(page):
+        while done < size_bytes:
             num_bytes = os.preadv(fd, (page[done:], _BEYOND), done)
             if num_bytes == 0:
                 return ObjectStatus.TOO_SHORT
             done += num_bytes
     except OSError as error:
         return error
-    return ObjectStatus.OK if done == len(page) else ObjectStatus.WRONG_LENGTH
-
-
-def _write(fd: int, page: memoryview) -> ObjectStatus | OSError:
-    try:
-        done = os.pwrite(fd, page, 0)
-        while done < len(page):
-            done += os.pwrite(fd, page[done:], done)
-    except OSError as error:
-        return error
-    return ObjectStatus.OK
+    return ObjectStatus.OK if done == size_bytes else ObjectStatus.WRONG_LENGTH

@@ -14,13 +14,18 @@ from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.batches import compare_length
-from raydix.runtime.storage.file_transfers import SystemCalls
+from raydix.runtime.storage.file_transfers import Result, read_page
+from raydix.runtime.storage.file_tree import NewFiles, close_quietly, write_all
 
 logger = logging.getLogger(__name__)
 
-_NUM_EAGER_POLLS = 16
+OK = ObjectStatus.OK
+
+_EAGER_S = 1e-3
+"""So long a transfer is asked without a pause whether it is complete: most of small pages are, and
+the shortest pause takes a tenth of their time."""
 _POLL_S = 5e-5
-"""The pause between two questions whether a transfer is complete: without it they take a core."""
+"""The pause after that: without it the questions take a core."""
 
 
 class NixlTransfers:
@@ -37,7 +42,6 @@ class NixlTransfers:
     def __init__(self, plugin: str = "POSIX", options: Mapping[str, str] | None = None) -> None:
         self._plugin = plugin
         self._options = dict(options or {})
-        self._system_calls = SystemCalls()
         self._arena: memoryview = memoryview(b"")
         self._address = 0
         self._api: Any = None
@@ -84,22 +88,46 @@ class NixlTransfers:
         agent.register_memory([(self._address, len(self._arena), 0, "")], "DRAM")
         return agent
 
-    def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+    def read(self, paths: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
         """Read all files of the right length in one transfer."""
-        # NIXL would not notice that a file goes on after its page.
-        statuses = [_fits(fd, len(ref.page)) for fd, ref in zip(fds, refs, strict=True)]
-        good = [index for index, status in enumerate(statuses) if status is ObjectStatus.OK]
-        if len(good) < len(fds):
-            fds, refs = [fds[index] for index in good], [refs[index] for index in good]
-        if fds and not self._transfer("READ", fds, refs):
-            for index, status in zip(good, self._system_calls.read(fds, refs), strict=True):
-                statuses[index] = status
-        return statuses
+        fds: list[int] = []
+        try:
+            results = [
+                _open(path, len(page), fds) for path, (_, page, _) in zip(paths, refs, strict=True)
+            ]
+            if len(fds) < len(refs):
+                refs = [ref for ref, result in zip(refs, results, strict=True) if result is OK]
 
-    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+            if fds and not self._transfer("READ", fds, refs):
+                again = (read_page(fd, ref.page) for fd, ref in zip(fds, refs, strict=True))
+                results = [next(again) if result is OK else result for result in results]
+        finally:
+            for fd in fds:
+                close_quietly(fd)
+        return results
+
+    def write(self, new: NewFiles, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
         """Write all files in one transfer."""
-        is_done = self._transfer("WRITE", fds, refs)
-        return [ObjectStatus.OK] * len(fds) if is_done else self._system_calls.write(fds, refs)
+        results: dict[str, Result] = {}
+        begun: dict[str, ObjectRef] = {}
+        fds: list[int] = []
+        for name, ref in zip(names, refs, strict=True):
+            try:
+                fds.append(new.create(name))
+                begun[name] = ref
+            except OSError as error:
+                results[name] = error
+
+        is_done = not begun or self._transfer("WRITE", fds, list(begun.values()))
+        for (name, ref), fd in zip(begun.items(), fds, strict=True):
+            try:
+                if not is_done:
+                    write_all(fd, ref.page)
+                new.publish(name)
+                results[name] = OK
+            except OSError as error:
+                results[name] = error
+        return [results[name] for name in names]
 
     def _transfer(self, operation: str, fds: Sequence[int], refs: Sequence[ObjectRef]) -> bool:
         """Move a batch; whether all of it was moved."""
@@ -141,22 +169,36 @@ class NixlTransfers:
         self._arena = memoryview(b"")
 
 
-def _fits(fd: int, size_bytes: int) -> ObjectStatus | OSError:
-    """Whether a file has this length."""
+def _open(path: str, size_bytes: int, fds: list[int]) -> Result:
+    """Add the descriptor of a file that has this length to `fds`."""
     try:
-        found_bytes = os.lseek(fd, 0, os.SEEK_END)  # takes half the time of fstat
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return error
-    return compare_length(found_bytes, size_bytes)
+
+    # NIXL would not notice that a file goes on after its page.
+    result: Result = OK
+    try:
+        found_bytes = os.lseek(fd, 0, os.SEEK_END)  # takes half the time of fstat
+        if found_bytes != size_bytes:
+            result = compare_length(found_bytes, size_bytes)
+    except OSError as error:
+        result = error
+
+    if result is OK:
+        fds.append(fd)
+    else:
+        close_quietly(fd)
+    return result
 
 
 def _finish(agent: Any, handle: Any) -> bool:
     """Start a transfer and wait for its end: until then pages may be written to."""
     state = agent.transfer(handle)
-    for num_polls in itertools.count():
-        if state in ("DONE", "ERR"):
-            return bool(state == "DONE")
-        if num_polls >= _NUM_EAGER_POLLS:
+    patience_s = time.monotonic() + _EAGER_S
+    while state not in ("DONE", "ERR"):
+        # Not even a pause of 0 s before: a busy core would be given away for some milliseconds.
+        if time.monotonic() >= patience_s:
             time.sleep(_POLL_S)
         state = agent.check_xfer_state(handle)
-    raise AssertionError("unreachable")
+    return bool(state == "DONE")

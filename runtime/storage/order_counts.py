@@ -33,10 +33,12 @@ class OrderCounts:
         self._counts[f"{operation}_batches"] += 1
         self._seconds[operation] += seconds
         self._times[operation].observe(seconds)
-        for code, num_objects in Counter(statuses).items():
+        num_ok = statuses.count(ObjectStatus.OK)
+        found = {ObjectStatus.OK: num_ok} if num_ok == len(statuses) else Counter(statuses)
+        for code, num_objects in found.items():
             self._counts[f"{operation}_objects_{ObjectStatus(code).label}"] += num_objects
         if object_bytes:
-            self._counts[f"{operation}_bytes"] += object_bytes * statuses.count(ObjectStatus.OK)
+            self._counts[f"{operation}_bytes"] += object_bytes * num_ok
 
     def figures(self) -> dict[str, Any]:
         """`OPERATION_batches`, `_bytes` and `_objects_RESULT`, as far as counted.

@@ -155,7 +155,7 @@ class Room:
     def known(self, names: Iterable[str]) -> set[str]:
         """Those of some objects that are on record."""
         with self._lock:
-            return {name for name in names if name in self._lru}
+            return self._lru.known(names)
 
     def add(self, sizes: Mapping[str, int]) -> None:
         """Enter objects that are in the store as the most recently used, in this order."""

@@ -1,6 +1,7 @@
 """Carries out HostMemory's orders on a backend: moves bytes, and fills and verifies headers."""
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -85,7 +86,15 @@ class StorageWorker:
         # Before any thread is started: a backend that cannot work leaves nothing running.
         backend.open(arena.buffer, namespace)
         self._exists_pool = ThreadPoolExecutor(1, thread_name_prefix="storage-exists")
-        self._transfer_pool = ThreadPoolExecutor(num_threads, thread_name_prefix="storage")
+        self._transfers: queue.SimpleQueue[tuple[Transfer | DeleteObjects, float] | None] = (
+            queue.SimpleQueue()
+        )
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"storage_{index}", daemon=True)
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
         self._is_closing = threading.Event()
         self._tidy_thread = threading.Thread(target=self._tidy, args=[tidy_every_s], daemon=True)
         self._tidy_thread.start()
@@ -100,8 +109,11 @@ class StorageWorker:
 
         with self._idle:
             self._active.add(message.batch_id)
-        pool = self._exists_pool if isinstance(message, AskExists) else self._transfer_pool
-        pool.submit(self._run, message, self._clock())
+        if isinstance(message, AskExists):
+            self._exists_pool.submit(self._run, message, self._clock())
+        else:
+            # Through a plain queue: a future of each batch would cost small objects some per cent.
+            self._transfers.put((message, self._clock()))
 
     def require_answer(self, timeout_s: float) -> None:
         """Ask the backend one question, to see whether its server answers.
@@ -150,7 +162,10 @@ class StorageWorker:
         """Quiesce, end the threads, close the backend."""
         self.quiesce()
         self._exists_pool.shutdown()
-        self._transfer_pool.shutdown()
+        for _ in self._threads:
+            self._transfers.put(None)
+        for thread in self._threads:
+            thread.join()
         self._is_closing.set()
         self._tidy_thread.join()
         self._backend.close()
@@ -162,6 +177,10 @@ class StorageWorker:
                     pass
             except Exception:  # the top of a thread
                 logger.exception("the storage backend failed while nobody waited for it")
+
+    def _serve(self) -> None:
+        while (order := self._transfers.get()) is not None:
+            self._run(*order)
 
     def _run(self, order: Order, ordered_s: float) -> None:
         started_s = self._clock()

@@ -10,7 +10,8 @@ import pytest
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.file import STAMP_EVERY_S, FileBackend
-from raydix.runtime.storage.file_transfers import SystemCalls
+from raydix.runtime.storage.file_transfers import Result, SystemCalls
+from raydix.runtime.storage.file_tree import NewFiles
 from tests.runtime.storage.stores import NAMESPACE, OBJECT_BYTES
 from tests.runtime.storage.test_file import files, opened, refs
 
@@ -126,12 +127,33 @@ def test_error_of_a_close_fails_its_object_alone_and_leaves_nothing(
 class BrokenTransfers(SystemCalls):
     """A library that raises what nobody expects."""
 
-    def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+    def read(self, paths: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
         raise RuntimeError("out of order")
 
-    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
-        super().write(fds, refs)
+    def write(self, new: NewFiles, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
+        for name, ref in zip(names, refs, strict=True):
+            os.write(new.create(name), ref.page)
         raise RuntimeError("out of order")
+
+
+class HalfBrokenTransfers(BrokenTransfers):
+    """One that raises after its first file."""
+
+    def write(self, new: NewFiles, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
+        new.write(names[0], refs[0].page)
+        return super().write(new, names[1:], refs[1:])
+
+
+def test_file_that_is_published_before_transfers_raise_is_on_record(tmp_path: Path) -> None:
+    backend = FileBackend(
+        tmp_path, 4 * OBJECT_BYTES, clock=lambda: 0.0, transfers=HalfBrokenTransfers()
+    )
+    backend.open(memoryview(b""), NAMESPACE)
+    with pytest.raises(RuntimeError, match="out of order"):
+        backend.batch_put_from(refs(1, 2), 1.0)
+    assert backend.stats()["bytes"] == OBJECT_BYTES
+    assert len(files(tmp_path)) == 1
+    backend.check()
 
 
 def test_transfers_that_raise_leave_no_descriptor_no_file_and_no_reservation(
@@ -166,6 +188,7 @@ def test_folder_that_cannot_be_made_fails_its_object_alone(
     def refuse(path: str, mode: int) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
+    backend.path(refs(1)[0].name).parent.rmdir()
     monkeypatch.setattr(os, "mkdir", refuse)
     assert backend.batch_put_from(refs(1), 1.0) == [IO_ERROR]
     monkeypatch.undo()

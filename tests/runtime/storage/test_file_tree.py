@@ -18,7 +18,8 @@ from raydix.runtime.storage import writer_lock
 from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.file_modes import GROUP_TOO, OWNER_ALONE, Modes
-from raydix.runtime.storage.file_transfers import SystemCalls
+from raydix.runtime.storage.file_transfers import Result, SystemCalls
+from raydix.runtime.storage.file_tree import NewFiles
 from raydix.runtime.storage.writer_lock import ABANDONED_S, WriterLock
 from tests.runtime.storage.stores import NAMESPACE, OBJECT_BYTES
 from tests.runtime.storage.test_file import files, opened, refs
@@ -32,11 +33,14 @@ class HeldWrites(SystemCalls):
     def __init__(self, then: object) -> None:
         self.then = then
 
-    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
-        results = super().write(fds, refs)
+    def write(self, new: NewFiles, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[Result]:
+        for name, ref in zip(names, refs, strict=True):
+            os.write(new.create(name), ref.page)
         assert callable(self.then)
         self.then()
-        return results
+        for name in names:
+            new.publish(name)
+        return [OK] * len(names)
 
 
 def writer(root: Path, then: object) -> FileBackend:
@@ -278,6 +282,16 @@ def test_root_that_vanishes_fails_every_operation_and_is_not_made_again(
         root.rmdir()
     (tmp_path / "elsewhere").rename(root)
     assert every_operation(backend)[:4] == [OK] * 4
+
+
+def test_folders_are_made_when_the_store_is_opened_and_again_if_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    folder = backend.path(refs(1)[0].name).parent
+    assert len([path for path in folder.parent.iterdir() if path.is_dir()]) == 256
+    folder.rmdir()
+    assert backend.batch_put_from(refs(1), 1.0) == [OK]
 
 
 def test_what_cannot_be_looked_at_is_not_missing(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
+from raydix.runtime.storage.file_modes import OWNER_ALONE
+from raydix.runtime.storage.file_tree import FileTree, NewFiles
 from raydix.runtime.storage.nixl import NixlTransfers
 from tests.runtime.storage.stores import make_key
 
@@ -43,8 +45,8 @@ def refs_to(arena: memoryview, places: range) -> list[ObjectRef]:
     ]
 
 
-def opened(folder: Path, count: int, flags: int = os.O_RDWR | os.O_CREAT) -> list[int]:
-    return [os.open(folder / str(number), flags) for number in range(count)]
+def tree_in(folder: Path) -> FileTree:
+    return FileTree(folder, OWNER_ALONE)
 
 
 def test_batch_is_written_and_read_back(
@@ -52,33 +54,60 @@ def test_batch_is_written_and_read_back(
 ) -> None:
     for place in range(8):
         arena[place * PAGE_BYTES : (place + 1) * PAGE_BYTES] = bytes([place + 1]) * PAGE_BYTES
-    fds = opened(tmp_path, 8)
-    assert transfers.write(fds, refs_to(arena, range(8))) == [OK] * 8
-    assert [(tmp_path / str(place)).read_bytes()[0] for place in range(8)] == list(range(1, 9))
-    assert transfers.read(fds, refs_to(arena, range(8, 16))) == [OK] * 8
+    names = [str(place) for place in range(8)]
+    with NewFiles(tree_in(tmp_path), ".tmp") as new:
+        assert transfers.write(new, names, refs_to(arena, range(8))) == [OK] * 8
+    assert [(tmp_path / name).read_bytes()[0] for name in names] == list(range(1, 9))
+    paths = [str(tmp_path / name) for name in names]
+    assert transfers.read(paths, refs_to(arena, range(8, 16))) == [OK] * 8
     assert arena[8 * PAGE_BYTES :] == arena[: 8 * PAGE_BYTES]
-    for fd in fds:
-        os.close(fd)
+
+
+def test_file_that_cannot_be_begun_fails_alone(
+    transfers: NixlTransfers, arena: memoryview, tmp_path: Path
+) -> None:
+    (tmp_path / "1.tmp").touch()
+    with NewFiles(tree_in(tmp_path), ".tmp") as new:
+        first, second, third = transfers.write(new, ["0", "1", "2"], refs_to(arena, range(3)))
+    assert [first, third] == [OK, OK]
+    assert isinstance(second, FileExistsError)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1.tmp", "2"]
 
 
 def test_failed_batch_says_what_is_wrong_with_each_file(
     transfers: NixlTransfers, arena: memoryview, tmp_path: Path
 ) -> None:
-    for place in range(4):
+    for place in range(6):
         (tmp_path / str(place)).write_bytes(bytes([place + 1]) * PAGE_BYTES)
     (tmp_path / "1").write_bytes(b"short")
-    refs = refs_to(arena, range(4))
-    fds = [*opened(tmp_path, 3), os.open(tmp_path / "3", os.O_WRONLY)]
+    (tmp_path / "2").unlink()
+    (tmp_path / "3").write_bytes(bytes(PAGE_BYTES + 1))
+    refs = refs_to(arena, range(6))
+    paths = [str(tmp_path / str(place)) for place in range(6)]
+    num_open = len(os.listdir("/proc/self/fd"))
 
-    first, second, third, fourth = transfers.read(fds, refs)
-    assert [first, second, third] == [OK, ObjectStatus.TOO_SHORT, OK]
-    assert isinstance(fourth, OSError)
-    assert arena[0] == 1
-    assert arena[3 * PAGE_BYTES - 1] == 3
+    first, second, third, fourth, *rest = transfers.read(paths, refs)
+    assert [first, second, fourth] == [OK, ObjectStatus.TOO_SHORT, ObjectStatus.WRONG_LENGTH]
+    assert isinstance(third, FileNotFoundError)
+    assert rest == [OK, OK]
+    assert [arena[place * PAGE_BYTES] for place in (0, 4, 5)] == [1, 5, 6]
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
-    assert transfers.read([fds[0], fds[2]], [refs[0], refs[2]]) == [OK] * 2
-    for fd in fds:
-        os.close(fd)
+
+def test_transfer_that_fails_is_done_again_file_by_file(
+    arena: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfers = NixlTransfers()
+    monkeypatch.setattr(transfers, "_transfer", lambda *_: False)
+    arena[: 2 * PAGE_BYTES] = bytes([7]) * (2 * PAGE_BYTES)
+    with NewFiles(tree_in(tmp_path), ".tmp") as new:
+        assert transfers.write(new, ["0", "2"], refs_to(arena, range(2))) == [OK] * 2
+
+    paths = [str(tmp_path / name) for name in ("0", "1", "2")]
+    first, second, third = transfers.read(paths, refs_to(arena, range(4, 7)))
+    assert [first, third] == [OK, OK]
+    assert isinstance(second, FileNotFoundError)
+    assert [arena[place * PAGE_BYTES] for place in (4, 5, 6)] == [7, 0, 7]
 
 
 def test_plugin_that_cannot_be_used_is_a_config_error(arena: memoryview) -> None:
