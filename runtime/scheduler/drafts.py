@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from raydix.ids import TransferId
 from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import AddedRequest
 from raydix.runtime.scheduler.admission import admit_waiting
@@ -37,6 +38,8 @@ class Draft:
     table_pages: list[list[list[int]]] = field(default_factory=list)
     """Per change of a table, then per KV group."""
     num_tokens: int = 0
+    load_ends_s: dict[TransferId, float] | None = None
+    """Of those under way: once for all rows that wait, of which there may be as many."""
     loads: list[Load] = field(default_factory=list)
     backups: list[Backup] = field(default_factory=list)
 
@@ -311,7 +314,9 @@ def _load_to_wait_for(
     if load.sent_s is None:
         return None
 
-    early_s = _load_end_s(replica, lane, load, now_s) - now_s
+    if draft.load_ends_s is None:
+        draft.load_ends_s = _load_ends_s(replica, lane, now_s)
+    early_s = draft.load_ends_s[load.transfer_id] - now_s
     early_s -= replica.prefill_rate.predict_s(num_tokens, now_s)
     if draft.decodes is None:
         # Nobody waits beside it while its layers are enqueued.
@@ -325,14 +330,16 @@ def _load_to_wait_for(
     return None
 
 
-def _load_end_s(replica: Replica, lane: Lane, load: Load, now_s: float) -> float:
-    """When a load will end, behind those that were sent before it."""
+def _load_ends_s(replica: Replica, lane: Lane, now_s: float) -> dict[TransferId, float]:
+    """When each load under way will end, behind those that were sent before it."""
+    ends_s: dict[TransferId, float] = {}
     end_s = -math.inf
-    for each in lane.in_flight.loads_until(load):
-        assert each.sent_s is not None, "it is under way"
-        num_bytes = replica.bytes_of(map(len, each.page_ids))
-        end_s = max(end_s, each.sent_s) + replica.load_rate.predict_s(num_bytes, now_s)
-    return end_s
+    for load in lane.in_flight.loads():
+        assert load.sent_s is not None, "it is under way"
+        num_bytes = replica.bytes_of(map(len, load.page_ids))
+        end_s = max(end_s, load.sent_s) + replica.load_rate.predict_s(num_bytes, now_s)
+        ends_s[load.transfer_id] = end_s
+    return ends_s
 
 
 def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int) -> None:

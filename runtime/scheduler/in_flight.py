@@ -95,13 +95,9 @@ class InFlight:
         """The copy that was sent first."""
         return next(iter(self.transfers.values()), None)
 
-    def loads_until(self, last: Load) -> Iterator[Load]:
-        """The loads under way that were sent before `last`, oldest first, and it."""
-        for transfer in self.transfers.values():
-            if isinstance(transfer, Load):
-                yield transfer
-            if transfer is last:
-                return
+    def loads(self) -> Iterator[Load]:
+        """The loads under way, oldest first."""
+        return (each for each in self.transfers.values() if isinstance(each, Load))
 
     def new_transfer_id(self) -> TransferId:
         """An id for a load or backup; ids travel as int32, so after 2^31 they start over."""

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.scheduler.predictors import TimePredictor
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 PAGE_SIZE = 16
@@ -148,6 +149,39 @@ def test_a_row_waits_for_the_loads_before_its_own() -> None:
     driver.wait(0.6)
     rows = [name for plan in driver.plans[0] for name in driver.rows(plan)]
     assert rows == names
+
+
+def test_a_step_predicts_each_load_once_however_many_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = large_driver(
+        has_host_memory=True, max_running_requests=64, start_load_bytes_per_s=1000.0
+    )
+    start_decoding(driver)
+    prompts = [prompt(100 * number, 64) for number in range(1, 41)]
+    for tokens in prompts:
+        driver.fill_l2(tokens[:48])
+    for tokens in prompts:
+        driver.submit(tokens, max_tokens=1)
+    for _ in range(3):
+        driver.host_turn()
+        driver.step()
+    lane = driver.core._replica.lanes[0]
+    assert len(list(lane.in_flight.loads())) == 40
+    predicted: list[float] = []
+    predict_s = TimePredictor.predict_s
+    monkeypatch.setattr(
+        TimePredictor,
+        "predict_s",
+        lambda self, amount, now_s: predicted.append(amount) or predict_s(self, amount, now_s),
+    )
+
+    # Plans that only start loads come first, and let none be drafted.
+    while not predicted:
+        driver.step()
+
+    # And what its row computes, besides what the decodes take.
+    assert 80 <= len(predicted) <= 2 * 80
 
 
 @pytest.mark.parametrize(("is_decoding", "is_early"), [(False, True), (True, False)])
