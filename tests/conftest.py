@@ -1,6 +1,7 @@
 """Settings that every test shares. They must precede the first import of torch and ray."""
 
 import os
+import signal
 
 import pytest
 
@@ -9,6 +10,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # By default Ray gives its workers what other processes leave over, tests beside them included.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
     "tests.hub_cache",

@@ -61,11 +61,14 @@ class FileTree:
         }
         manifest = f"{namespace.hex}/manifest.json"
         with NewFiles(self, suffix) as new:
-            new.write(manifest, memoryview(json.dumps(fields, indent=2).encode() + b"\n"))
+            os.write(new.create(manifest), json.dumps(fields, indent=2).encode() + b"\n")
+            new.publish(manifest)
 
-        # All of them now: to make one takes as long as to write some small files.
-        for first in range(256):
-            self.modes.make_folder(self.path(f"{namespace.hex}/{first:02x}"))
+        # All of them now: to make one takes as long as to write some small files. A full disk may
+        # still be read; whoever writes makes the folder that is missing.
+        with contextlib.suppress(OSError):
+            for first in range(256):
+                self.modes.make_folder(self.path(f"{namespace.hex}/{first:02x}"))
 
     def has_namespace(self, namespace: Namespace) -> bool:
         """Whether its folder is there, so that what is not in it is missing.
