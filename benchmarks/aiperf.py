@@ -291,7 +291,7 @@ if __name__ == "__main__":
     )
     add_options(parser, Options(device="cpu"))
     parser.add_argument("--requests", type=int, default=500, help="of the trace, from its start")
-    parser.add_argument("--divisor", type=int, default=16, help="of the trace's lengths")
+    parser.add_argument("--divisor", type=int, default=64, help="of the trace's lengths")
     parser.add_argument("--speed", type=float, default=1.0, help="of the trace's clock")
     parser.add_argument("--environment", type=Path, default=_ENVIRONMENT, help="AIPerf's folder")
     sys.exit(main(parser.parse_args()))
