@@ -40,6 +40,26 @@ def test_small_and_large_observations_are_both_predicted() -> None:
         assert predictor.predict_s(amount, 1.0) == pytest.approx(0.001 + amount / 50e9, rel=0.3)
 
 
+def test_many_of_one_size_do_not_make_what_another_size_takes_forgotten() -> None:
+    predictor = TimePredictor(50_000.0, full_amount=2048)
+    for amount in (256, 2048) * 5:
+        predictor.observe(amount, 0.02 + amount * 1e-5, now_s=1.0)
+    for _ in range(1000):
+        predictor.observe(512, 0.02 + 512 * 1e-5, now_s=1.0)
+    fixed_s, slope = predictor.line(1.0)
+    assert fixed_s == pytest.approx(0.02, rel=0.1)
+    assert slope == pytest.approx(1e-5, rel=0.1)
+
+
+def test_a_change_is_learned_from_one_size_alone() -> None:
+    predictor = TimePredictor(20_000.0, full_amount=2048)
+    for amount in (256, 2048) * 50:
+        predictor.observe(amount, 0.02 + amount * 1e-5, now_s=1.0)
+    for _ in range(30):
+        predictor.observe(512, 0.1, now_s=1.0)
+    assert predictor.predict_s(512, 1.0) == pytest.approx(0.1, rel=0.1)
+
+
 def test_slow_small_loads_are_expected_to_be_slow() -> None:
     predictor = TimePredictor(10e9, full_amount=20e6)
     for _ in range(40):
