@@ -1,71 +1,89 @@
 """Learned times: how long will it take to compute so many tokens, or to load so many bytes?"""
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 _KEEP_S = 30.0
 """After so long without an observation the prediction drifts back to the start values."""
 _START_WEIGHT = 0.01
 """Of the start values, beside observations that weigh 1 each."""
-_MAX_SURPRISE = 8.0
-"""What takes longer counts as so many times what was predicted: a kernel was compiled, or the host
-held up. If it is really so slow, the next ones soon say so, too.
+_SURPRISE = 2.0
+"""What takes so many times as long as predicted is believed once it has been so slow thrice: a
+kernel was compiled, or the host held up. Nothing is so many times as quick by accident.
 """
+_REFUTED = 0.3
+"""What was observed counts so much once something was that much quicker."""
+_FADE = 0.1
+"""Forgetting what observations of other sizes have told, beside what those of one size have."""
 _MIN_SLOPE = 0.25
 """The least that a unit is believed to take, as a part of what it takes by the start rate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit:
-    """Of a line through weighted observations: what least squares need to know of them.
+@dataclass(slots=True)
+class _Sums:
+    """Of weighted observations: all that a straight line through them depends on.
 
     Amounts are parts of the full one.
     """
 
-    weight: float
-    amount: float
-    amount_squared: float
-    seconds: float
-    product: float
+    weight: float = 0.0
+    amount: float = 0.0
+    amount_squared: float = 0.0
+    seconds: float = 0.0
+    product: float = 0.0
 
-    def fixed_and_slope(self) -> tuple[float, float]:
-        """The line: seconds at nothing, and more for a full amount."""
+    def add(self, amount: float, seconds: float, weight: float = 1.0) -> None:
+        """One more observation."""
+        self.weight += weight
+        self.amount += weight * amount
+        self.amount_squared += weight * amount * amount
+        self.seconds += weight * seconds
+        self.product += weight * amount * seconds
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        """All observations of both."""
+        return _Sums(
+            self.weight + other.weight,
+            self.amount + other.amount,
+            self.amount_squared + other.amount_squared,
+            self.seconds + other.seconds,
+            self.product + other.product,
+        )
+
+    def fade(self, keep: float) -> None:
+        """All of them count so much of what they did."""
+        self.weight *= keep
+        self.amount *= keep
+        self.amount_squared *= keep
+        self.seconds *= keep
+        self.product *= keep
+
+    def fade_along(self, amount: float, keep: float) -> None:
+        """What they say of this amount counts so much of what it did; the rest as before.
+
+        Pieces of one size tell what such a piece takes, but not how much of it is fixed. What is
+        known of that would be forgotten meanwhile, and the fixed time be held for that of units.
+        This is directional forgetting (Kulhavy, 1987).
+        """
+        weight = self.weight + amount * self.amount
+        mixed = self.amount + amount * self.amount_squared
+        whole = weight + amount * mixed
+        if whole <= 0.0:
+            return
+        lost = (1.0 - keep) / whole
+        lost_s = lost * (self.seconds + amount * self.product)
+        self.weight -= lost * weight * weight
+        self.amount -= lost * weight * mixed
+        self.amount_squared -= lost * mixed * mixed
+        self.seconds -= lost_s * weight
+        self.product -= lost_s * mixed
+
+    def line(self) -> tuple[float, float]:
+        """Seconds at nothing, and more for a full amount: least squares."""
         spread = self.weight * self.amount_squared - self.amount**2
         fixed_s = self.seconds * self.amount_squared - self.product * self.amount
         return fixed_s / spread, (self.weight * self.product - self.amount * self.seconds) / spread
-
-    def mixed(self, other: "_Fit", part: float) -> "_Fit":
-        """So much of this one, and the rest of the other."""
-        rest = 1.0 - part
-        return _Fit(
-            weight=part * self.weight + rest * other.weight,
-            amount=part * self.amount + rest * other.amount,
-            amount_squared=part * self.amount_squared + rest * other.amount_squared,
-            seconds=part * self.seconds + rest * other.seconds,
-            product=part * self.product + rest * other.product,
-        )
-
-    def with_one_more(self, amount: float, seconds: float, keep: float) -> "_Fit":
-        """Of what older observations say, that which this one says, too, counts by `keep` less.
-
-        Steps of one size tell what such a step takes, but not what another would. What is known of
-        that stays: or else they were believed to have no fixed time, and be cut ever smaller.
-        """
-        fixed_s, slope_s = self.fixed_and_slope()
-        along = self.weight + amount * self.amount
-        across = self.amount + amount * self.amount_squared
-        lost = (1.0 - keep) / (along + amount * across)
-        weight = self.weight - lost * along * along
-        mixed = self.amount - lost * along * across
-        squared = self.amount_squared - lost * across * across
-        return _Fit(
-            weight=weight + 1.0,
-            amount=mixed + amount,
-            amount_squared=squared + amount * amount,
-            # Less weight moves no line.
-            seconds=weight * fixed_s + mixed * slope_s + seconds,
-            product=mixed * fixed_s + squared * slope_s + amount * seconds,
-        )
 
 
 class TimePredictor:
@@ -73,7 +91,7 @@ class TimePredictor:
 
     A large observation outweighs older ones; small ones add up, and tell of the time that does not
     depend on the size. So steps of 16 tokens say little about the time per token, and large loads
-    little about the least that one takes. Forgetting is directional (Kulhavy, 1987).
+    little about the least that one takes.
     """
 
     def __init__(
@@ -87,27 +105,34 @@ class TimePredictor:
         """
         self._full_amount = full_amount
         self._full_s = full_amount / start_rate
-        self._keep = 1.0 - weight
-        # As if nothing had taken the fixed time, and a full amount so much longer.
-        self._start = _Fit(
-            weight=2.0 * _START_WEIGHT,
-            amount=_START_WEIGHT,
-            amount_squared=_START_WEIGHT,
-            seconds=_START_WEIGHT * (2.0 * fixed_s + self._full_s),
-            product=_START_WEIGHT * (fixed_s + self._full_s),
-        )
-        self._fit = self._start
+        self._log_keep = math.log1p(-weight)
+        self._start = _Sums()
+        self._start.add(0.0, fixed_s, _START_WEIGHT)
+        self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
+        self._observed = _Sums()
         self._observed_s = 0.0
+        self._former = deque([1.0, 1.0], maxlen=2)
+        """How many times as long as predicted the last ones took."""
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
         """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
         # Also what is no number: no later observation would outweigh it.
         if not seconds >= 1e-6 or amount <= 0:
             return
-        seconds = min(seconds, _MAX_SURPRISE * self.predict_s(amount, now_s))
+        predicted_s = self.predict_s(amount, now_s)
+        slowness = seconds / predicted_s
+        believed = min(slowness, *self._former) if slowness > _SURPRISE else slowness
+        self._former.append(slowness)
+        if slowness > _SURPRISE >= believed:
+            return
+
+        if slowness * _SURPRISE < 1.0:
+            self._observed.fade(_REFUTED)
         part = amount / self._full_amount
-        keep = self._keep ** min(1.0, part)
-        self._fit = self._fit_at(now_s).with_one_more(part, seconds, keep)
+        log_keep = self._log_keep * min(1.0, part)
+        self._observed.fade(self._kept(now_s) * math.exp(_FADE * log_keep))
+        self._observed.fade_along(part, math.exp(log_keep))
+        self._observed.add(part, believed * predicted_s)
         self._observed_s = now_s
 
     def rate(self, now_s: float) -> float:
@@ -123,19 +148,19 @@ class TimePredictor:
 
     def line(self, now_s: float) -> tuple[float, float]:
         """Seconds for a piece of work, and for each unit of it: least squares, within bounds."""
-        fit = self._fit_at(now_s)
-        fixed_s, slope_s = fit.fixed_and_slope()
+        sums = _Sums().plus(self._observed)
+        sums.fade(self._kept(now_s))
+        sums = sums.plus(self._start)
+        fixed_s, slope_s = sums.line()
         if fixed_s < 0.0:
             # Through the origin: no work takes less than no time.
-            fixed_s, slope_s = 0.0, fit.product / fit.amount_squared
+            fixed_s, slope_s = 0.0, sums.product / sums.amount_squared
         if slope_s < (least_s := _MIN_SLOPE * self._full_s):
-            fixed_s = max(0.0, (fit.seconds - least_s * fit.amount) / fit.weight)
+            fixed_s = max(0.0, (sums.seconds - least_s * sums.amount) / sums.weight)
             slope_s = least_s
         return fixed_s, slope_s / self._full_amount
 
-    def _fit_at(self, now_s: float) -> _Fit:
-        """What was observed counts less once nothing has been observed for long."""
+    def _kept(self, now_s: float) -> float:
+        """How much of what was observed still counts."""
         idle_s = now_s - self._observed_s - _KEEP_S
-        return (
-            self._fit if idle_s <= 0 else self._fit.mixed(self._start, math.exp(-idle_s / _KEEP_S))
-        )
+        return 1.0 if idle_s <= 0 else math.exp(-idle_s / _KEEP_S)

@@ -113,27 +113,36 @@ def test_prompts_share_a_step_only_as_long_as_that_makes_tokens_cheaper() -> Non
     assert [driver.answers[name].ending for name in names] == ["length"] * 3
 
 
-def play(driver: CoreDriver, *, fixed_s: float, token_s: float) -> list[int]:
-    """All steps are carried out, each in this time; returns how many tokens each computed."""
-    sizes = []
+def play(
+    driver: CoreDriver, *, fixed_s: float, token_s: float, compile_s: float = 0.0
+) -> list[int]:
+    """All steps are carried out, each in this time; returns how many tokens each computed.
+
+    The first of each size takes longer.
+    """
+    sizes: list[int] = []
     while driver.plans[0]:
-        sizes.append(sum(driver.rows(driver.plans[0][0]).values()))
-        driver.step(seconds=fixed_s + sizes[-1] * token_s if sizes[-1] > 1 else 0.008)
+        size = sum(driver.rows(driver.plans[0][0]).values())
+        first_s = 0.0 if size in sizes else compile_s
+        sizes.append(size)
+        driver.step(seconds=first_s + fixed_s + size * token_s if size > 1 else 0.008)
     return sizes
 
 
 @pytest.mark.parametrize("start_tokens_per_s", [50_000.0, 200_000.0])
+@pytest.mark.parametrize("compile_s", [0.0, 5.0])
 def test_prompts_of_one_length_share_steps_whose_fixed_time_is_long(
-    start_tokens_per_s: float,
+    start_tokens_per_s: float, compile_s: float
 ) -> None:
     driver = large_driver(
-        start_prefill_tokens_per_s=start_tokens_per_s, num_pages=(6000,), max_running_requests=64
+        start_prefill_tokens_per_s=start_tokens_per_s, num_pages=(9000,), max_running_requests=128
     )
-    for number in range(1, 41):
+    for number in range(1, 121):
         driver.submit(prompt(100 * number, 1024), max_tokens=1)
-    sizes = play(driver, fixed_s=0.05, token_s=5e-6)
-    assert sum(sizes) == 40 * 1024
-    assert sizes[3:-1] == [8192] * len(sizes[3:-1]), "what the first ones cost is known by then"
+    sizes = play(driver, fixed_s=0.05, token_s=5e-6, compile_s=compile_s)
+    assert sum(sizes) == 120 * 1024
+    later = sizes[len(sizes) // 2 : -1]
+    assert later == [8192] * len(later), "what the first ones cost is known by then"
 
 
 def test_prompts_of_one_length_have_steps_of_their_own_where_tokens_are_all_the_time() -> None:
@@ -141,7 +150,7 @@ def test_prompts_of_one_length_have_steps_of_their_own_where_tokens_are_all_the_
     for number in range(1, 21):
         driver.submit(prompt(100 * number, 2048), max_tokens=1)
     sizes = play(driver, fixed_s=1e-4, token_s=2e-5)
-    assert set(sizes[4:]) == {2048}, "longer ones were tried"
+    assert set(sizes[6:]) == {2048}, "longer ones were tried"
 
 
 def test_beside_decodes_prompts_take_at_least_what_a_step_costs_without_them() -> None:
