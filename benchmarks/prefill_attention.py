@@ -14,12 +14,12 @@ from torch.nn import functional
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import PrefillRow
-from raydix.kernels.paged_prefill import paged_prefill, plan_tiles
+from raydix.kernels.attention_rows import PrefillRow, cut_rows
+from raydix.kernels.paged_prefill import paged_prefill, tile_tokens
 
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
 CONTEXTS = (8192, 32_768)
-MIN_FRACTION = 0.65
+MIN_FRACTION = 0.9
 
 
 def tflops(context: int, time_ms: float) -> float:
@@ -45,7 +45,7 @@ def paged_tflops(context: int, page_size: int) -> float:
     q = torch.randn(context, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     row = PrefillRow(row=0, first_token=0, num_tokens=context, context_tokens=context)
-    tiles = torch.from_numpy(plan_tiles([row], q.dtype)).cuda()
+    tiles = torch.from_numpy(cut_rows([row], tile_tokens(q.dtype))).cuda()
     time_ms = median_ms(
         lambda: paged_prefill(
             q, pool, 0, tables, tiles, form=AttentionForm(scale=HEAD_DIM**-0.5), out_TQD=out

@@ -1,12 +1,14 @@
 """Measure conversations whose histories have left L1 when their turn comes.
 
     python -m benchmarks.turns                     # 16 and 4 streams, one H200
+    python -m benchmarks.turns --streams 32 --num-sessions 96 --l2-bytes 51539607552 --dp 2
     python -m benchmarks.turns --tiny --device cpu
 
 Every session takes its turn before any takes the next; each turn adds new tokens to all that was
 said before, behind a system prompt that all share. The wall time and what clients see are taken
 through `AsyncLLM`, on Ray. The steps are those of a run in one process: how many of each kind, what
-they took the host and the device, and what a device would need that reached its peak rates.
+they took the host and the device, and what a device would need that reached its peak rates. With
+several GPUs (`--dp`) clients alone are measured.
 """
 
 import asyncio
@@ -58,6 +60,8 @@ class Turns:
     chunk_tokens: int = 8192
     max_decode_slowdown: float | None = None
     """None: the default."""
+    dp: int = 1
+    """GPUs, each with the whole model and an L1 of this size."""
 
     def sections(self, num_streams: int) -> dict[str, Any]:
         """The engine's configuration but for its model."""
@@ -69,6 +73,7 @@ class Turns:
             chunk_tokens=self.chunk_tokens,
             max_running_requests=max(num_streams, 64),
         )
+        sections["parallel"] = {"dp": self.dp}
         if self.max_decode_slowdown is not None:
             sections["scheduler"]["max_decode_slowdown"] = self.max_decode_slowdown
         return sections
@@ -164,6 +169,8 @@ async def measure(
         for _ in range(options.repeats):
             await settle(llm.stats)
             runs.append(await play(llm.generate, load, prompts, num_streams))
+    if load.dp > 1:
+        return of_clients(options, runs, num_streams)
     log = StepLog()
     async with dummy_engine(options, model, load.sections(num_streams), log.build_model) as engine:
         await play(engine.client.generate, warm, prompts, num_streams)
@@ -173,15 +180,25 @@ async def measure(
         await engine.settle()
     floor_s = sum(step_floor_s(step, model) for step in log.steps)
     return [
-        *of_clients(options, runs, num_streams, floor_s),
+        *of_clients(options, runs, num_streams),
+        of_floor(options, runs, num_streams, floor_s),
         *(replace(each, name=f"{each.name}, {num_streams} streams") for each in log.figures()),
     ]
 
 
-def of_clients(
-    options: Options, runs: Sequence[Run], num_streams: int, floor_s: float
-) -> list[Figure]:
-    """Medians over runs. `floor_s`: of a device at its peak rates."""
+def of_floor(options: Options, runs: Sequence[Run], num_streams: int, floor_s: float) -> Figure:
+    """What a device at its peak rates would need, over the median run."""
+    bars = BARS.get(num_streams)
+    return Figure(
+        name=f"floor over wall, {num_streams} streams",
+        value=floor_s / float(np.median([run.wall_s for run in runs])),
+        unit="1",
+        min_value=options.bar(bars.min_floor) if bars else None,
+    )
+
+
+def of_clients(options: Options, runs: Sequence[Run], num_streams: int) -> list[Figure]:
+    """Medians over runs."""
     bars = BARS.get(num_streams)
 
     def median(values: list[float]) -> float:
@@ -202,12 +219,6 @@ def of_clients(
     streams = f"{num_streams} streams"
     return [
         Figure(name=f"wall, {streams}", value=wall_s, unit="s"),
-        Figure(
-            name=f"floor over wall, {streams}",
-            value=floor_s / wall_s,
-            unit="1",
-            min_value=bar(bars and bars.min_floor),
-        ),
         Figure(
             name=f"TTFT p50, {streams}",
             value=ttft[0],
@@ -255,7 +266,7 @@ if __name__ == "__main__":
     command_line = make_parser(__doc__)
     add_options(command_line, Options())
     command_line.add_argument("--streams", type=int, nargs="+", default=[16, 4])
-    for name in ("num_sessions", "l2_bytes", "chunk_tokens"):
+    for name in ("num_sessions", "l2_bytes", "chunk_tokens", "dp"):
         command_line.add_argument(f"--{name.replace('_', '-')}", type=int)
     command_line.add_argument("--max-decode-slowdown", type=float)
     read = command_line.parse_args()

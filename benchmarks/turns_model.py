@@ -106,6 +106,8 @@ def settings_of(load: Turns, slowdown: float) -> SchedulerSettings:
         max_decode_slowdown=slowdown,
         load=LoadPolicy.AUTO,
         launch_s=0.005,
+        start_prefill_tokens_per_s=200e3,
+        start_prefill_s=0.005,
         start_load_bytes_per_s=50e9,
         lookup_deadline_s=1e9,
     )

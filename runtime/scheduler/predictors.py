@@ -1,57 +1,89 @@
 """Learned times: how long will it take to compute so many tokens, or to load so many bytes?"""
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 _KEEP_S = 30.0
 """After so long without an observation the prediction drifts back to the start values."""
-_MIN_START_WEIGHT = 0.02
-"""The start values always count a little: observations of one size alone make no line."""
-_MAX_SURPRISE = 8.0
-"""What takes longer counts as so many times what was predicted: a kernel was compiled, or the host
-held up. If it is really so slow, the next ones soon say so, too.
+_START_WEIGHT = 0.01
+"""Of the start values, beside observations that weigh 1 each."""
+_SURPRISE = 2.0
+"""What takes so many times as long as predicted is believed once it has been so slow thrice: a
+kernel was compiled, or the host held up. Nothing is so many times as quick by accident.
 """
+_REFUTED = 0.3
+"""What was observed counts so much once something was that much quicker."""
+_FADE = 0.1
+"""Forgetting what observations of other sizes have told, beside what those of one size have."""
 _MIN_SLOPE = 0.25
 """The least that a unit is believed to take, as a part of what it takes by the start rate."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of weighted observations: all that a straight line through them depends on."""
+    """Of weighted observations: all that a straight line through them depends on.
+
+    Amounts are parts of the full one.
+    """
 
     weight: float = 0.0
     amount: float = 0.0
-    seconds: float = 0.0
     amount_squared: float = 0.0
+    seconds: float = 0.0
     product: float = 0.0
 
-    def add(self, amount: float, seconds: float) -> None:
-        """One more observation, of weight 1."""
-        self.weight += 1.0
-        self.amount += amount
-        self.seconds += seconds
-        self.amount_squared += amount * amount
-        self.product += amount * seconds
-
-    def scaled(self, factor: float) -> "_Sums":
-        """The same observations with other weights."""
-        return _Sums(
-            self.weight * factor,
-            self.amount * factor,
-            self.seconds * factor,
-            self.amount_squared * factor,
-            self.product * factor,
-        )
+    def add(self, amount: float, seconds: float, weight: float = 1.0) -> None:
+        """One more observation."""
+        self.weight += weight
+        self.amount += weight * amount
+        self.amount_squared += weight * amount * amount
+        self.seconds += weight * seconds
+        self.product += weight * amount * seconds
 
     def plus(self, other: "_Sums") -> "_Sums":
         """All observations of both."""
         return _Sums(
             self.weight + other.weight,
             self.amount + other.amount,
-            self.seconds + other.seconds,
             self.amount_squared + other.amount_squared,
+            self.seconds + other.seconds,
             self.product + other.product,
         )
+
+    def fade(self, keep: float) -> None:
+        """All of them count so much of what they did."""
+        self.weight *= keep
+        self.amount *= keep
+        self.amount_squared *= keep
+        self.seconds *= keep
+        self.product *= keep
+
+    def fade_along(self, amount: float, keep: float) -> None:
+        """What they say of this amount counts so much of what it did; the rest as before.
+
+        Pieces of one size tell what such a piece takes, but not how much of it is fixed. What is
+        known of that would be forgotten meanwhile, and the fixed time be held for that of units.
+        This is directional forgetting (Kulhavy, 1987).
+        """
+        weight = self.weight + amount * self.amount
+        mixed = self.amount + amount * self.amount_squared
+        whole = weight + amount * mixed
+        if whole <= 0.0:
+            return
+        lost = (1.0 - keep) / whole
+        lost_s = lost * (self.seconds + amount * self.product)
+        self.weight -= lost * weight * weight
+        self.amount -= lost * weight * mixed
+        self.amount_squared -= lost * mixed * mixed
+        self.seconds -= lost_s * weight
+        self.product -= lost_s * mixed
+
+    def line(self) -> tuple[float, float]:
+        """Seconds at nothing, and more for a full amount: least squares."""
+        spread = self.weight * self.amount_squared - self.amount**2
+        fixed_s = self.seconds * self.amount_squared - self.product * self.amount
+        return fixed_s / spread, (self.weight * self.product - self.amount * self.seconds) / spread
 
 
 class TimePredictor:
@@ -62,31 +94,45 @@ class TimePredictor:
     little about the least that one takes.
     """
 
-    def __init__(self, start_rate: float, *, full_amount: float, weight: float = 0.3) -> None:
-        """`start_rate`: units per second, believed before anything is observed.
+    def __init__(
+        self, start_rate: float, *, full_amount: float, fixed_s: float = 0.0, weight: float = 0.3
+    ) -> None:
+        """`start_rate`: units per second after `fixed_s`, believed before anything is observed.
 
-        Observations that add up to `full_amount` units make older ones count by `weight` less.
+        Rather too high than too low: what is observed beyond it is first held for fixed time, so
+        that larger pieces are tried, which tell. Observations that add up to `full_amount` units
+        make older ones count by `weight` less.
         """
-        self._start_slope = 1.0 / start_rate
         self._full_amount = full_amount
-        self._keep = 1.0 - weight
+        self._full_s = full_amount / start_rate
+        self._log_keep = math.log1p(-weight)
         self._start = _Sums()
-        self._start.add(0.0, 0.0)
-        self._start.add(full_amount, full_amount / start_rate)
-        self._start_weight = 1.0
+        self._start.add(0.0, fixed_s, _START_WEIGHT)
+        self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
         self._observed = _Sums()
         self._observed_s = 0.0
+        self._former = deque([1.0, 1.0], maxlen=2)
+        """How many times as long as predicted the last ones took."""
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
         """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
         # Also what is no number: no later observation would outweigh it.
         if not seconds >= 1e-6 or amount <= 0:
             return
-        seconds = min(seconds, _MAX_SURPRISE * self.predict_s(amount, now_s))
-        keep = self._keep ** min(1.0, amount / self._full_amount)
-        self._start_weight = max(_MIN_START_WEIGHT, keep * self._start_weight_at(now_s))
-        self._observed = self._observed.scaled(keep * self._kept(now_s))
-        self._observed.add(amount, seconds)
+        predicted_s = self.predict_s(amount, now_s)
+        slowness = seconds / predicted_s
+        believed = min(slowness, *self._former) if slowness > _SURPRISE else slowness
+        self._former.append(slowness)
+        if slowness > _SURPRISE >= believed:
+            return
+
+        if slowness * _SURPRISE < 1.0:
+            self._observed.fade(_REFUTED)
+        part = amount / self._full_amount
+        log_keep = self._log_keep * min(1.0, part)
+        self._observed.fade(self._kept(now_s) * math.exp(_FADE * log_keep))
+        self._observed.fade_along(part, math.exp(log_keep))
+        self._observed.add(part, believed * predicted_s)
         self._observed_s = now_s
 
     def rate(self, now_s: float) -> float:
@@ -100,24 +146,21 @@ class TimePredictor:
         fixed_s, slope = self.line(now_s)
         return fixed_s + amount * slope
 
+    def line(self, now_s: float) -> tuple[float, float]:
+        """Seconds for a piece of work, and for each unit of it: least squares, within bounds."""
+        sums = _Sums().plus(self._observed)
+        sums.fade(self._kept(now_s))
+        sums = sums.plus(self._start)
+        fixed_s, slope_s = sums.line()
+        if fixed_s < 0.0:
+            # Through the origin: no work takes less than no time.
+            fixed_s, slope_s = 0.0, sums.product / sums.amount_squared
+        if slope_s < (least_s := _MIN_SLOPE * self._full_s):
+            fixed_s = max(0.0, (sums.seconds - least_s * sums.amount) / sums.weight)
+            slope_s = least_s
+        return fixed_s, slope_s / self._full_amount
+
     def _kept(self, now_s: float) -> float:
         """How much of what was observed still counts."""
         idle_s = now_s - self._observed_s - _KEEP_S
         return 1.0 if idle_s <= 0 else math.exp(-idle_s / _KEEP_S)
-
-    def _start_weight_at(self, now_s: float) -> float:
-        """How much the start values count: less with each observation, more as those fade."""
-        return 1.0 - (1.0 - self._start_weight) * self._kept(now_s)
-
-    def line(self, now_s: float) -> tuple[float, float]:
-        """Seconds for a piece of work, and for each unit of it: least squares, within bounds."""
-        start = self._start.scaled(self._start_weight_at(now_s))
-        sums = start.plus(self._observed.scaled(self._kept(now_s)))
-        mean_amount, mean_s = sums.amount / sums.weight, sums.seconds / sums.weight
-        spread = sums.amount_squared / sums.weight - mean_amount**2
-        slope = (sums.product / sums.weight - mean_amount * mean_s) / spread
-        slope = max(slope, _MIN_SLOPE * self._start_slope)
-        if slope * mean_amount <= mean_s:
-            return mean_s - slope * mean_amount, slope
-        # Through the origin: no work takes less than no time.
-        return 0.0, sums.product / sums.amount_squared

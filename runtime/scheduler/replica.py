@@ -74,7 +74,9 @@ class Replica:
         self.timers = Timers()
 
         self.prefill_rate = TimePredictor(
-            settings.start_prefill_tokens_per_s, full_amount=settings.prefill_budget_tokens
+            settings.start_prefill_tokens_per_s,
+            full_amount=settings.prefill_budget_tokens,
+            fixed_s=settings.start_prefill_s,
         )
         self.decode_rate = TimePredictor(
             settings.max_running_requests / settings.start_decode_s,

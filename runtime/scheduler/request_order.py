@@ -2,14 +2,24 @@
 
 import bisect
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from raydix.ids import RequestId
 from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
-OrderKey = tuple[int, int, float, int]
-"""Level, cached pages (negative), arrival, serial number: no two requests have the same."""
+
+class OrderKey(NamedTuple):
+    """A place in the queue, the smallest first: no two requests have the same."""
+
+    level: int
+    span: int
+    """Of arrivals among which longer matches are preferred."""
+    num_unpreferred: int
+    """Cached pages, negative."""
+    arrival_s: float
+    serial: int
 
 
 def order_key(
@@ -18,13 +28,15 @@ def order_key(
     """Where a request stands among those that wait; the smallest goes first.
 
     A request that comes a whole `ageing_s` later starts one level behind, so nobody is overtaken
-    for ever, and no key changes while time passes. Within a level `lpm` prefers long matches, the
-    others early arrivals; `routing_key` then chooses by what runs, as `RoutingTurns` says, but
-    lookups in L3 go by arrival under it, too.
+    for ever, and no key changes while time passes. Within a level and a span of arrivals `lpm`
+    prefers long matches, the others early arrivals; `routing_key` then chooses by what runs, as
+    `RoutingTurns` says, but lookups in L3 go by arrival under it, too.
     """
     level = request.submit.priority + int(request.arrival_s // settings.ageing_s)
-    num_preferred = num_cached_pages if settings.policy is SchedulingPolicy.LPM else 0
-    return level, -num_preferred, request.arrival_s, request.serial
+    span = num_preferred = 0
+    if settings.policy is SchedulingPolicy.LPM:
+        span, num_preferred = int(request.arrival_s // settings.lpm_span_s), num_cached_pages
+    return OrderKey(level, span, -num_preferred, request.arrival_s, request.serial)
 
 
 class RequestOrder:
@@ -64,4 +76,4 @@ class RequestOrder:
 
     def first_level(self) -> int | None:
         """The level whose turn it is."""
-        return self._entries[0][0][0] if self._entries else None
+        return self._entries[0][0].level if self._entries else None

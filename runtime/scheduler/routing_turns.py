@@ -90,10 +90,10 @@ class RoutingTurns:
         """Enter a request, or move it."""
         self.discard(request.request_id)
         self._all.put(request, key)
-        group = key[0], request.submit.routing_key or _NO_KEY
+        group = key.level, request.submit.routing_key or _NO_KEY
         if group not in self._groups:
             self._groups[group] = RequestOrder()
-            bisect.insort(self._keys.setdefault(group[0], []), group[1])
+            bisect.insort(self._keys.setdefault(key.level, []), group[1])
         self._groups[group].put(request, key)
         self._group_of[request.request_id] = group
 

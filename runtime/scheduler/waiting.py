@@ -91,7 +91,7 @@ class WaitingQueue:
 
     def num_cached_pages(self, request: RequestState) -> int:
         """Under `lpm`, how much of a waiting request was cached when its place was chosen."""
-        return -self._keys[request.request_id][1]
+        return -self._keys[request.request_id].num_unpreferred
 
     def next_turn(self) -> RequestState | None:
         """The first request that is not parked."""

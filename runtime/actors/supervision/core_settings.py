@@ -24,6 +24,11 @@ _START_LOAD_BYTES_PER_S = {"cuda": 50e9, "cpu": 10e9}
 put right, and one that is too low would let everything be computed, for ever.
 """
 
+_START_PREFILL_TOKENS_PER_S = {"cuda": 200_000.0, "cpu": 50_000.0}
+"""As many as small models take. What is believed too quick is put right by the first steps; what is
+believed too slow lets a step's fixed time be held for that of its tokens, and nobody share it.
+"""
+
 _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
 """Copies by the host are no faster for being large."""
 
@@ -84,6 +89,8 @@ def scheduler_settings(
         has_host_memory=config.has_l2,
         launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
+        start_prefill_tokens_per_s=_START_PREFILL_TOKENS_PER_S[config.model.device],
+        start_prefill_s=_LAUNCH_S[config.model.device],
         start_load_bytes_per_s=_START_LOAD_BYTES_PER_S[config.model.device],
         min_part_bytes=_MIN_PART_BYTES[config.model.device],
         load=cache.load,

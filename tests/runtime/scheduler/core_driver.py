@@ -256,19 +256,20 @@ class CoreDriver:
         """What a request's output holds at a position."""
         return 1
 
-    def step(self, lane: int = 0, *, token: int | None = None) -> StepPlan:
-        """The oldest plan is carried out in 10 ms, its copies are not.
+    def step(self, lane: int = 0, *, token: int | None = None, seconds: float = 0.01) -> StepPlan:
+        """The oldest plan is carried out in 10 ms, or so many, its copies are not.
 
         Rows sample `token`, or else `token_of`.
         """
         plan = self.plans[lane].popleft()
-        self.now_s += 0.01
+        self.now_s += seconds
         rows = self._sampled[lane, plan.step]
         sampled = [
             self.token_of(name, position) if token is None else token for name, position in rows
         ]
 
-        result = StepResult(rank=0, step=plan.step, token_ids=int32_array(sampled), compute_s=0.01)
+        tokens = int32_array(sampled)
+        result = StepResult(rank=0, step=plan.step, token_ids=tokens, compute_s=seconds)
         self._scores[lane].apply(plan)
         result = self._scores[lane].add_to(result, plan, defaultdict(lambda: [*range(200)]))
         for rank in self._ranks(lane):

@@ -28,7 +28,7 @@ def pages(text: str) -> list[bytes]:
 
 
 def key_of(asker: RequestState) -> OrderKey:
-    return (0, 0, 0.0, asker.serial)
+    return OrderKey(0, 0, 0, 0.0, asker.serial)
 
 
 def test_first_goes_when_all_who_claim_pages_wait_for_their_turn_behind_it() -> None:

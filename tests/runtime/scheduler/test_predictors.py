@@ -40,6 +40,26 @@ def test_small_and_large_observations_are_both_predicted() -> None:
         assert predictor.predict_s(amount, 1.0) == pytest.approx(0.001 + amount / 50e9, rel=0.3)
 
 
+def test_many_of_one_size_do_not_make_what_another_size_takes_forgotten() -> None:
+    predictor = TimePredictor(50_000.0, full_amount=2048)
+    for amount in (256, 2048) * 5:
+        predictor.observe(amount, 0.02 + amount * 1e-5, now_s=1.0)
+    for _ in range(1000):
+        predictor.observe(512, 0.02 + 512 * 1e-5, now_s=1.0)
+    fixed_s, slope = predictor.line(1.0)
+    assert fixed_s == pytest.approx(0.02, rel=0.2)
+    assert slope == pytest.approx(1e-5, rel=0.5)
+
+
+def test_a_change_is_learned_from_one_size_alone() -> None:
+    predictor = TimePredictor(20_000.0, full_amount=2048)
+    for amount in (256, 2048) * 50:
+        predictor.observe(amount, 0.02 + amount * 1e-5, now_s=1.0)
+    for _ in range(30):
+        predictor.observe(512, 0.1, now_s=1.0)
+    assert predictor.predict_s(512, 1.0) == pytest.approx(0.1, rel=0.1)
+
+
 def test_slow_small_loads_are_expected_to_be_slow() -> None:
     predictor = TimePredictor(10e9, full_amount=20e6)
     for _ in range(40):
@@ -79,6 +99,31 @@ def test_one_observation_that_was_held_up_is_soon_made_up_for() -> None:
     for _ in range(20):
         predictor.observe(512, 0.0256, now_s=1.0)
     assert predictor.predict_s(512, 1.0) == pytest.approx(0.0256, rel=0.2)
+
+
+@pytest.mark.parametrize("amount", [100, 512, 2048])
+def test_what_was_held_up_once_or_twice_teaches_nothing(amount: int) -> None:
+    predictor = TimePredictor(100_000.0, full_amount=2048)
+    for _ in range(10):
+        predictor.observe(512, 0.0256, now_s=1.0)
+    before = predictor.line(1.0)
+    for _ in range(2):
+        predictor.observe(amount, 30.0, now_s=1.0)
+    assert predictor.line(1.0) == before
+    for _ in range(3):
+        predictor.observe(amount, 30.0, now_s=1.0)
+    assert predictor.predict_s(amount, 1.0) > 5.0, "it is really so slow"
+
+
+def test_three_that_were_held_up_are_forgotten_as_soon_as_something_is_quick() -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192)
+    for amount, seconds in ((2048, 2.0), (1900, 1.0), (700, 0.5)):
+        predictor.observe(amount, seconds, now_s=1.0)
+    draw = random.Random(0)
+    for _ in range(100):
+        amount = draw.randint(200, 2048)
+        predictor.observe(amount, 0.003 + amount * 5e-6, now_s=1.0)
+    assert predictor.predict_s(1024, 1.0) == pytest.approx(0.0081, rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0])

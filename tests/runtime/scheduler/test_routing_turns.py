@@ -34,7 +34,7 @@ def request(serial: int, routing_key: str | None) -> RequestState:
 
 def place(request: RequestState, level: int = 0) -> OrderKey:
     """In the order of arrival within a level."""
-    return level, 0, request.arrival_s, request.serial
+    return OrderKey(level, 0, 0, request.arrival_s, request.serial)
 
 
 def turns_of(running: dict[str, int], waiting: list[str | None]) -> list[str | None]:

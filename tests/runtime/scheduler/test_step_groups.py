@@ -253,7 +253,7 @@ def test_lane_that_waits_for_one_with_more_tokens_teaches_no_prefill_time() -> N
     padding = driver.plans[0].popleft()
     driver.report(0, StepResult(rank=0, step=padding.step, compute_s=9.0))
     assert rate.rate(driver.now_s) == before
-    driver.step(1)
+    driver.step(1, seconds=0.003)
     assert rate.rate(driver.now_s) != before
 
 

@@ -113,6 +113,59 @@ def test_prompts_share_a_step_only_as_long_as_that_makes_tokens_cheaper() -> Non
     assert [driver.answers[name].ending for name in names] == ["length"] * 3
 
 
+def play(
+    driver: CoreDriver, *, fixed_s: float, token_s: float, compile_s: float = 0.0
+) -> list[int]:
+    """All steps are carried out, each in this time; returns how many tokens each computed.
+
+    The first of each size takes longer.
+    """
+    sizes: list[int] = []
+    while driver.plans[0]:
+        size = sum(driver.rows(driver.plans[0][0]).values())
+        first_s = 0.0 if size in sizes else compile_s
+        sizes.append(size)
+        driver.step(seconds=first_s + fixed_s + size * token_s if size > 1 else 0.008)
+    return sizes
+
+
+@pytest.mark.parametrize("start_tokens_per_s", [50_000.0, 200_000.0])
+@pytest.mark.parametrize("compile_s", [0.0, 5.0])
+def test_prompts_of_one_length_share_steps_whose_fixed_time_is_long(
+    start_tokens_per_s: float, compile_s: float
+) -> None:
+    driver = large_driver(
+        start_prefill_tokens_per_s=start_tokens_per_s, num_pages=(9000,), max_running_requests=128
+    )
+    for number in range(1, 121):
+        driver.submit(prompt(100 * number, 1024), max_tokens=1)
+    sizes = play(driver, fixed_s=0.05, token_s=5e-6, compile_s=compile_s)
+    assert sum(sizes) == 120 * 1024
+    later = sizes[len(sizes) // 2 : -1]
+    assert later == [8192] * len(later), "what the first ones cost is known by then"
+
+
+def test_prompts_of_one_length_have_steps_of_their_own_where_tokens_are_all_the_time() -> None:
+    driver = large_driver(num_pages=(6000,), max_running_requests=64)
+    for number in range(1, 21):
+        driver.submit(prompt(100 * number, 2048), max_tokens=1)
+    sizes = play(driver, fixed_s=1e-4, token_s=2e-5)
+    assert set(sizes[6:]) == {2048}, "longer ones were tried"
+
+
+def test_beside_decodes_prompts_take_at_least_what_a_step_costs_without_them() -> None:
+    driver = large_driver(
+        num_pages=(9000,), max_running_requests=200, max_decode_slowdown=4.0, start_prefill_s=0.005
+    )
+    start_decoding(driver)
+    for number in range(1, 161):
+        driver.submit(prompt(100 * number, 512), max_tokens=1)
+    sizes = play(driver, fixed_s=0.06, token_s=1e-5)
+    # 4 times 8 ms is less than any step with a prompt takes.
+    together = [size for size in sizes if size > 1]
+    assert min(together[6:-1]) > 4000, "what the first ones cost is known by then"
+
+
 def test_pages_are_loaded_for_the_next_prompt_while_others_use_steps_up() -> None:
     driver = large_driver(has_host_memory=True, max_decode_slowdown=1.0)
     start_decoding(driver)

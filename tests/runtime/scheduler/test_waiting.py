@@ -46,9 +46,14 @@ def test_fcfs_orders_by_arrival_alone() -> None:
 
 
 def test_lpm_orders_by_cached_pages_then_by_arrival() -> None:
-    early, late = request(1, arrival_s=0.1), request(2, arrival_s=0.2)
+    early, late = request(1, arrival_s=0.05), request(2, arrival_s=0.1)
     assert order_key(late, LPM, 2) < order_key(early, LPM, 1)
     assert order_key(early, LPM, 2) < order_key(late, LPM, 2)
+
+
+def test_lpm_lets_nobody_be_overtaken_by_those_who_come_a_second_later() -> None:
+    early, late = request(1, arrival_s=0.1), request(2, arrival_s=1.1)
+    assert order_key(early, LPM, 0) < order_key(late, LPM, 100)
 
 
 @pytest.mark.parametrize("settings", [FCFS, LPM])
