@@ -22,7 +22,7 @@ from tests.simulation.links import End, Link
 from tests.simulation.modelled_rows import ModelledRow, Pages
 from tests.simulation.modelled_tokens import next_token, prefix_hashes
 from tests.simulation.not_finite import NotFinite
-from tests.simulation.page_copy import PageCopy
+from tests.simulation.page_copy import PageCopy, StrayWrite
 from tests.simulation.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 0.5
 """How long a rank without a link waits for the copies of its peers before it ends."""
-
-
-class StrayWrite(AssertionError):
-    """A backup was written to a host page that somebody else had been given in the meantime."""
 
 
 class SimulatedRank:
