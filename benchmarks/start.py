@@ -22,7 +22,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -38,7 +38,6 @@ from benchmarks.engines import (
     GREEDY,
     MOE_L12,
     MOE_TINY,
-    ModelConfig,
     Options,
     Prompts,
     add_options,
@@ -46,12 +45,13 @@ from benchmarks.engines import (
     engine_sections,
     options_of,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.serve_process import Served, serve
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.engine_record import find_record
 from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.api.sampling_params import OutputKind
 from raydix.runtime.phases import Phase, critical_path, path_text
 
 ENGINE = "start"
@@ -166,12 +166,12 @@ async def kill_under_streams(llm: AsyncLLM, served: Served, load: Load, prompts:
     arrivals: list[list[float]] = [[] for _ in range(load.num_streams)]
     killed_s: list[float] = []
     running = asyncio.Barrier(load.num_streams + 1)
-    params = SamplingParams(
+    params = replace(
+        GREEDY,
         max_tokens=load.max_model_len - load.prompt_tokens,
         ignore_eos=True,
         output_kind=OutputKind.DELTA,
         detokenize=False,
-        **dict(GREEDY),
     )
 
     async def stream(own: list[float]) -> None:
