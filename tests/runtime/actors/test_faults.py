@@ -70,6 +70,8 @@ async def generate_through_a_kill(
     killed_s: list[float] = []
 
     async def kill() -> None:
+        stats = await shared.handle.call("stats")
+        assert stats["scheduler"]["num_requests_running"] == len(seeds)
         await send(shared, lost, signal.SIGKILL)()
         killed_s.append(time.monotonic())
         await shared.handle.call("wait_all_serving")
