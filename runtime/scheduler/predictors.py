@@ -71,13 +71,16 @@ class _Sums:
         whole = weight + amount * mixed
         if whole <= 0.0:
             return
-        lost = (1.0 - keep) / whole
+
+        # Divided first: after hours of idleness all of it is too little to divide by.
+        weight_part, mixed_part = weight / whole, mixed / whole
+        lost = 1.0 - keep
         lost_s = lost * (self.seconds + amount * self.product)
-        self.weight -= lost * weight * weight
-        self.amount -= lost * weight * mixed
-        self.amount_squared -= lost * mixed * mixed
-        self.seconds -= lost_s * weight
-        self.product -= lost_s * mixed
+        self.weight -= lost * weight_part * weight
+        self.amount -= lost * weight_part * mixed
+        self.amount_squared -= lost * mixed_part * mixed
+        self.seconds -= lost_s * weight_part
+        self.product -= lost_s * mixed_part
 
     def line(self) -> tuple[float, float]:
         """Seconds at nothing, and more for a full amount: least squares."""
@@ -115,9 +118,9 @@ class TimePredictor:
         """How many times as long as predicted the last ones took."""
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
-        """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
+        """Learn that `amount` units took `seconds`; less than a microsecond teaches nothing."""
         # Also what is no number: no later observation would outweigh it.
-        if not seconds >= 1e-6 or amount <= 0:
+        if not 1e-6 <= seconds < math.inf or amount <= 0:
             return
         predicted_s = self.predict_s(amount, now_s)
         slowness = seconds / predicted_s

@@ -126,9 +126,19 @@ def test_three_that_were_held_up_are_forgotten_as_soon_as_something_is_quick() -
     assert predictor.predict_s(1024, 1.0) == pytest.approx(0.0081, rel=0.1)
 
 
-@pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0])
+@pytest.mark.parametrize("idle_s", [0.0, 600.0, 21_000.0, 21_500.0, 22_000.0, 22_500.0, 1e7])
+def test_after_any_idle_time_the_next_observations_are_learned_from(idle_s: float) -> None:
+    predictor = TimePredictor(100_000.0, full_amount=2048)
+    for now_s in (0.0, idle_s):
+        for _ in range(10):
+            predictor.observe(512, 0.0256, now_s=now_s)
+    assert predictor.predict_s(512, idle_s) == pytest.approx(0.0256, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
 def test_what_is_no_duration_teaches_nothing(seconds: float) -> None:
     predictor = TimePredictor(20_000.0, full_amount=2048)
     before = predictor.line(1.0)
-    predictor.observe(2048, seconds, now_s=1.0)
+    for _ in range(3):
+        predictor.observe(2048, seconds, now_s=1.0)
     assert predictor.line(1.0) == before
