@@ -60,6 +60,43 @@ def test_a_change_is_learned_from_one_size_alone() -> None:
     assert predictor.predict_s(512, 1.0) == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize("sizes", [(2048, 16), (8192, 64), (512, 2048, 512), (16, 4096, 16)])
+@pytest.mark.parametrize(("fixed_s", "slope_s"), [(0.006, 5e-5), (0.02, 1e-4), (0.025, 1e-6)])
+def test_sizes_that_take_turns_are_both_learned(
+    sizes: tuple[int, ...], fixed_s: float, slope_s: float
+) -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for amount in sizes * 30:
+        predictor.observe(amount, fixed_s + amount * slope_s, now_s=1.0)
+    for amount in sizes:
+        assert predictor.predict_s(amount, 1.0) == pytest.approx(
+            fixed_s + amount * slope_s, rel=0.3
+        )
+
+
+@pytest.mark.parametrize("amount", [64e3, 1e6, 100e6])
+@pytest.mark.parametrize("ratio", [2.5, 10.0, 100.0])
+def test_loads_that_become_slow_for_good_are_expected_to_be_slow_soon(
+    amount: float, ratio: float
+) -> None:
+    predictor = TimePredictor(50e9, full_amount=100e6)
+    quick_s = 0.001 + amount / 10e9
+    for _ in range(3000):
+        predictor.observe(amount, quick_s, now_s=1.0)
+    for _ in range(40):
+        predictor.observe(amount, ratio * quick_s, now_s=1.0)
+    assert predictor.predict_s(amount, 1.0) == pytest.approx(ratio * quick_s, rel=0.2)
+
+
+def test_what_large_pieces_take_is_kept_while_small_ones_are_held_up() -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for amount in (16, 8192) * 30:
+        predictor.observe(amount, 0.01 + amount * 1e-4, now_s=1.0)
+    for seconds in (0.05, 0.05, 0.05, 0.05, 0.0116, 0.0116, 0.0116):
+        predictor.observe(16, seconds, now_s=1.0)
+    assert predictor.predict_s(8192, 1.0) == pytest.approx(0.83, rel=0.2)
+
+
 def test_slow_small_loads_are_expected_to_be_slow() -> None:
     predictor = TimePredictor(10e9, full_amount=20e6)
     for _ in range(40):
