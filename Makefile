@@ -33,7 +33,7 @@ lint: venv
 	$(BIN)/ruff check $(SOURCES)
 
 types: venv
-	$(BIN)/mypy -p raydix
+	$(BIN)/mypy -p raydix -p benchmarks
 
 layers: venv
 	$(BIN)/lint-imports

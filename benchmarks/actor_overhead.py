@@ -16,7 +16,6 @@ from benchmarks.engines import (
     MOE_TINY,
     Answer,
     Generate,
-    ModelConfig,
     Options,
     Prompts,
     ask_batch,
@@ -24,6 +23,7 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
 from raydix.runtime.api.client import AsyncLLM

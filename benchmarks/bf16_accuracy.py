@@ -89,7 +89,6 @@ def measure(name: str, config: PreTrainedConfig, sizes: Sizes, options: Options)
 
     means = ours.mean().item(), theirs.mean().item()
     medians = ours.median().item(), theirs.median().item()
-    beside = {"baseline_name": "transformers"}
     return [
         Figure(name=f"{name}: median of the largest probability", value=top1, unit="1"),
         Figure(
@@ -97,14 +96,14 @@ def measure(name: str, config: PreTrainedConfig, sizes: Sizes, options: Options)
             value=means[0],
             unit="nat",
             baseline=means[1],
-            **beside,
+            baseline_name="transformers",
         ),
         Figure(
             name=f"{name}: divergence, median",
             value=medians[0],
             unit="nat",
             baseline=medians[1],
-            **beside,
+            baseline_name="transformers",
         ),
         Figure(
             name=f"{name}: mean divergence over that of transformers",

@@ -15,7 +15,6 @@ from benchmarks.ceilings import attention_tflops, matmul_tflops
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
-    ModelConfig,
     Options,
     Prompts,
     ask,
@@ -24,6 +23,7 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_CONTEXTS, MAX_COLD_MS, TINY_CONTEXTS, Contexts
 

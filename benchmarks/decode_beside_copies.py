@@ -25,7 +25,6 @@ from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
-    ModelConfig,
     Options,
     Prompts,
     ask,
@@ -36,6 +35,7 @@ from benchmarks.engines import (
     parse_options,
     settle,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.watched_copies import WatchedCopies, Window
 from raydix.runtime.actors.bootstrap.launch import start_engine

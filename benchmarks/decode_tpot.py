@@ -16,7 +16,7 @@ others: a temperature near zero tells the two effects apart.
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
@@ -26,15 +26,16 @@ from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
     Answer,
-    ModelConfig,
     Options,
     Prompts,
     ask_batch,
     dummy_engine,
     parse_options,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.testing.engine import InProcessEngine
 
 ELEMENT_BYTES = 2
@@ -45,17 +46,17 @@ class Mode:
     """How requests sample, and how much longer than greedy ones their tokens may take."""
 
     name: str
-    sampling: Mapping[str, float]
+    sampling: SamplingParams
     max_ratio: float
 
 
 MODES = (
     # Samples, and takes what greedy requests take: the same experts are read.
-    Mode(name="temperature 0.0001", sampling={"temperature": 1e-4}, max_ratio=1.03),
-    Mode(name="temperature 1", sampling={"temperature": 1.0}, max_ratio=1.03),
+    Mode(name="temperature 0.0001", sampling=SamplingParams(temperature=1e-4), max_ratio=1.03),
+    Mode(name="temperature 1", sampling=SamplingParams(temperature=1.0), max_ratio=1.03),
     Mode(
         name="temperature 1, top-p 0.95, top-k 50",
-        sampling={"temperature": 1.0, "top_p": 0.95, "top_k": 50},
+        sampling=SamplingParams(temperature=1.0, top_p=0.95, top_k=50),
         max_ratio=1.05,
     ),
 )

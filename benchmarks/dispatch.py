@@ -151,7 +151,8 @@ def time_eager(dispatcher: Dispatcher, tokens: Tokens, repeats: int) -> list[tup
         events[1].record()
         combine(*under_way)
         events[2].record()
-        times.append(_elapsed_us(events))
+        dispatch_us, combine_us = _elapsed_us(events)
+        times.append((dispatch_us, combine_us))
     return times
 
 

@@ -6,11 +6,10 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.command_line import add_commit, add_results, make_parser
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES, ModelConfig
 from benchmarks.record import RESULTS, Figure, report
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.api.outputs import RequestOutput
@@ -30,8 +29,6 @@ from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.dummy import FIXED
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 
-ModelConfig = Mapping[str, Any]
-"""Fields of a checkpoint's config.json."""
 Generate = Callable[[list[int], SamplingParams], AsyncGenerator[RequestOutput, None]]
 """`generate` of any client."""
 
@@ -71,7 +68,7 @@ class Options:
     results: Path = RESULTS
     commit: str | None = None
 
-    def bar(self, value: float) -> float | None:
+    def bar(self, value: float | None) -> float | None:
         """The bar, where it applies."""
         return None if self.is_tiny else value
 
@@ -215,7 +212,7 @@ class Answer:
         return 1e3 * (self.ended_s - self.first_s) / (self.num_tokens - 1)
 
 
-GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0.0})
+GREEDY = SamplingParams(temperature=0.0)
 
 
 async def ask(
@@ -223,15 +220,15 @@ async def ask(
     prompt: list[int],
     num_tokens: int,
     output_kind: OutputKind = OutputKind.DELTA,
-    sampling: Mapping[str, float] = GREEDY,
+    sampling: SamplingParams = GREEDY,
 ) -> Answer:
-    """Generate exactly `num_tokens`; `sampling`: parameters of `SamplingParams`."""
-    params = SamplingParams(
+    """Generate exactly `num_tokens`, drawn as `sampling` says."""
+    params = replace(
+        sampling,
         max_tokens=num_tokens,
         ignore_eos=True,
         output_kind=output_kind,
         detokenize=False,
-        **dict(sampling),
     )
 
     sent_s = time.monotonic()
@@ -263,7 +260,7 @@ async def ask_batch(
     generate: Generate,
     prompts: list[list[int]],
     num_tokens: int,
-    sampling: Mapping[str, float] = GREEDY,
+    sampling: SamplingParams = GREEDY,
 ) -> list[Answer]:
     """Ask all at once."""
     # Only the first is streamed token by token, so that reading costs the engine's process little.

@@ -15,7 +15,6 @@ from torch import Tensor
 from benchmarks.decode_tpot import steady_tpot_ms
 from benchmarks.engines import (
     Answer,
-    ModelConfig,
     Options,
     Prompts,
     ask,
@@ -24,11 +23,13 @@ from benchmarks.engines import (
     settle,
 )
 from benchmarks.expert_loads import NUM_RANKS, BatchLoad
+from benchmarks.model_shapes import ModelConfig
 from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.api.sampling_params import SamplingParams
 
 WEIGHT_STD = 0.02
 """Of random weights, a router's among them."""
-SAMPLED = {"temperature": 1.0}
+SAMPLED = SamplingParams(temperature=1.0)
 """Greedy streams of random weights soon repeat a token, and then read few experts."""
 _DRAWS = 4096
 _POLL_S = 0.1

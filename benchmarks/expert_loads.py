@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engines import ModelConfig, engine_sections
-from benchmarks.model_shapes import SHAPES
+from benchmarks.engines import engine_sections
+from benchmarks.model_shapes import SHAPES, ModelConfig
 
 NUM_RANKS = 2
 BIASED_TINY: ModelConfig = {

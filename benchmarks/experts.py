@@ -230,7 +230,8 @@ def while_moving(
     options: Options, answers: list[Answer], moving: list[tuple[float, float]]
 ) -> list[Figure]:
     """Steps beside which experts moved, and all others."""
-    moved, others = [], []
+    moved: list[float] = []
+    others: list[float] = []
     for start_s, end_s in steps_of(answers):
         is_beside = any(began < end_s and start_s < ended for began, ended in moving)
         (moved if is_beside else others).append(end_s - start_s)

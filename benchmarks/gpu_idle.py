@@ -23,13 +23,13 @@ import torch
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
-    ModelConfig,
     Options,
     Prompts,
     ask_batch,
     dummy_engine,
     parse_options,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, MAX_IDLE_FRACTION, TINY_BATCHES, Batches
 from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from benchmarks.engines import ModelConfig
 from benchmarks.gpu_idle import CudaStamp, HostStamp, Pass, idle_fraction
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
 from raydix.runtime.config.engine import EngineConfig

@@ -23,7 +23,6 @@ from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
-    ModelConfig,
     Options,
     Prompts,
     ask,
@@ -32,6 +31,7 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.http_reader import Stream
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
 from raydix.runtime.api.client import AsyncLLM

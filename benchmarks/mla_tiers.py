@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from benchmarks.command_line import add_commit, add_results, make_parser
 from benchmarks.record import Figure, report
+from raydix.ids import HostPageId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
@@ -112,8 +113,11 @@ class Way:
 
     def arena_pages(self) -> NDArray[np.uint8]:
         """`[page, byte]` of this way's host pages, copied."""
-        payloads = [self.arena.payload(page, 0) for page in self.host_pages.tolist()]
-        return np.stack([np.frombuffer(payload, dtype=np.uint8) for payload in payloads])
+        return np.stack([np.frombuffer(payload, dtype=np.uint8) for payload in self.payloads()])
+
+    def payloads(self) -> list[memoryview]:
+        """The bytes of this way's host pages, in the arena itself."""
+        return [self.arena.payload(HostPageId(page), 0) for page in self.host_pages.tolist()]
 
     def _wait_first(self, transfer_id: int, begun_s: float) -> float:
         self.engine.wait_layer(transfer_id, 0)
@@ -209,8 +213,7 @@ def _check(way: Way, task: Task, barrier: Barrier) -> None:
     """A load brings every byte of the arena. Raises AssertionError if not."""
     if task.rank == 0 or task.num_ranks == 1 or way.host_pages[0] > 0:
         random = np.random.default_rng(task.rank)
-        for page in way.host_pages.tolist():
-            payload = way.arena.payload(page, 0)
+        for payload in way.payloads():
             payload[:] = random.bytes(len(payload))
     barrier.wait(_TIMEOUT_S)
 
@@ -236,7 +239,6 @@ def figures_of(ranks: list[dict[str, Loads]], layout: KvLayout, num_pages: int) 
         for name in host_bytes
     }
     backup_bytes = max(rank["shared"].backup_bytes for rank in ranks)
-    replicated = {"baseline_name": "replicated"}
 
     return [
         *_host_figures(host_bytes, num_ranks, num_tokens),
@@ -246,7 +248,7 @@ def figures_of(ranks: list[dict[str, Loads]], layout: KvLayout, num_pages: int) 
             unit="1",
             max_value=-(-num_pages // num_ranks) / num_pages,
             baseline=ranks[0]["replicated"].backup_bytes / prefix_bytes,
-            **replicated,
+            baseline_name="replicated",
         ),
         Figure(
             name="prefix loads, times as fast as replicated",
@@ -259,14 +261,14 @@ def figures_of(ranks: list[dict[str, Loads]], layout: KvLayout, num_pages: int) 
             value=load_s["shared"] * 1e3,
             unit="ms",
             baseline=load_s["replicated"] * 1e3,
-            **replicated,
+            baseline_name="replicated",
         ),
         Figure(
             name="until the first layer may be used",
             value=first_s["shared"] * 1e3,
             unit="ms",
             baseline=first_s["replicated"] * 1e3,
-            **replicated,
+            baseline_name="replicated",
         ),
         Figure(
             name="bytes that a rank loads itself, of all bytes of the prefix",

@@ -1,9 +1,14 @@
 """The models of the benchmarks: shapes of checkpoints without weights, and layouts of KV alone."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+
+ModelConfig = Mapping[str, Any]
+"""Fields of a checkpoint's config.json."""
 
 _COMMON = {
     "hidden_act": "silu",
@@ -57,7 +62,7 @@ _GPT_OSS = {
         "original_max_position_embeddings": 4096,
     },
 }
-SHAPES: dict[str, dict[str, object]] = {
+SHAPES: dict[str, ModelConfig] = {
     "dense_l16": {
         **_COMMON,
         "model_type": "qwen3",

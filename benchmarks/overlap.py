@@ -18,7 +18,6 @@ import numpy as np
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
-    ModelConfig,
     Options,
     Prompts,
     ask,
@@ -27,6 +26,7 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.reload import loading
 from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts

@@ -17,7 +17,6 @@ from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
-    ModelConfig,
     Options,
     Prompts,
     ask,
@@ -26,6 +25,7 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
 from raydix.runtime.testing.engine import InProcessEngine

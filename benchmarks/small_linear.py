@@ -55,26 +55,18 @@ _SHAPES = tuple(
 def matrices(model: str) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of a model's dense matrices, by name."""
     shape = SHAPES[model]
-    hidden, head_dim = _number(shape["hidden_size"]), _number(shape["head_dim"])
-    heads, kv_heads = (
-        _number(shape["num_attention_heads"]),
-        _number(shape["num_key_value_heads"]),
-    )
+    hidden, head_dim = int(shape["hidden_size"]), int(shape["head_dim"])
+    heads, kv_heads = int(shape["num_attention_heads"]), int(shape["num_key_value_heads"])
 
     found = {
         "qkv": ((heads + 2 * kv_heads) * head_dim, hidden),
         "output": (hidden, heads * head_dim),
-        "head": (_number(shape["vocab_size"]), hidden),
+        "head": (int(shape["vocab_size"]), hidden),
     }
     if "num_experts" not in shape:
-        intermediate = _number(shape["intermediate_size"])
+        intermediate = int(shape["intermediate_size"])
         found |= {"gate_up": (2 * intermediate, hidden), "down": (hidden, intermediate)}
     return found
-
-
-def _number(value: object) -> int:
-    assert isinstance(value, int), value
-    return value
 
 
 def compile_shapes(shapes: Sequence[LinearShape], tokens: int) -> None:

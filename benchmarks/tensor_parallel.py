@@ -20,7 +20,6 @@ from benchmarks.engines import (
     DENSE_TINY,
     QWEN3_32B_L16,
     Answer,
-    ModelConfig,
     Options,
     Prompts,
     ask,
@@ -32,6 +31,7 @@ from benchmarks.engines import (
     parse_options,
     settle,
 )
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 

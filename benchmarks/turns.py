@@ -27,7 +27,6 @@ from benchmarks.engines import (
     DENSE_TINY,
     Answer,
     Generate,
-    ModelConfig,
     Options,
     Prompts,
     add_options,
@@ -39,6 +38,7 @@ from benchmarks.engines import (
     settle,
 )
 from benchmarks.gpu_steps import StepLog, step_floor_s
+from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 
@@ -96,13 +96,13 @@ TINY = Turns(
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """What a run is to reach, in ms but for the first."""
+    """What a run is to reach, in ms but for the first; None: no bar."""
 
-    min_floor: float
+    min_floor: float | None = None
     """The device's floor over the wall time."""
-    ttft_p50: float
-    ttft_p95: float | None
-    tpot_p50: float
+    ttft_p50: float | None = None
+    ttft_p95: float | None = None
+    tpot_p50: float | None = None
 
 
 BARS = {
@@ -188,18 +188,18 @@ async def measure(
 
 def of_floor(options: Options, runs: Sequence[Run], num_streams: int, floor_s: float) -> Figure:
     """What a device at its peak rates would need, over the median run."""
-    bars = BARS.get(num_streams)
+    bars = BARS.get(num_streams, Bars())
     return Figure(
         name=f"floor over wall, {num_streams} streams",
         value=floor_s / float(np.median([run.wall_s for run in runs])),
         unit="1",
-        min_value=options.bar(bars.min_floor) if bars else None,
+        min_value=options.bar(bars.min_floor),
     )
 
 
 def of_clients(options: Options, runs: Sequence[Run], num_streams: int) -> list[Figure]:
     """Medians over runs."""
-    bars = BARS.get(num_streams)
+    bars = BARS.get(num_streams, Bars())
 
     def median(values: list[float]) -> float:
         return float(np.median(values))
@@ -208,9 +208,6 @@ def of_clients(options: Options, runs: Sequence[Run], num_streams: int) -> list[
         return median(
             [float(np.percentile([getattr(a, name) for a in run.answers], percent)) for run in runs]
         )
-
-    def bar(value: float | None) -> float | None:
-        return None if value is None else options.bar(value)
 
     wall_s = median([run.wall_s for run in runs])
     cached = median([cached_fraction(run) for run in runs])
@@ -223,19 +220,19 @@ def of_clients(options: Options, runs: Sequence[Run], num_streams: int) -> list[
             name=f"TTFT p50, {streams}",
             value=ttft[0],
             unit="ms",
-            max_value=bar(bars and bars.ttft_p50),
+            max_value=options.bar(bars.ttft_p50),
         ),
         Figure(
             name=f"TTFT p95, {streams}",
             value=ttft[1],
             unit="ms",
-            max_value=bar(bars and bars.ttft_p95),
+            max_value=options.bar(bars.ttft_p95),
         ),
         Figure(
             name=f"TPOT p50, {streams}",
             value=tpot,
             unit="ms",
-            max_value=bar(bars and bars.tpot_p50),
+            max_value=options.bar(bars.tpot_p50),
         ),
         Figure(name=f"prompt tokens cached, {streams}", value=cached, unit="1"),
     ]
