@@ -42,6 +42,8 @@ from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 
 NAME = "decode-beside-copies"
+ANY_SLOWDOWN = 1e6
+"""New pages are computed in one step: those of a part are backed up between two tokens."""
 MAX_RATIOS = {"loads": 1.05, "backups": 1.10}
 _POLL_S = 0.002
 
@@ -75,6 +77,7 @@ class Sizes:
             max_running_requests=self.batch + 1,
         )
         sections["cache"]["l1"]["copy_delay_s"] = self.copy_delay_s
+        sections["scheduler"]["max_decode_slowdown"] = ANY_SLOWDOWN
         return sections
 
 

@@ -86,7 +86,7 @@ def test_overlap_compares_both_with_the_longer_of_the_two(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_decoding_beside_copies_is_compared_with_the_same_tokens_without(
-    capsys: pytest.CaptureFixture[str],
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = figures_of(decode_beside_copies.main, capsys)
 

@@ -24,6 +24,8 @@ class Faults:
     bad_object_fraction: float = 0.0
     linger_s: float = 0.100
     """A killed process may go on copying for so long after its links have closed."""
+    last_copy_s: float = 0.0
+    """What a killed process was copying to L2 takes so much longer, or is lost with it."""
     reconnect_s: float = 0.010
     """Who has lost a link dials anew after so long, half of the time at once."""
     not_finite_fraction: float = 0.0

@@ -49,6 +49,7 @@ class HostProcess:
             None if is_first else int32_array(cluster.generations),
         )
         self._watch = TouchOrderWatch()
+        self._num_slabs_taken = 0
         self._turns = Turns(
             cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick()
         )
@@ -140,10 +141,11 @@ class HostProcess:
     def _take(self, event: host_events.HostEvent) -> None:
         assert self.core is not None
         self._watch.hears(event)
-        num_slabs_taken = self.core.stats()["slabs_taken"]
         effects = self.core.handle(event, self._cluster.now_s)
-        if self.core.stats()["slabs_taken"] != num_slabs_taken:
+        num_slabs_taken = self.core.stats()["slabs_taken"]
+        if num_slabs_taken != self._num_slabs_taken:
             self._watch.sees_slab_change_hands()
+        self._num_slabs_taken = num_slabs_taken
         for effect in effects:
             self._watch.says(effect)
             self._carry_out(effect)

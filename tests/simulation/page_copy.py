@@ -10,3 +10,7 @@ class PageCopy(NamedTuple):
     page: int
     host_page: int
     generation: int
+
+
+class StrayWrite(AssertionError):
+    """A backup was written to a host page that somebody else had been given in the meantime."""

@@ -22,7 +22,7 @@ from tests.simulation.links import End, Link
 from tests.simulation.modelled_rows import ModelledRow, Pages
 from tests.simulation.modelled_tokens import next_token, prefix_hashes
 from tests.simulation.not_finite import NotFinite
-from tests.simulation.page_copy import PageCopy
+from tests.simulation.page_copy import PageCopy, StrayWrite
 from tests.simulation.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
@@ -268,9 +268,20 @@ class SimulatedRank:
                 peer.pages[copy.group][copy.page] = list(content)
 
     def _back_up_page(self, copy: PageCopy) -> None:
-        if self.cluster.now_s <= self.exit_s:
-            content = tuple(self.pages[copy.group][copy.page])
-            self.cluster.arena[copy.host_page][self._part_of(copy.group)] = content
+        last_copy_s = self.cluster.faults.last_copy_s
+        if self.is_alive or not last_copy_s:
+            self._write_host_page(copy)
+        else:
+            delay_s = self.cluster.clock.draw(last_copy_s)
+            self.cluster.after(delay_s, partial(self._write_host_page, copy))
+
+    def _write_host_page(self, copy: PageCopy) -> None:
+        if self.cluster.now_s > self.exit_s:
+            return
+        if self.cluster.generations[copy.host_page] != copy.generation:
+            raise StrayWrite(f"rank {self.rank} writes host page {copy.host_page} of another")
+        content = tuple(self.pages[copy.group][copy.page])
+        self.cluster.arena[copy.host_page][self._part_of(copy.group)] = content
 
     def _copied(
         self, transfer: int, entries: list[PageCopy], is_load: bool, started_s: float

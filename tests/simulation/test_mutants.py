@@ -212,22 +212,11 @@ NO_QUARANTINE = Case(
     ),
 )
 COPIES_AT_DEATH = Workload(
-    seed=4,
-    settings=replace(SMALL_L1, ranks_per_lane=2),
-    l2_pages=64,
-    storage=None,
-    faults=Faults(copy_s=0.3, linger_s=0.6, link_delay_s=0.0005),
-    num_rank_kills=16,
-    num_requests=60,
-    span_s=6.0,
-)
-"""Ranks die while they and their peers copy."""
-LATENT_SHARES_AT_DEATH = Workload(
     seed=0,
-    settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
+    settings=replace(SMALL_L1, ranks_per_lane=2, num_lanes=3),
     l2_pages=40,
     storage=None,
-    faults=Faults(copy_s=1.2, linger_s=2.4, link_delay_s=0.0005),
+    faults=Faults(copy_s=0.6, linger_s=2.4, last_copy_s=1.2, link_delay_s=0.0005),
     num_rank_kills=16,
     num_requests=80,
     span_s=4.0,
@@ -238,7 +227,7 @@ LATENT_SHARES_AT_DEATH = Workload(
     abort_fraction=0.0,
     stop_fraction=0.0,
 )
-"""Each rank of a lane copies a share for its peers, and ranks die while they do."""
+"""Ranks die while they and their peers copy, and other lanes soon want the host pages."""
 CASES = [
     NO_QUARANTINE,
     Case(
@@ -249,11 +238,15 @@ CASES = [
         mutant=no_generation_check,
         world=end_leases_when_granted,
         workload=Workload(
-            seed=0,
-            settings=SMALL_L1,
+            seed=3,
+            settings=replace(SMALL_L1, num_lanes=3),
             l2_pages=16,
             storage=None,
-            faults=SLOW_COPIES,
+            faults=Faults(copy_s=0.2, link_delay_s=0.0005),
+            num_requests=48,
+            span_s=4.0,
+            num_prefixes=6,
+            prefix_tokens=(40,),
             has_sound_leases=False,
         ),
     ),
@@ -267,10 +260,7 @@ CASES = [
             salt_fraction=0.0,
         ),
     ),
-    Case(
-        mutant=abandon_for_one_process,
-        workload=COPIES_AT_DEATH,
-    ),
+    Case(mutant=abandon_for_one_process, workload=COPIES_AT_DEATH),
     Case(
         mutant=one_rank_acknowledgement,
         workload=Workload(
@@ -281,13 +271,16 @@ CASES = [
             salt_fraction=0.0,
         ),
     ),
-    Case(mutant=abandon_for_one_process, workload=LATENT_SHARES_AT_DEATH),
+    # Each rank of a lane copies a share for its peers.
     Case(
-        mutant=abandon_for_the_dead_rank,
+        mutant=abandon_for_one_process,
         workload=replace(
-            LATENT_SHARES_AT_DEATH, settings=replace(SMALL_L1, ranks_per_lane=2, num_lanes=3)
+            COPIES_AT_DEATH,
+            seed=1,
+            settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
         ),
     ),
+    Case(mutant=abandon_for_the_dead_rank, workload=replace(COPIES_AT_DEATH, seed=15)),
     Case(
         mutant=early_lease_end,
         workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES),
@@ -305,7 +298,7 @@ CASES = [
     Case(
         mutant=never_give_way,
         workload=Workload(
-            seed=0,
+            seed=2,
             settings=replace(FROM_STORAGE, num_pages=(30,)),
             faults=Faults(storage_s=0.3),
             num_flushes=6,

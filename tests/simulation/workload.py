@@ -53,6 +53,8 @@ _GROUPED_FRACTION = 0.3
 """Of workloads have lanes that step together."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
+_LONGEST_DRAW = 19.0
+"""Means: no delay that the clock draws is longer."""
 _FAULT_SPAN = 1.5
 """Faults come until so many times as long after the start as requests do."""
 
@@ -287,8 +289,11 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     assert not unanswered, f"nothing happens any more, but these wait: {unanswered}"
     check_answers(cluster)
 
-    # Faults that were still to come have their time, too.
-    end_s = max(cluster.now_s, _FAULT_SPAN * workload.span_s) + _SETTLE_S
+    # Faults that were still to come have their time, too: a rank that is killed last of all ends
+    # its copies and exits before the next one starts.
+    faults = cluster.faults
+    settle_s = _SETTLE_S + _LONGEST_DRAW * (faults.copy_s + 2 * faults.linger_s)
+    end_s = max(cluster.now_s, _FAULT_SPAN * workload.span_s) + settle_s
     cluster.run(lambda: cluster.now_s > end_s, limit_s=float("inf"))
     check_idle(cluster)
     num_stale = cluster.count("stale_loads")

@@ -28,7 +28,9 @@ async def generate(engine, max_tokens):
 async def main():
     engine = await AsyncLLM.connect(*sys.argv[1:])
     try:
-        await generate(engine, 1500)
+        # Again and again: a quick engine may be through with one before it is ended.
+        while True:
+            await generate(engine, 1500)
     except EngineDead as error:
         print("dead", time.monotonic(), error, flush=True)
     began_s = time.monotonic()

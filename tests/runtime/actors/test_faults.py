@@ -257,7 +257,7 @@ async def until_restarted(shared: SharedEngine, actor: str) -> None:
 restarts_before: dict[str, int] = {}
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 def lane(
     request: pytest.FixtureRequest, ray_cluster: PrivateCluster, checkpoint: Path
 ) -> Iterator[SharedEngine]:
@@ -279,21 +279,28 @@ def lane(
     asyncio.run(handle.shutdown())
 
 
-@pytest.mark.parametrize("lost", ["gpu0", "gpu1"])
+@pytest.mark.parametrize(("lost", "first_seed"), [("gpu0", 70), ("gpu1", 90)])
 async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
-    lane: SharedEngine, lost: str
+    lane: SharedEngine, lost: str, first_seed: int
 ) -> None:
+    before, through = (range(first, first + 4) for first in (first_seed, first_seed + 10))
     async with await AsyncLLM.connect(lane.name) as engine:
-        known = await generate_all(engine, range(70, 74))
-        expected = await generate_all(engine, range(80, 84))
+        known = await generate_all(engine, before)
+        expected = await generate_all(engine, through)
         await settle(lane)
-        assert await generate_through_a_kill(lane, engine, range(80, 84), lost) == expected
-        health = await lane.handle.call("health")
-        assert [health[rank]["incarnation"] for rank in ("gpu0", "gpu1")] == [2, 2]
+        incarnations = await incarnations_of(lane)
+        assert await generate_through_a_kill(lane, engine, through, lost) == expected
+        assert await incarnations_of(lane) == [number + 1 for number in incarnations]
 
         # L1 went with the ranks.
-        outputs = await asyncio.gather(*(generate(engine, seed) for seed in range(70, 74)))
+        outputs = await asyncio.gather(*(generate(engine, seed) for seed in before))
         assert [list(output.outputs[0].token_ids) for output in outputs] == known
         num_hits = sum(each.metrics.cached_tokens_by_source.get("l2", 0) for each in outputs)
-        assert num_hits >= MIN_L2_HITS * sum(len(prompt(seed)) // 16 * 16 for seed in range(70, 74))
+        assert num_hits >= MIN_L2_HITS * sum(len(prompt(seed)) // 16 * 16 for seed in before)
         await settle(lane)
+
+
+async def incarnations_of(lane: SharedEngine) -> list[int]:
+    """Of its two ranks."""
+    health = await lane.handle.call("health")
+    return [health[rank]["incarnation"] for rank in ("gpu0", "gpu1")]

@@ -196,12 +196,16 @@ def test_closing_leaves_no_descriptor_open(store: Store) -> None:
         bench.read([1, 9])
         bench.close()
 
+    def num_left() -> int:
+        num_open = len(os.listdir("/proc/self/fd"))
+        for _ in range(_NUM_USES):
+            use()
+        return len(os.listdir("/proc/self/fd")) - num_open
+
     use()  # what libraries keep for the process
-    num_open = len(os.listdir("/proc/self/fd"))
-    for _ in range(_NUM_USES):
-        use()
-    # Threads of a library may close a connection a little later; what leaks adds up.
-    assert len(os.listdir("/proc/self/fd")) < num_open + _NUM_USES
+    # Threads of a library may close a connection a little later, and others of this process, Ray's
+    # among them, open some at any time. What leaks does so every time.
+    assert min(num_left() for _ in range(3)) < _NUM_USES
 
 
 def test_delete_answers_per_name(bench: Bench, store: Store) -> None:
