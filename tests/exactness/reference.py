@@ -43,6 +43,8 @@ class Reference:
             folder, dtype=torch.float32, attn_implementation="eager"
         )
         self._known: dict[Prompt, Expected] = {}
+        self._known_with: dict[str, Expected] = {}
+        """By the prompt, how many tokens, and the options."""
         self._logits: dict[Prompt, torch.Tensor] = {}
 
     def expect(self, prompts: Iterable[Prompt]) -> list[Expected]:
@@ -63,12 +65,18 @@ class Reference:
             self._logits[prompt] = self._model(torch.tensor([prompt])).logits[0]
         return self._logits[prompt]
 
-    @torch.inference_mode()
     def expect_with(self, prompt: Prompt, num_tokens: int, **options: Any) -> Expected:
         """A greedy continuation by other options of transformers' `generate`.
 
         `gaps` and `logits` are those of the scores that it chose by.
         """
+        asked = repr((prompt, num_tokens, options))
+        if asked not in self._known_with:
+            self._known_with[asked] = self._ask_with(prompt, num_tokens, options)
+        return self._known_with[asked]
+
+    @torch.inference_mode()
+    def _ask_with(self, prompt: Prompt, num_tokens: int, options: dict[str, Any]) -> Expected:
         batch = torch.tensor([prompt])
         output = self._model.generate(
             batch,

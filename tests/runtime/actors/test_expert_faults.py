@@ -18,8 +18,9 @@ from tests.checkpoint_damage import zero_experts
 from tests.checkpoints import make_checkpoint
 from tests.ray_cluster import IMPATIENT, SharedEngine, own_name
 from tests.runtime.actors.test_faults import (
+    NUM_MET_TOKENS,
     generate,
-    generate_all,
+    generate_met,
     generate_through_a_kill,
     send,
     settle,
@@ -70,7 +71,7 @@ async def _until_moved(group: SharedEngine, engine: AsyncLLM) -> None:
     before = await _version(group)
     async with asyncio.timeout(60):
         while await _version(group) <= before:
-            await generate(engine, 1)
+            await generate(engine, 1, num_tokens=NUM_MET_TOKENS)
 
 
 @pytest.mark.parametrize("lost", ["gpu0", "gpu1"])
@@ -78,7 +79,7 @@ async def test_tokens_survive_sigkill_of_a_rank_whose_experts_come_back_from_the
     group: SharedEngine, lost: str
 ) -> None:
     async with await AsyncLLM.connect(group.name) as engine:
-        expected = await generate_all(engine, range(80, 84))
+        expected = await generate_met(engine, range(80, 84))
         await _until_moved(group, engine)
         zero_experts(Path(group.config.model.path))
         before = await group.handle.call("health")
@@ -88,7 +89,7 @@ async def test_tokens_survive_sigkill_of_a_rank_whose_experts_come_back_from_the
         for rank in ("gpu0", "gpu1"):
             assert health[rank]["incarnation"] == before[rank]["incarnation"] + 1
         await _until_moved(group, engine)
-        assert await generate_all(engine, range(80, 84)) == expected
+        assert await generate_met(engine, range(80, 84)) == expected
         await settle(group)
 
 
@@ -96,7 +97,7 @@ async def test_tokens_survive_a_new_scheduler_that_knows_experts_from_the_start_
     group: SharedEngine,
 ) -> None:
     async with await AsyncLLM.connect(group.name) as engine:
-        expected = await generate_all(engine, range(90, 94))
+        expected = await generate_met(engine, range(90, 94))
         await _until_moved(group, engine)
         before = await group.handle.call("health")
         with pytest.raises(EngineDead):
@@ -108,6 +109,6 @@ async def test_tokens_survive_a_new_scheduler_that_knows_experts_from_the_start_
             ]["incarnation"]:
                 await asyncio.sleep(0.05)
         await settle(group)
-        assert await generate_all(engine, range(90, 94)) == expected
+        assert await generate_met(engine, range(90, 94)) == expected
         await _until_moved(group, engine)
-        assert await generate_all(engine, range(90, 94)) == expected
+        assert await generate_met(engine, range(90, 94)) == expected

@@ -20,6 +20,8 @@ from tests.ray_cluster import IMPATIENT, SharedEngine, own_name
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NUM_TOKENS = 300
+NUM_MET_TOKENS = 150
+"""Where the ranks of several processes meet in every step, which takes them long on a cpu."""
 GROUP_BACK_S = 60.0
 MIN_L2_HITS = 0.95
 """Of what could come from a cache after a rank was lost."""
@@ -30,11 +32,13 @@ def prompt(seed: int, length: int = 100) -> list[int]:
     return [(seed * 31 + i * i) % 199 for i in range(length)]
 
 
-async def generate(engine: AsyncLLM, seed: int, hook: Hook | None = None) -> RequestOutput:
+async def generate(
+    engine: AsyncLLM, seed: int, hook: Hook | None = None, num_tokens: int = NUM_TOKENS
+) -> RequestOutput:
     """All of one request's output; `hook` runs once some tokens are there."""
     output: RequestOutput | None = None
     async for output in engine.generate(
-        prompt(seed), {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+        prompt(seed), {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
     ):
         if hook is not None and len(output.outputs[0].token_ids) > 20:
             await hook()
@@ -43,18 +47,26 @@ async def generate(engine: AsyncLLM, seed: int, hook: Hook | None = None) -> Req
     return output
 
 
-async def generate_all(engine: AsyncLLM, seeds: range, hook: Hook | None = None) -> list[list[int]]:
+async def generate_all(
+    engine: AsyncLLM, seeds: range, hook: Hook | None = None, num_tokens: int = NUM_TOKENS
+) -> list[list[int]]:
     first, *others = seeds
     outputs = await asyncio.gather(
-        generate(engine, first, hook), *(generate(engine, seed) for seed in others)
+        generate(engine, first, hook, num_tokens),
+        *(generate(engine, seed, num_tokens=num_tokens) for seed in others),
     )
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+async def generate_met(engine: AsyncLLM, seeds: range, hook: Hook | None = None) -> list[list[int]]:
+    """As `generate_all`, by ranks that meet."""
+    return await generate_all(engine, seeds, hook, NUM_MET_TOKENS)
 
 
 async def generate_through_a_kill(
     shared: SharedEngine, engine: AsyncLLM, seeds: range, lost: str
 ) -> list[list[int]]:
-    """As `generate_all`, but a rank is killed meanwhile; its step group is soon back."""
+    """As `generate_met`, but a rank is killed meanwhile; its step group is soon back."""
     killed_s: list[float] = []
 
     async def kill() -> None:
@@ -62,7 +74,7 @@ async def generate_through_a_kill(
         killed_s.append(time.monotonic())
         await shared.handle.call("wait_all_serving")
 
-    tokens = await generate_all(engine, seeds, kill)
+    tokens = await generate_met(engine, seeds, kill)
     assert time.monotonic() - killed_s[0] < GROUP_BACK_S
     return tokens
 
@@ -285,15 +297,16 @@ async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
 ) -> None:
     before, through = (range(first, first + 4) for first in (first_seed, first_seed + 10))
     async with await AsyncLLM.connect(lane.name) as engine:
-        known = await generate_all(engine, before)
-        expected = await generate_all(engine, through)
+        known = await generate_met(engine, before)
+        expected = await generate_met(engine, through)
         await settle(lane)
         incarnations = await incarnations_of(lane)
         assert await generate_through_a_kill(lane, engine, through, lost) == expected
         assert await incarnations_of(lane) == [number + 1 for number in incarnations]
 
         # L1 went with the ranks.
-        outputs = await asyncio.gather(*(generate(engine, seed) for seed in before))
+        again = (generate(engine, seed, num_tokens=NUM_MET_TOKENS) for seed in before)
+        outputs = await asyncio.gather(*again)
         assert [list(output.outputs[0].token_ids) for output in outputs] == known
         num_hits = sum(each.metrics.cached_tokens_by_source.get("l2", 0) for each in outputs)
         assert num_hits >= MIN_L2_HITS * sum(len(prompt(seed)) // 16 * 16 for seed in before)
