@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raydix.kernels.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
-from raydix.kernels.summands import check_summands, sum_rounded
+from raydix.kernels.summands import first_summand, sum_rounded
 
 _BLOCK = 1024
 _SILU = tl.constexpr(0)
@@ -28,14 +28,10 @@ def glu(gate_up_TI: Tensor, form: GluForm, *, dtype: torch.dtype | None = None) 
     float32, contiguous in the last dimension; or float32 summands [S, T, 2 x I] of a product in
     `dtype`. Raises ValueError if a shape, dtype or stride differs.
     """
-    summands, num_summands = gate_up_TI, 1
-    if gate_up_TI.dim() == 3:
-        num_summands = check_summands(summands, summands.shape[1:])
-        gate_up_TI = summands[0]
-    else:
-        dtype = gate_up_TI.dtype
-    if gate_up_TI.dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"Gate and up are {gate_up_TI.dtype}; expected bfloat16 or float32.")
+    summands = gate_up_TI
+    gate_up_TI, num_summands, dtype = first_summand(summands, dtype)
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"Gate and up are {dtype}; expected bfloat16 or float32.")
     if gate_up_TI.dim() != 2 or gate_up_TI.shape[1] % 2 or gate_up_TI.stride(1) != 1:
         raise ValueError(
             f"Gate and up are {tuple(gate_up_TI.shape)}, strides {gate_up_TI.stride()}; expected "

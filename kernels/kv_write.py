@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.rotation import QkNorm, RopeTables
-from raydix.kernels.summands import check_summands, sum_rounded
+from raydix.kernels.summands import first_summand, sum_rounded
 
 _ONE_WARP_ELEMENTS = 256
 
@@ -33,11 +33,8 @@ def rotate_and_write_kv(
     rounds where the twins `rms_norm`, `apply_rope` and `write_kv` round. Raises ValueError if a
     shape, dtype or stride differs.
     """
-    summands, num_summands = qkv_TX, 1
-    if qkv_TX.dim() == 3:
-        num_summands = check_summands(summands, summands.shape[1:])
-        qkv_TX = summands[0]
-    dtype = qkv_TX.dtype if summands.dim() == 2 else pool_PLH2SD.dtype
+    summands = qkv_TX
+    qkv_TX, num_summands, dtype = first_summand(summands, pool_PLH2SD.dtype)
     num_query_heads = _check_inputs(qkv_TX, dtype, pool_PLH2SD, layer, slot_mapping_T)
     _check_tables(len(qkv_TX), dtype, pool_PLH2SD.shape[5], rope, norm)
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
-from raydix.kernels.summands import check_summands, sum_rounded
+from raydix.kernels.summands import first_summand, sum_rounded
 
 _WIDE_ROW = 2048
 """From this many elements a row takes eight warps."""
@@ -30,12 +30,8 @@ def rms_norm(
     bf16 or all float32, contiguous in C; the weight may be float32 beside bf16. x may be float32
     summands [S, T, C] of what has `dtype`. Raises ValueError if a shape, dtype or stride differs.
     """
-    summands, num_summands = x_TC, 1
-    if x_TC.dim() == 3:
-        num_summands = check_summands(summands, summands.shape[1:])
-        x_TC = summands[0]
-    else:
-        dtype = x_TC.dtype
+    summands = x_TC
+    x_TC, num_summands, dtype = first_summand(summands, dtype)
     rows = [x_TC] if residual_TC is None else [x_TC, residual_TC]
     dtypes = [dtype, *(t.dtype for t in rows[1:])]
     if dtype not in (torch.bfloat16, torch.float32) or any(each != dtype for each in dtypes):

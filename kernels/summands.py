@@ -4,8 +4,6 @@
 Legend: S summands, T tokens of the step, O outputs.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -17,13 +15,28 @@ MAX_SUMMANDS = 32
 _BLOCK = 1024
 
 
-def check_summands(summands_STO: Tensor, shape: Sequence[int]) -> int:
-    """How many there are. Raises ValueError unless they are float32 [S, *shape], contiguous."""
+def first_summand(product: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, int, torch.dtype]:
+    """Of a product [T, O] or summands [S, T, O]: the first, how many, and the product's dtype.
+
+    A product is its own only summand and has its own dtype; `dtype` is that of what summands add
+    up to. Raises ValueError if that is None, or unless the summands are 1 to `MAX_SUMMANDS`,
+    float32 and contiguous.
+    """
+    if product.dim() != 3:
+        return product, 1, product.dtype
+    if dtype is None:
+        raise ValueError("The dtype of summands' sum is None; expected that of the product.")
+    num_summands = _check_summands(product)
+    return product[0], num_summands, dtype
+
+
+def _check_summands(summands_STO: Tensor) -> int:
+    """Return how many there are."""
     is_fit = summands_STO.dtype == torch.float32 and summands_STO.is_contiguous()
-    if not is_fit or tuple(summands_STO.shape[1:]) != tuple(shape):
+    if summands_STO.dim() != 3 or not is_fit:
         raise ValueError(
-            f"Summands are {summands_STO.dtype} {tuple(summands_STO.shape)}; expected contiguous "
-            f"float32 {['S', *shape]}."
+            f"Summands are {summands_STO.dtype} {tuple(summands_STO.shape)}, strides "
+            f"{summands_STO.stride()}; expected contiguous float32 [S, T, O]."
         )
     if not 1 <= len(summands_STO) <= MAX_SUMMANDS:
         raise ValueError(f"{len(summands_STO)} summands; expected 1 to {MAX_SUMMANDS}.")
@@ -31,8 +44,8 @@ def check_summands(summands_STO: Tensor, shape: Sequence[int]) -> int:
 
 
 def add_up(summands_STO: Tensor, dtype: torch.dtype) -> Tensor:
-    """Their sum [T, O], rounded to `dtype`. Raises ValueError as `check_summands` does."""
-    num_summands = check_summands(summands_STO, summands_STO.shape[1:])
+    """Their sum [T, O], rounded to `dtype`. Raises ValueError as `first_summand` does."""
+    num_summands = _check_summands(summands_STO)
     out_TO = summands_STO.new_empty(summands_STO.shape[1:], dtype=dtype)
     if out_TO.numel():
         _add_up[(triton.cdiv(out_TO.numel(), _BLOCK),)](

@@ -195,10 +195,6 @@ def _no_figures() -> dict[str, Any]:
     return {}
 
 
-def _nothing() -> None:
-    """What is left to do at the end of a model that waits for nobody."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
     """A model with its pools and everything around it that depends on its device."""
@@ -213,9 +209,9 @@ class GpuModel:
     """May be called once."""
     stats: Callable[[], dict[str, Any]] = _no_figures
     """What it adds to the actor's; may be called from any thread."""
-    close: Callable[[], None] = _nothing
+    close: Callable[[], None] = lambda: None
     """To be called at the end, from any thread: a step in flight may fail, but waits no longer for
-    other ranks.
+    other ranks. A model that waits for nobody has nothing to do.
     """
 
 

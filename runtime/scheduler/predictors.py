@@ -1,7 +1,6 @@
 """Learned times: how long will it take to compute so many tokens, or to load so many bytes?"""
 
 import math
-from collections import deque
 from dataclasses import dataclass
 
 _KEEP_S = 30.0
@@ -12,8 +11,10 @@ _SURPRISE = 2.0
 """What takes so many times as long as predicted is believed once it has been so slow thrice: a
 kernel was compiled, or the host held up. Nothing is so many times as quick by accident.
 """
+_NUM_SUSPECTS = 2
+"""Pieces that were so slow before the one that is believed."""
 _REFUTED = 0.3
-"""What was observed counts so much once something was that much quicker."""
+"""What was known of a size counts so much once it is believed to be that much slower or quicker."""
 _FADE = 0.1
 """Forgetting what observations of other sizes have told, beside what those of one size have."""
 _MIN_SLOPE = 0.25
@@ -71,13 +72,16 @@ class _Sums:
         whole = weight + amount * mixed
         if whole <= 0.0:
             return
-        lost = (1.0 - keep) / whole
+
+        # Divided first: after hours of idleness all of it is too little to divide by.
+        weight_part, mixed_part = weight / whole, mixed / whole
+        lost = 1.0 - keep
         lost_s = lost * (self.seconds + amount * self.product)
-        self.weight -= lost * weight * weight
-        self.amount -= lost * weight * mixed
-        self.amount_squared -= lost * mixed * mixed
-        self.seconds -= lost_s * weight
-        self.product -= lost_s * mixed
+        self.weight -= lost * weight_part * weight
+        self.amount -= lost * weight_part * mixed
+        self.amount_squared -= lost * mixed_part * mixed
+        self.seconds -= lost_s * weight_part
+        self.product -= lost_s * mixed_part
 
     def line(self) -> tuple[float, float]:
         """Seconds at nothing, and more for a full amount: least squares."""
@@ -111,29 +115,53 @@ class TimePredictor:
         self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
         self._observed = _Sums()
         self._observed_s = 0.0
-        self._former = deque([1.0, 1.0], maxlen=2)
-        """How many times as long as predicted the last ones took."""
+        self._suspects: list[tuple[float, float]] = []
+        """Amounts and seconds that were surprisingly slow, which nothing has contradicted."""
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
-        """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
+        """Learn that `amount` units took `seconds`; less than a microsecond teaches nothing."""
         # Also what is no number: no later observation would outweigh it.
-        if not seconds >= 1e-6 or amount <= 0:
+        if not 1e-6 <= seconds < math.inf or amount <= 0:
             return
         predicted_s = self.predict_s(amount, now_s)
-        slowness = seconds / predicted_s
-        believed = min(slowness, *self._former) if slowness > _SURPRISE else slowness
-        self._former.append(slowness)
-        if slowness > _SURPRISE >= believed:
+        believed_s = self._believe_s(amount, seconds, now_s)
+        if believed_s is None:
             return
 
-        if slowness * _SURPRISE < 1.0:
-            self._observed.fade(_REFUTED)
         part = amount / self._full_amount
         log_keep = self._log_keep * min(1.0, part)
+        keep_along = math.exp(log_keep)
+        if not 1.0 / _SURPRISE <= believed_s / predicted_s <= _SURPRISE:
+            # What other sizes take is kept: no more need have changed.
+            keep_along *= _REFUTED
         self._observed.fade(self._kept(now_s) * math.exp(_FADE * log_keep))
-        self._observed.fade_along(part, math.exp(log_keep))
-        self._observed.add(part, believed * predicted_s)
+        self._observed.fade_along(part, keep_along)
+        self._observed.add(part, believed_s)
         self._observed_s = now_s
+
+    def _believe_s(self, amount: float, seconds: float, now_s: float) -> float | None:
+        """How long it takes by what is known now; None: this is too slow to be believed yet."""
+        fixed_s, slope_s = self.line(now_s)
+
+        # No piece takes longer than a larger one, or longer by the unit than a smaller one. So what
+        # small ones take does not contradict large ones that are slow by their units.
+        self._suspects = [
+            (size, size_s)
+            for size, size_s in self._suspects
+            if _SURPRISE * (fixed_s + size * slope_s) < size_s
+            and size_s <= _SURPRISE * seconds * max(1.0, size / amount)
+        ]
+        predicted_s = fixed_s + amount * slope_s
+        if seconds <= _SURPRISE * predicted_s:
+            return seconds
+
+        suspects, suspect = self._suspects, (amount, seconds)
+        self._suspects = [*suspects, suspect][-_NUM_SUSPECTS:]
+        if len(suspects) < _NUM_SUSPECTS:
+            return None
+        # As slow as the least slow of them.
+        slowness = [size_s / (fixed_s + size * slope_s) for size, size_s in [*suspects, suspect]]
+        return predicted_s * min(slowness)
 
     def rate(self, now_s: float) -> float:
         """Units per second, once a piece of work is under way."""

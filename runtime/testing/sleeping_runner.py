@@ -75,10 +75,6 @@ def build_sleeping_model(
         runner=SleepingRunner(step_s),
         make_timer=HostTimer,
         make_transfers=None,
-        enter_thread=_nothing,
+        enter_thread=lambda: None,
     )
     return LoadedGpuModel(report=report, prepare=lambda _num_pages: model)
-
-
-def _nothing() -> None:
-    """No thread needs a device."""

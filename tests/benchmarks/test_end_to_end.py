@@ -19,7 +19,7 @@ from benchmarks import (
     reload,
     tensor_parallel,
 )
-from benchmarks.engines import Answer, Options, expect_sources
+from benchmarks.engines import MOE_TINY, Answer, Options, expect_sources
 from benchmarks.reference_models import MIN_TOP1
 from benchmarks.watched_copies import Window
 from benchmarks.workloads import TINY_BATCHES
@@ -240,7 +240,7 @@ def test_bars_hold_for_full_runs_alone() -> None:
 
 
 def test_floor_counts_each_expert_once_however_large_the_batch() -> None:
-    model = decode_tpot.MOE_TINY
+    model = MOE_TINY
     few, many = (decode_tpot.floor_ms(model, batch, 0, 1.0) for batch in (1, 1000))
 
     per_expert = (

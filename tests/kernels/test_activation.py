@@ -43,3 +43,8 @@ def test_summands_are_added_and_rounded_first(device: torch.device, dtype: torch
 def test_bad_inputs_are_refused(gate_up: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected"):
         glu(gate_up, SiluGlu())
+
+
+def test_summands_of_an_unfit_dtype_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected"):
+        glu(torch.zeros(3, 2, 8), SiluGlu(), dtype=torch.float16)

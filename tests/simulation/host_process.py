@@ -12,6 +12,7 @@ from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import ObjectsDone, ToHost
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.touch_order import TouchOrderWatch
 
@@ -105,7 +106,7 @@ class HostProcess:
         link.carry(End.ACCEPTOR, partial(self._cluster.scheduler.accept_host, link))
         self._turns.post(host_events.SchedulerAttached(link.number))
 
-    def _hear_scheduler(self, link: Link, message: host_events.ToHost) -> None:
+    def _hear_scheduler(self, link: Link, message: ToHost) -> None:
         self._turns.post(host_events.FromScheduler(link.number, message))
 
     def _lose_scheduler(self, link: Link) -> None:
@@ -126,7 +127,7 @@ class HostProcess:
         )
         self._turns.post(host_events.StorageAttached(link.number, pid))
 
-    def _hear_storage(self, link: Link, message: host_events.ObjectsDone) -> None:
+    def _hear_storage(self, link: Link, message: ObjectsDone) -> None:
         self._turns.post(host_events.FromStorage(link.number, message))
 
     def _lose_storage(self, link: Link) -> None:

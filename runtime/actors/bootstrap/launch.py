@@ -145,15 +145,12 @@ class _Model:
 def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
     """Measure the configured model, if it is that."""
     if build_model is not build_torch_model:
-        return _Model(build=build_model, prepare_spare=_nothing, sizes=None)
+        # Its builder alone knows what such a model imports.
+        return _Model(build=build_model, prepare_spare=lambda: None, sizes=None)
     with phase(logger, "configuration checked"):
         checked = check_model(config)
     build = partial(build_torch_model, checkpoint=checked.checkpoint)
     return _Model(build=build, prepare_spare=import_torch_model, sizes=checked.sizes)
-
-
-def _nothing() -> None:
-    """What there is to import for a model that is not known here."""
 
 
 def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:

@@ -6,7 +6,7 @@ from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.lookups import Lookups
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.waiting import OrderKey
+from raydix.runtime.scheduler.request_order import OrderKey
 
 
 def request(name: str) -> RequestState:

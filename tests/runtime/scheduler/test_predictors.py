@@ -60,6 +60,43 @@ def test_a_change_is_learned_from_one_size_alone() -> None:
     assert predictor.predict_s(512, 1.0) == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize("sizes", [(2048, 16), (8192, 64), (512, 2048, 512), (16, 4096, 16)])
+@pytest.mark.parametrize(("fixed_s", "slope_s"), [(0.006, 5e-5), (0.02, 1e-4), (0.025, 1e-6)])
+def test_sizes_that_take_turns_are_both_learned(
+    sizes: tuple[int, ...], fixed_s: float, slope_s: float
+) -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for amount in sizes * 30:
+        predictor.observe(amount, fixed_s + amount * slope_s, now_s=1.0)
+    for amount in sizes:
+        assert predictor.predict_s(amount, 1.0) == pytest.approx(
+            fixed_s + amount * slope_s, rel=0.3
+        )
+
+
+@pytest.mark.parametrize("amount", [64e3, 1e6, 100e6])
+@pytest.mark.parametrize("ratio", [2.5, 10.0, 100.0])
+def test_loads_that_become_slow_for_good_are_expected_to_be_slow_soon(
+    amount: float, ratio: float
+) -> None:
+    predictor = TimePredictor(50e9, full_amount=100e6)
+    quick_s = 0.001 + amount / 10e9
+    for _ in range(3000):
+        predictor.observe(amount, quick_s, now_s=1.0)
+    for _ in range(40):
+        predictor.observe(amount, ratio * quick_s, now_s=1.0)
+    assert predictor.predict_s(amount, 1.0) == pytest.approx(ratio * quick_s, rel=0.2)
+
+
+def test_what_large_pieces_take_is_kept_while_small_ones_are_held_up() -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for amount in (16, 8192) * 30:
+        predictor.observe(amount, 0.01 + amount * 1e-4, now_s=1.0)
+    for seconds in (0.05, 0.05, 0.05, 0.05, 0.0116, 0.0116, 0.0116):
+        predictor.observe(16, seconds, now_s=1.0)
+    assert predictor.predict_s(8192, 1.0) == pytest.approx(0.83, rel=0.2)
+
+
 def test_slow_small_loads_are_expected_to_be_slow() -> None:
     predictor = TimePredictor(10e9, full_amount=20e6)
     for _ in range(40):
@@ -126,9 +163,19 @@ def test_three_that_were_held_up_are_forgotten_as_soon_as_something_is_quick() -
     assert predictor.predict_s(1024, 1.0) == pytest.approx(0.0081, rel=0.1)
 
 
-@pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0])
+@pytest.mark.parametrize("idle_s", [0.0, 600.0, 21_000.0, 21_500.0, 22_000.0, 22_500.0, 1e7])
+def test_after_any_idle_time_the_next_observations_are_learned_from(idle_s: float) -> None:
+    predictor = TimePredictor(100_000.0, full_amount=2048)
+    for now_s in (0.0, idle_s):
+        for _ in range(10):
+            predictor.observe(512, 0.0256, now_s=now_s)
+    assert predictor.predict_s(512, idle_s) == pytest.approx(0.0256, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
 def test_what_is_no_duration_teaches_nothing(seconds: float) -> None:
     predictor = TimePredictor(20_000.0, full_amount=2048)
     before = predictor.line(1.0)
-    predictor.observe(2048, seconds, now_s=1.0)
+    for _ in range(3):
+        predictor.observe(2048, seconds, now_s=1.0)
     assert predictor.line(1.0) == before
