@@ -97,7 +97,7 @@ CASES = [
     Case(
         mutant=pending_loads_are_backed_up,
         workload=Workload(
-            seed=30,
+            seed=15,
             settings=replace(MIXED, num_pages=(64, 12)),
             storage=None,
             faults=SLOW_COPIES,
