@@ -55,6 +55,12 @@ def _refusal(verdict: Verdict) -> HttpFailure:
                 "header Authorization: Bearer KEY."
             )
             return failure(401, text, kind, code=code, headers=challenge)
+        case Verdict.SHUT:
+            text = (
+                "This route is shut, as the server has no keys. Start it with --keys FILE, and "
+                "send that file's admin key in the header Authorization: Bearer KEY."
+            )
+            return failure(401, text, kind, code=code, headers=challenge)
         case Verdict.UNKNOWN_KEY:
             return failure(401, "Nobody has this key.", kind, code=code, headers=challenge)
         case Verdict.WRONG_ROLE:

@@ -45,9 +45,17 @@ class BackendCounts:
         return self.io_error(error)
 
     def disk_full(self, error: object) -> ObjectStatus:
-        """Count that there was no room on the disk, and return its status."""
-        self.add("disk_full")
-        self._note(error, 1)
+        """Count that there was no room on the disk. Only the first time is logged: it may last."""
+        text = self._note(error, 1)
+        with self._lock:
+            is_first = not self._counts["disk_full"]
+            self._counts["disk_full"] += 1
+        if is_first:
+            logger.warning(
+                "%s; pages for which there is no room are not stored. Make room, or lower "
+                "cache.l3.max_bytes; further ones are only counted",
+                text,
+            )
         return ObjectStatus.FULL
 
     def timeout(self, error: object) -> ObjectStatus:

@@ -145,6 +145,7 @@ async def test_without_keys_the_admin_routes_stay_shut(server: Server) -> None:
             http.get("/admin/cache/stats"), http.get("/metrics"), http.get("/v1/models")
         )
     assert [each.status_code for each in answers] == [401, 200, 200]
+    assert "Start it with --keys FILE" in answers[0].json()["error"]["message"]
 
 
 async def test_the_admin_sees_and_empties_the_cache(guarded: Server) -> None:

@@ -41,4 +41,16 @@ def test_full_disk_is_no_io_error(code: int, caplog: pytest.LogCaptureFixture) -
     assert counts.os_error(OSError(errno.EIO, "broken")) is ObjectStatus.IO_ERROR
 
     assert counts.figures() == {"disk_full": 1, "io_errors": 1}
-    assert len(caplog.messages) == 1
+    assert len(caplog.messages) == 2
+
+
+def test_full_disk_is_told_once_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    counts = BackendCounts("the store")
+
+    for _ in range(3):
+        counts.os_error(OSError(errno.ENOSPC, "full"))
+
+    [line] = caplog.messages
+    assert line.startswith("the store: [Errno 28] full; pages for which there is no room")
+    assert "cache.l3.max_bytes" in line
+    assert counts.figures() == {"disk_full": 3}
