@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
     from raydix.runtime.server.keys import KeyJudge
 
+_TELL_S = 2.0
+"""Beyond its drain the engine tells streams that they have failed, and they their clients."""
+
 Http = Annotated[
     str | None,
     typer.Option(
@@ -145,7 +148,7 @@ async def serving_http(
 ) -> AsyncIterator[str | None]:
     """Serve the engine over HTTP meanwhile; yields the URL, or None without `--http`.
 
-    At the end streams may go on for `drain_s`.
+    At the end streams may go on for `drain_s`, and be told what the engine makes of them then.
     """
     if front is None:
         yield None
@@ -156,7 +159,7 @@ async def serving_http(
 
         app = build_app(engine, front.model_name, front.keys)
         spare_long_lived_objects()
-        async with listening(app, front.address, drain_s) as url:
+        async with listening(app, front.address, drain_s + _TELL_S) as url:
             yield url
     else:
         from raydix.runtime.server.serve_app import Replicas

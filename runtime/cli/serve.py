@@ -8,11 +8,11 @@ import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raydix.errors import ConfigError
+from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.log_format import format_json, format_text
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.cli.config_check import print_report
@@ -44,6 +44,9 @@ from raydix.runtime.cli.options import (
 from raydix.runtime.cli.stop_signal import deferring_ctrl_c, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+
+if TYPE_CHECKING:
+    from raydix.runtime.api.client import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -150,28 +153,39 @@ async def serve_until_stopped(
 
     Raises EngineDead, saying why, if it ends before, and StoppedWhileStarting.
     """
-    async with (
-        await start_engine(
-            config, name, address, drain_s=drain_s, listen=listen, secret_file=secret_file
-        ) as engine,
-        serving_http(front, engine, drain_s) as url,
-    ):
+    async with await start_engine(
+        config, name, address, drain_s=drain_s, listen=listen, secret_file=secret_file
+    ) as engine:
+        async with serving_http(front, engine, drain_s) as url:
+            await _tell_ready(engine, name)
+            if front is not None:
+                logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
+            await until_stopped(engine.wait_ended())
+            logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)
+            # For clients of all kinds at once: HTTP takes no connection meanwhile.
+            draining = asyncio.create_task(_drain(engine), name="drain")
+        await draining
+
+
+async def _tell_ready(engine: "AsyncLLM", name: str) -> None:
+    logger.info(
+        "engine %s is ready: raydix generate --connect %s --prompt ...   Ctrl-C stops it",
+        name,
+        shlex.quote(name),
+    )
+    listens_at = await engine.listens_at()
+    if listens_at is not None:
         logger.info(
-            "engine %s is ready: raydix generate --connect %s --prompt ...   Ctrl-C stops it",
-            name,
+            "for clients elsewhere: raydix generate --connect %s@%s --secret-file FILE ...",
             shlex.quote(name),
+            _dialled(listens_at),
         )
-        listens_at = await engine.listens_at()
-        if listens_at is not None:
-            logger.info(
-                "for clients elsewhere: raydix generate --connect %s@%s --secret-file FILE ...",
-                shlex.quote(name),
-                _dialled(listens_at),
-            )
-        if front is not None:
-            logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
-        await until_stopped(engine.wait_ended())
-        logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)
+
+
+async def _drain(engine: "AsyncLLM") -> None:
+    # Whoever has ended has nothing left to drain.
+    with contextlib.suppress(EngineDead):
+        await (await engine.place.find()).call("drain")
 
 
 def _dialled(listens_at: str) -> str:

@@ -218,10 +218,17 @@ class SupervisorActor:
         """Return once every actor serves and is attached to the Scheduler."""
         await self._actors.wait_attached()
 
-    async def shutdown(self) -> None:
-        """A clean stop: requests and writes to L3 drain for a bounded time; then actors end."""
+    async def drain(self) -> None:
+        """Take nothing new, and let requests, copies to L2 and writes to L3 end; bounded.
+
+        Requests that have not ended in time fail.
+        """
         if not self._is_stopping and self._failure is None:
             await self._drain()
+
+    async def shutdown(self) -> None:
+        """A clean stop: requests and writes to L3 drain for a bounded time; then actors end."""
+        await self.drain()
         await self.stop()
 
     async def stop(self) -> None:
@@ -274,6 +281,7 @@ class SupervisorActor:
             self.detach_storage,
             self.explain,
             self.check,
+            self.drain,
         )
         waits = (self.wait_ended, self.wait_all_serving, self._log.next_lines)
         return {

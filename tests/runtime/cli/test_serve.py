@@ -64,6 +64,7 @@ def test_a_signal_drains_the_engine_for_as_long_as_asked(
     fate.append(lambda: os.kill(os.getpid(), number))
     assert run("serve", checkpoint, "--drain-s", "42") == 0
     assert cluster.supervisions[0].drain_timeout_s == 42.0
+    assert ("drain",) in cluster.handle.calls
     assert cluster.handle.is_shut_down
 
 

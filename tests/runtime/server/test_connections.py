@@ -13,6 +13,7 @@ import pytest
 
 from raydix.errors import EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.open_requests import OnNews, OpenRequest
 from raydix.runtime.server.listener import listening
 from tests.runtime.server.served_engine import MODEL, Server, serving
@@ -242,6 +243,19 @@ async def test_streams_that_outlast_the_drain_are_cut_and_aborted(
     assert has_left.is_set()
     with pytest.raises(openai.APIConnectionError):
         await reading
+
+
+async def test_streams_that_outlast_the_drain_of_their_engine_are_told(checkpoint: Path) -> None:
+    async with serving(checkpoint, drain_s=30.0, model={"max_model_len": 2048}) as server:
+        endless = {**LONG, "max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+        stream = await server.client().completions.create(**endless, stream=True)
+        chunks = aiter(stream)
+        await anext(chunks)
+        scheduler = server.engine.spawner.latest(ActorKind.SCHEDULER)
+        assert scheduler is not None
+        await scheduler.call("drain", 0.01)
+        with pytest.raises(openai.APIError, match="was shut down before"):
+            await _count(chunks)
 
 
 async def _count(chunks: Any) -> int:
