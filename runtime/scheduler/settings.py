@@ -88,7 +88,7 @@ class SchedulerSettings:
     waited 4.7 s under turns of 32 streams, and nothing was gained.
     """
     start_prefill_tokens_per_s: float = 50_000.0
-    """Rather too many: see `TimePredictor`. So are those that follow."""
+    """Rather too many: see `TimePredictor`. So are the bytes of loads."""
     start_prefill_s: float = 0.0
     """Of a step with prompts, whatever their tokens."""
     start_load_bytes_per_s: float = 10e9
