@@ -25,6 +25,10 @@ from raydix.runtime.scheduler.request import Phase, RequestState, Start
 
 _MAX_MOVED = 16
 """Waiting requests whose place is chosen anew per step: a bound on what a step costs."""
+_MAX_IN_VAIN = 64
+"""Waiting requests that are looked at per step and do not run. After a change for everybody that
+may be the whole queue: the others are looked at by the ticks that follow, between other events.
+"""
 
 
 class Verdict(Enum):
@@ -71,9 +75,10 @@ def admit_waiting(
 ) -> list[RequestState]:
     """Admit waiting requests, in order, until one has no room or the budget is used up."""
     admitted: list[RequestState] = []
+    num_in_vain = 0
     _move_grown(replica, lane)
 
-    # Whoever is looked at runs, is parked, moves back, or has no room: so this ends.
+    # Whoever is looked at runs, is parked, moves back, or has no room.
     while (
         budget_tokens > 0
         and lane.has_free_slot
@@ -85,7 +90,10 @@ def admit_waiting(
                 if request.phase is Phase.RUNNING:
                     budget_tokens -= request.num_to_plan
             case Verdict.WAITS:
-                continue
+                num_in_vain += 1
+                if num_in_vain == _MAX_IN_VAIN:
+                    replica.wake_at(now_s)
+                    break
             case Verdict.NO_ROOM:
                 break
     return admitted

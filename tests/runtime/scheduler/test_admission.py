@@ -110,6 +110,29 @@ def test_lpm_works_with_any_number_waiting(num_waiting: int) -> None:
     assert list(driver.answers)[1:3] == [blocker, cached]
 
 
+def test_a_turn_looks_at_a_bounded_part_of_a_queue_of_which_l2_is_lost() -> None:
+    driver = CoreDriver(is_attached=False, has_host_memory=True, lpm_span_s=1000.0)
+    prompts = [tokens(100 * index, 5) for index in range(300)]
+    for prompt in prompts:
+        driver.fill_l2(prompt)
+    for prompt in prompts:
+        driver.submit(prompt, max_tokens=1)
+    waiting = driver.core._replica.lanes[0].waiting
+    assert all(waiting.num_cached_pages(request) for request in waiting.requests.values())
+    driver.lose_host()
+    driver.attach_rank(0)
+    moved = [
+        request for request in waiting.requests.values() if not waiting.num_cached_pages(request)
+    ]
+    assert 0 < len(moved) < 100
+
+    # The others are looked at by the next ticks, and all are served.
+    driver.wait(0.0)
+    driver.run()
+    assert {answer.ending for answer in driver.answers.values()} == {"length"}
+    assert len(driver.answers) == 300
+
+
 def test_shared_prefix_is_computed_once() -> None:
     driver = CoreDriver(
         page_size=4,
