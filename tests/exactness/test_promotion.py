@@ -7,7 +7,8 @@ from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import assert_all_exact, count_tokens, engine_config, make_prompts, run
 from tests.exactness.reference import References
 
-PROMPTS = make_prompts(57, [240, 230, 200], num_shared=120)
+NUM_SHARED = 120
+PROMPTS = make_prompts(57, [240, 230, 200], num_shared=NUM_SHARED)
 NUM_TOKENS = 12
 CACHE = {
     "page_size": 2,
@@ -26,10 +27,16 @@ async def test_parts_loaded_while_others_are_awaited_are_exact(
         await run(engine, PROMPTS, 1)
         await engine.settle()
         await engine.flush()
+
+        # L2 holds what they share: its load starts in the turn that asks for the rest, so it is
+        # ahead of that however late a busy machine hears of each part.
+        await run(engine, [PROMPTS[0][: NUM_SHARED + 1]], 1)
+        await engine.settle()
+        await engine.flush_l1()
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
-        assert count_tokens(outputs, "l3") == sum(len(prompt) // 2 * 2 for prompt in PROMPTS) - len(
-            PROMPTS
-        )
+        num_cached = sum(len(prompt) // 2 * 2 for prompt in PROMPTS) - len(PROMPTS)
+        assert count_tokens(outputs, "l2") == NUM_SHARED * len(PROMPTS)
+        assert count_tokens(outputs, "l3") == num_cached - NUM_SHARED * len(PROMPTS)
         assert (await engine.stats())["scheduler"]["promoted_pages"] > 0
         await engine.check()
