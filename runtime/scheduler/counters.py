@@ -35,6 +35,8 @@ class Count(StrEnum):
     STALE_LOADS = "stale_loads"
     BACKED_UP_PAGES = "backed_up_pages"
     BACKUP_QUEUE_FULL = "backup_queue_full"
+    WRONG_TIMES = "wrong_times"
+    """Ranks told that something took less than nothing, or more than can be."""
     LOST_RANKS = "lost_ranks"
     LOST_HOSTS = "lost_hosts"
     HOST_SILENCES = "host_silences"

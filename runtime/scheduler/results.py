@@ -20,6 +20,8 @@ from raydix.runtime.scheduler.request import RequestState, RowOutcome
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NO_TOKENS = int32_array((NO_TOKEN,))
+_MAX_TOLD_S = 86_400.0
+"""No step and no copy takes a day. Sums and predictions would never get over a time without end."""
 
 
 def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: float) -> None:
@@ -32,16 +34,8 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
 def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
     result = flight.result
     assert result is not None, "every rank has answered"
-    lane.counters.add_s(Duration.COMPUTE, result.compute_s)
-    if flight.num_rows < flight.num_tokens == flight.most_tokens:
-        # A decode step's time says little about the time per prompt token, nor does that of a lane
-        # that waits for one with more.
-        predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
-        replica.counters.count_prediction(Prediction.PREFILL, predicted_s, result.compute_s)
-        replica.prefill_rate.observe(flight.num_tokens, result.compute_s, now_s)
-    elif flight.num_rows == flight.num_tokens == flight.most_tokens:
-        replica.decode_rate.observe(flight.num_rows, result.compute_s, now_s)
-
+    if _is_told(lane, result.compute_s):
+        _learn_step(replica, lane, flight, result.compute_s, now_s)
     num_decodes = flight.num_decodes
     num_sampling = num_decodes + sum(row.output_position is not None for row in flight.rows)
     if len(result.token_ids) != num_sampling:
@@ -58,6 +52,29 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
         slots = np.concatenate((slots, int32_array(joined_slots)))
         token_ids = np.concatenate((token_ids, int32_array(joined_tokens)))
     _take_tokens(replica, lane, slots, token_ids, now_s)
+
+
+def _is_told(lane: Lane, seconds: float) -> bool:
+    """Whether a rank tells a time that can be; another one teaches nothing and is counted."""
+    # Written so that NaN cannot be, either.
+    can_be = 0.0 <= seconds <= _MAX_TOLD_S
+    if not can_be:
+        lane.counters.count(Count.WRONG_TIMES)
+    return can_be
+
+
+def _learn_step(
+    replica: Replica, lane: Lane, flight: StepInFlight, seconds: float, now_s: float
+) -> None:
+    lane.counters.add_s(Duration.COMPUTE, seconds)
+    if flight.num_rows < flight.num_tokens == flight.most_tokens:
+        # A decode step's time says little about the time per prompt token, nor does that of a lane
+        # that waits for one with more.
+        predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
+        replica.counters.count_prediction(Prediction.PREFILL, predicted_s, seconds)
+        replica.prefill_rate.observe(flight.num_tokens, seconds, now_s)
+    elif flight.num_rows == flight.num_tokens == flight.most_tokens:
+        replica.decode_rate.observe(flight.num_rows, seconds, now_s)
 
 
 def _take_rows(
@@ -215,11 +232,12 @@ def _count_latency(
 
 def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: float) -> None:
     """One rank has done loads or backups. Each counts once every rank of the lane has."""
-    if done.num_bytes:
-        predicted_s = replica.load_rate.predict_s(done.num_bytes, now_s)
-        replica.counters.count_prediction(Prediction.LOAD, predicted_s, done.seconds)
-    replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
-    lane.note_copy(done.rank, done.seconds)
+    if _is_told(lane, done.seconds):
+        if done.num_bytes:
+            predicted_s = replica.load_rate.predict_s(done.num_bytes, now_s)
+            replica.counters.count_prediction(Prediction.LOAD, predicted_s, done.seconds)
+        replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
+        lane.note_copy(done.rank, done.seconds)
 
     stale = set(done.stale_transfer_ids.tolist())
     for number in done.transfer_ids.tolist():
