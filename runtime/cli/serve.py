@@ -41,7 +41,7 @@ from raydix.runtime.cli.options import (
     lazy_storage,
     sections_of,
 )
-from raydix.runtime.cli.stop_signal import deferring_ctrl_c, until_stopped
+from raydix.runtime.cli.stop_signal import deferring_signals, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 
@@ -117,7 +117,7 @@ def having_metrics_port(config: EngineConfig, address: str | None) -> Iterator[E
 
     Whoever joins a cluster uses its ports.
     """
-    with deferring_ctrl_c():
+    with deferring_signals():
         from raydix.runtime.actors.bootstrap.cluster import is_free_port, named_cluster
 
     if config.ray.metrics_port is not None or named_cluster(address) is not None:

@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 STOPPED_STATUS = 130
 """As of a shell's command that Ctrl-C ends."""
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedWhileStarting(Exception):
@@ -27,7 +28,8 @@ async def unless_stopped(
     """The result of `work`; None after SIGINT or SIGTERM, which cancel it.
 
     `on_stop` is called before that. Raises StopsTooSlowly if `work` has not ended `patience_s`
-    later. On the main thread's loop.
+    later. On the main thread's loop. A signal that came just before cancels this: the same happens
+    then, but that it raises.
     """
     with _signals() as stopped:
         signalled = asyncio.create_task(stopped.wait())
@@ -36,15 +38,22 @@ async def unless_stopped(
             await asyncio.wait({signalled, doing}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
-
-            on_stop()
-            doing.cancel()
-            await asyncio.wait({doing}, timeout=patience_s)
-            if not doing.done():
-                raise StopsTooSlowly
+            await _stop(doing, patience_s, on_stop)
             return None
+        except asyncio.CancelledError:
+            if not doing.done():
+                await _stop(doing, patience_s, on_stop)
+            raise
         finally:
             signalled.cancel()
+
+
+async def _stop(doing: asyncio.Task[Any], patience_s: float, on_stop: Callable[[], None]) -> None:
+    on_stop()
+    doing.cancel()
+    await asyncio.wait({doing}, timeout=patience_s)
+    if not doing.done():
+        raise StopsTooSlowly
 
 
 async def until_stopped(ended: Coroutine[Any, Any, None] | None = None) -> None:
@@ -66,19 +75,22 @@ async def until_stopped(ended: Coroutine[Any, Any, None] | None = None) -> None:
 
 
 @contextlib.contextmanager
-def deferring_ctrl_c() -> Iterator[None]:
-    """Let SIGINT take effect after the block. On the main thread.
+def deferring_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM take effect after the block. On the main thread.
 
     For imports: some packages, such as ray, catch KeyboardInterrupt there and go on without it.
     """
     noted: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    former = {
+        number: signal.signal(number, lambda number, _: noted.append(number)) for number in _STOPS
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, former)
-    if noted and callable(former):
-        former(signal.SIGINT, None)
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    for number in noted:
+        signal.raise_signal(number)
 
 
 @contextlib.contextmanager
@@ -86,7 +98,7 @@ def _signals() -> Iterator[asyncio.Event]:
     """An event that SIGINT and SIGTERM set meanwhile."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    former = {number: signal.getsignal(number) for number in _STOPS}
     for number in former:
         loop.add_signal_handler(number, stopped.set)
     try:

@@ -115,21 +115,33 @@ def test_a_package_that_is_not_installed_is_one_line_that_says_what_to_do(packag
     assert result.stderr.count("\n") == 1
 
 
-def test_ctrl_c_while_the_command_line_is_imported_leaves_no_traceback() -> None:
+def run_interrupted(interruption: str, before: str = "") -> tuple[int, str]:
+    """Status and errors of a command line during whose import this is executed."""
     with open(PROJECT / "pyproject.toml", "rb") as file:
         script = tomllib.load(file)["project"]["scripts"]["raydix"]
     module, _, function = script.partition(":")
     code = (
-        "import importlib, sys, types\n"
+        "import importlib, signal, sys, types\n"
         "def interrupt(name, *_):\n"
-        "    if name == 'raydix.runtime.cli.main': raise KeyboardInterrupt\n"
+        f"    if name == 'raydix.runtime.cli.main': {interruption}\n"
         "sys.meta_path.insert(0, types.SimpleNamespace(find_spec=interrupt))\n"
+        f"{before}\n"
         f"importlib.import_module({module!r}).{function}()"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert (result.returncode, result.stderr) == (STOPPED_STATUS, "")
+    return result.returncode, result.stderr
+
+
+def test_ctrl_c_while_the_command_line_is_imported_leaves_no_traceback() -> None:
+    assert run_interrupted("raise KeyboardInterrupt") == (STOPPED_STATUS, "")
+
+
+@pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN)"])
+def test_sigterm_ends_as_ctrl_c_does_and_says_so(before: str) -> None:
+    status, told = run_interrupted("signal.raise_signal(signal.SIGTERM)", before)
+    assert (status, told) == (STOPPED_STATUS, "SIGTERM: raydix ends\n")
 
 
 def test_what_every_verb_imports_at_once_is_quick() -> None:

@@ -16,7 +16,7 @@ from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.cli import serve
 from raydix.runtime.cli.stop_signal import (
     StopsTooSlowly,
-    deferring_ctrl_c,
+    deferring_signals,
     unless_stopped,
     until_stopped,
 )
@@ -168,11 +168,43 @@ async def test_who_does_not_end_when_cancelled_is_not_waited_for() -> None:
     may_end.set()
 
 
+async def test_who_waits_is_cancelled_and_calls_off_what_is_under_way() -> None:
+    told: list[str] = []
+
+    async def start() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append("undone")
+
+    # As Ctrl-C does that comes before this has handlers of its own.
+    waiting = asyncio.create_task(
+        unless_stopped(start(), 10.0, on_stop=lambda: told.append("stopping"))
+    )
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert told == ["stopping", "undone"]
+
+
+def test_sigterm_during_an_import_is_taken_after_it() -> None:
+    taken: list[str] = []
+    former = signal.signal(signal.SIGTERM, lambda *_: taken.append("SIGTERM"))
+    try:
+        with deferring_signals():
+            signal.raise_signal(signal.SIGTERM)
+            taken.append("the end of the import")
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert taken == ["the end of the import", "SIGTERM"]
+
+
 def test_ctrl_c_outlives_an_import_that_would_swallow_it() -> None:
     reached = []
 
     def import_it() -> None:
-        with deferring_ctrl_c():
+        with deferring_signals():
             signal.raise_signal(signal.SIGINT)
             reached.append("the end of the import")
 
@@ -185,7 +217,7 @@ def test_ctrl_c_outlives_an_import_that_would_swallow_it() -> None:
 def test_ctrl_c_that_the_process_ignores_stays_ignored() -> None:
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with deferring_ctrl_c():
+        with deferring_signals():
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, former)
