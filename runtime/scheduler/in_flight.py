@@ -126,6 +126,7 @@ class InFlight:
         for transfer in transfers:
             transfer.send(self._ranks, now_s)
             self.transfers[transfer.transfer_id] = transfer
+        self._begin_oldest_transfer(now_s)
 
     def acknowledge_step(self, result: StepResult) -> None:
         """One rank has done a plan."""
@@ -151,7 +152,7 @@ class InFlight:
         return oldest
 
     def acknowledge_transfer(
-        self, transfer_id: TransferId, rank: int, *, is_stale: bool
+        self, transfer_id: TransferId, rank: int, *, is_stale: bool, now_s: float
     ) -> Load | Backup | None:
         """One rank has done a load or backup; returns it once every rank has."""
         transfer = self.transfers.get(transfer_id)
@@ -161,7 +162,14 @@ class InFlight:
             )
         if not transfer.acknowledge(rank, is_stale=is_stale):
             return None
-        return self.transfers.pop(transfer_id)
+        del self.transfers[transfer_id]
+        self._begin_oldest_transfer(now_s)
+        return transfer
+
+    def _begin_oldest_transfer(self, now_s: float) -> None:
+        oldest = self.oldest_transfer
+        if oldest is not None and oldest.first_s is None:
+            oldest.come_first(now_s)
 
     def num_held_pages(self, group: int) -> int:
         """GPU pages of a KV group that the copies sent name, each counted once."""

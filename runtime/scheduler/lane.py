@@ -275,10 +275,12 @@ class Lane:
         return flight
 
     def acknowledge_transfer(
-        self, transfer_id: TransferId, rank: int, *, is_stale: bool
+        self, transfer_id: TransferId, rank: int, *, is_stale: bool, now_s: float
     ) -> Load | Backup | None:
         """One rank has done a load or backup; returns it once every rank has."""
-        transfer = self.in_flight.acknowledge_transfer(transfer_id, rank, is_stale=is_stale)
+        transfer = self.in_flight.acknowledge_transfer(
+            transfer_id, rank, is_stale=is_stale, now_s=now_s
+        )
         if transfer is not None:
             self.l1.pools.unhold(transfer.page_ids)
         return transfer

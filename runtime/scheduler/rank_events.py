@@ -18,7 +18,7 @@ from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
 from raydix.runtime.scheduler.submission import move_waiting
 
 _PATIENCE = 10
-"""A step may take so many times as long as predicted."""
+"""A step or a copy may take so many times as long as predicted."""
 _Due = tuple[float, str, set[int]]
 """When something is due, its name, and the ranks that owe it."""
 
@@ -195,7 +195,12 @@ def _dues(replica: Replica, lanes: list[Lane], now_s: float) -> list[_Due]:
 
     for lane in lanes:
         copy = lane.in_flight.oldest_transfer
-        if copy is not None and copy.sent_s is not None:
+        if copy is not None and copy.first_s is not None:
+            # Ranks copy one after the other: what was sent behind others has had no time yet.
+            predicted_s = replica.load_rate.predict_s(
+                replica.bytes_of(map(len, copy.page_ids)), now_s
+            )
+            patience_s = max(deadline_s, _PATIENCE * predicted_s)
             what = f"transfer {copy.transfer_id}"
-            dues.append((copy.sent_s + deadline_s, what, copy.waiting_ranks))
+            dues.append((copy.first_s + patience_s, what, copy.waiting_ranks))
     return dues

@@ -242,7 +242,7 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
     stale = set(done.stale_transfer_ids.tolist())
     for number in done.transfer_ids.tolist():
         transfer = lane.acknowledge_transfer(
-            TransferId(number), done.rank, is_stale=number in stale
+            TransferId(number), done.rank, is_stale=number in stale, now_s=now_s
         )
         match transfer:
             case Load():

@@ -29,6 +29,8 @@ class Transfer:
     is_stale: bool = False
     """A rank read a host page that had changed hands: the bytes are not to be used."""
     sent_s: float | None = None
+    first_s: float | None = None
+    """Since when none that was sent before it is under way."""
 
     @property
     def num_pages(self) -> int:
@@ -44,6 +46,10 @@ class Transfer:
         """How long ago it was sent."""
         assert self.sent_s is not None, "only what was sent comes back"
         return now_s - self.sent_s
+
+    def come_first(self, now_s: float) -> None:
+        """All that were sent before it are done: it is what the ranks work on, if they do."""
+        self.first_s = now_s
 
     def acknowledge(self, rank: int, *, is_stale: bool) -> bool:
         """A rank has done it. True: so have all."""

@@ -1,6 +1,7 @@
 """Dead and silent neighbours: ranks, HostMemory, and what the core does about them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,11 +9,11 @@ from raydix.ids import ConnectionId
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.keys import mirror_keys
 from tests.simulation.faults import Faults
 from tests.simulation.workload import BASE_SETTINGS, STORAGE, Workload, run_workload
@@ -60,6 +61,48 @@ def test_copy_that_hangs_condemns_the_rank() -> None:
     assert not driver.kills
     driver.wait(2.0)
     assert "transfer" in driver.kills[0].reason
+
+
+def loading(num_loads: int, **changes: Any) -> tuple[CoreDriver, list[int]]:
+    """A rank that has made a step and does so many loads, all sent together; their ids."""
+    driver = CoreDriver(has_host_memory=True, step_deadline_s=30.0, num_pages=(64,), **changes)
+    driver.submit([1], max_tokens=1)
+    driver.run()
+    prompts = [[start, *PROMPT[1:]] for start in range(100, 100 + num_loads)]
+    for prompt in prompts:
+        driver.fill_l2(prompt)
+        driver.submit(prompt, max_tokens=1)
+    driver.host_turn()
+    while driver.plans[0]:
+        driver.step()
+    return driver, [*driver.core._replica.lanes[0].in_flight.transfers]
+
+
+def test_copy_behind_others_is_not_late_for_their_time() -> None:
+    driver, ids = loading(3)
+    for number in ids:
+        driver.wait(20.0)
+        driver.report(0, TransfersDone(rank=0, transfer_ids=int32_array([number])))
+    driver.wait(100.0)
+    assert len(ids) == 3
+    assert not driver.kills
+
+
+def test_copy_that_hangs_behind_others_is_noticed() -> None:
+    driver, ids = loading(3)
+    driver.wait(20.0)
+    driver.report(0, TransfersDone(rank=0, transfer_ids=int32_array(ids[1:])))
+    driver.wait(11.0)
+    assert f"transfer {ids[0]}" in driver.kills[0].reason
+
+
+def test_large_copy_over_a_slow_link_is_not_late_before_it_can_be_done() -> None:
+    num_bytes = 4 * BASE.layout.payload_bytes(0)
+    driver, ids = loading(1, start_load_bytes_per_s=num_bytes / 20.0)
+    driver.wait(45.0)
+    driver.report(0, TransfersDone(rank=0, transfer_ids=int32_array(ids)))
+    driver.wait(1.0)
+    assert not driver.kills
 
 
 def test_only_the_ranks_that_are_late_are_condemned() -> None:
