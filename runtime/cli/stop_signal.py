@@ -89,8 +89,8 @@ def deferring_signals() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-    for number in noted:
-        signal.raise_signal(number)
+    for each in noted:
+        signal.raise_signal(each)
 
 
 @contextlib.contextmanager
