@@ -38,13 +38,21 @@ async def unless_stopped(
                 return doing.result()
 
             on_stop()
-            doing.cancel()
-            await asyncio.wait({doing}, timeout=patience_s)
-            if not doing.done():
-                raise StopsTooSlowly
+            await _end(doing, patience_s)
             return None
+        except asyncio.CancelledError:
+            # So asyncio tells of a Ctrl-C that came before this: while modules were imported, say.
+            await _end(doing, patience_s)
+            raise
         finally:
             signalled.cancel()
+
+
+async def _end(task: asyncio.Task[Any], patience_s: float) -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=patience_s)
+    if not task.done():
+        raise StopsTooSlowly
 
 
 async def until_stopped(ended: Coroutine[Any, Any, None] | None = None) -> None:
