@@ -34,6 +34,7 @@ lint: venv
 
 types: venv
 	$(BIN)/mypy -p raydix -p benchmarks
+	$(BIN)/mypy examples
 
 layers: venv
 	$(BIN)/lint-imports

@@ -12,7 +12,6 @@ import ray
 from raydix import AsyncLLM, SamplingParams
 
 
-@ray.remote(num_cpus=0)
 class Summarizer:
     """An application's actor; many calls run at once on its event loop."""
 
@@ -31,7 +30,8 @@ class Summarizer:
 async def main(name: str = "raydix") -> None:
     """Two actors share one engine, and with it the cache."""
     engine = await AsyncLLM.connect(name)
-    actors = [Summarizer.remote(engine) for _ in range(2)]
+    actor_class = ray.remote(num_cpus=0)(Summarizer)
+    actors = [actor_class.remote(engine) for _ in range(2)]
     text = "A radix tree stores strings that share prefixes; each edge carries a run of symbols."
     print(await asyncio.gather(*(actor.summarize.remote(text) for actor in actors)))
     await engine.disconnect()

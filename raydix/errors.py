@@ -37,6 +37,17 @@ class BadParameter(BadRequest):
 class UnknownRequest(BadRequest):
     """The engine does not remember a request of this id."""
 
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return (
+            f"Request {self.request_id!r} is not among the last 1,024 of this engine. Give the "
+            "request_id of an output; in the id of an HTTP answer that is what follows cmpl-, "
+            "chatcmpl- or resp_, with -0 for the first of several choices."
+        )
+
 
 class PromptTooLong(BadRequest):
     """The prompt leaves no room for one generated token."""

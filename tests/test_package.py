@@ -96,15 +96,17 @@ def test_every_error_is_public_and_survives_pickling() -> None:
         if getattr(value, "__module__", "") == errors.__name__
     }
     parameter = errors.BadParameter("what", "was wrong")
-    texts = [kind("what was wrong") for kind in kinds - {type(batch), type(parameter)}]
+    unknown = errors.UnknownRequest("r")
+    others = kinds - {type(batch), type(parameter), type(unknown)}
+    texts = [kind("what was wrong") for kind in others]
 
-    for error in (batch, parameter, *texts):
+    for error in (batch, parameter, unknown, *texts):
         kind = type(error)
         assert getattr(raydix, kind.__name__) is kind
         assert issubclass(kind, errors.RaydixError)
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy)) == (kind, str(error))
-        assert str(error) == "what was wrong" or error is batch
+        assert str(error) == "what was wrong" or error in (batch, unknown)
     copy = pickle.loads(pickle.dumps(batch))
     assert (str(copy.errors), copy.outputs) == (str(batch.errors), batch.outputs)
 

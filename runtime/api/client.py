@@ -279,9 +279,7 @@ class AsyncLLM:
         """
         explanation: dict[str, Any] | None = await self._call("explain", request_id)
         if explanation is None:
-            raise UnknownRequest(
-                f"Request {request_id!r} is not among the last 1,024 of this engine."
-            )
+            raise UnknownRequest(request_id)
         return explanation
 
     async def listens_at(self) -> str | None:

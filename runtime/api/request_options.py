@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.api.prompts import is_unicode
 
 _MAX_TEXT = 1024
@@ -24,7 +24,7 @@ class RequestOptions:
     sample_of: str | None = None
 
     def check(self) -> None:
-        """Raise BadRequest for what would fail in the Scheduler, which serves others, too."""
+        """Raise BadParameter for what would fail in the Scheduler, which serves others, too."""
         check_text("cache_salt", self.cache_salt)
         check_text("session_id", self.session_id)
         check_text("routing_key", self.routing_key)
@@ -32,22 +32,22 @@ class RequestOptions:
 
         priority, deadline_s = self.priority, self.deadline_s
         if not (_is(priority, Integral) and abs(priority) <= _MAX_PRIORITY):
-            raise BadRequest(
-                f"priority is {priority!r:.80}; expected a whole number from -2**31 to 2**31."
+            raise BadParameter(
+                "priority", f"is {priority!r:.80}; expected a whole number from -2**31 to 2**31."
             )
         if deadline_s is not None and not (_is(deadline_s, Real) and 0 < deadline_s < math.inf):
-            raise BadRequest(
-                f"deadline_s is {deadline_s!r:.80}; expected more than 0 seconds, or None."
+            raise BadParameter(
+                "deadline_s", f"is {deadline_s!r:.80}; expected more than 0 seconds, or None."
             )
 
 
 def check_text(name: str, text: str | None) -> None:
-    """Raise BadRequest unless `text` can travel as an id or a salt; None can."""
+    """Raise BadParameter unless `text` can travel as an id or a salt; None can."""
     if text is None:
         return
     if not (isinstance(text, str) and 0 < len(text) <= _MAX_TEXT and is_unicode(text)):
-        raise BadRequest(
-            f"{name} is {text!r:.80}; expected a str of 1 to {_MAX_TEXT} characters, or None."
+        raise BadParameter(
+            name, f"is {text!r:.80}; expected a str of 1 to {_MAX_TEXT} characters, or None."
         )
 
 

@@ -20,16 +20,19 @@ class Printer(Protocol):
         """What is new of an answer that is still coming, or its end."""
 
     def failure(self, index: int, error: RaydixError) -> None:
-        """There is no answer, or not all of it."""
+        """There is no answer, or not all of it. Nobody else tells it."""
 
 
 class TextPrinter:
     """Text, or token ids where there is no tokenizer; failures go to standard error."""
 
-    def __init__(self, console: Console, stdout: TextIO, *, has_tokenizer: bool) -> None:
+    def __init__(
+        self, console: Console, stdout: TextIO, *, has_tokenizer: bool, num_prompts: int
+    ) -> None:
         self._console = console
         self._stdout = stdout
         self._has_tokenizer = has_tokenizer
+        self._num_prompts = num_prompts
 
     def answer(self, output: RequestOutput) -> None:
         """See `Printer`."""
@@ -50,7 +53,8 @@ class TextPrinter:
 
     def failure(self, index: int, error: RaydixError) -> None:
         """See `Printer`."""
-        print(f"prompt {index}: {type(error).__name__}: {error}", file=sys.stderr)
+        place = f"prompt {index}: " if self._num_prompts > 1 else ""
+        print(f"{place}{type(error).__name__}: {error}", file=sys.stderr)
 
 
 class JsonPrinter:

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, TypedDict
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypedDict
 import typer
 from rich.console import Console
 
-from raydix.errors import BatchFailed, Cancelled, EngineDead, RaydixError
+from raydix.errors import Cancelled, EngineDead, RaydixError
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt, is_text
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
@@ -108,63 +109,81 @@ def generate(
 
     async def run(out: Console, stdout: TextIO) -> None:
         async with await open_engine(config, connect, address, secret_file) as engine:
-            has_tokenizer = (await engine.connected()).has_tokenizer
-            show = (
-                JsonPrinter(stdout)
-                if as_json
-                else TextPrinter(out, stdout, has_tokenizer=has_tokenizer)
+            client = await engine.connected()
+            as_text = TextPrinter(
+                out, stdout, has_tokenizer=client.has_tokenizer, num_prompts=len(prompts)
             )
+            show = JsonPrinter(stdout) if as_json else as_text
             asking = Asking(
                 engine, params, as_chat=chat, routing_key=routing_key, cache_salt=cache_salt
             )
-            if stream:
-                await stream_all(asking, prompts, show)
-            else:
-                await print_all(asking, prompts, show)
+            show_all = stream_all if stream else print_all
+            await show_all(asking, prompts, show, client.limits.max_model_len)
 
     with standard_output(as_json) as (out, stdout):
         asyncio.run(run(out, stdout))
 
 
-async def print_all(asking: Asking, prompts: Sequence[Prompt], show: Printer) -> None:
+async def print_all(
+    asking: Asking, prompts: Sequence[Prompt], show: Printer, max_model_len: int
+) -> None:
     """Print whole answers, in the order of the prompts.
 
-    A prompt that fails does not keep the others from being answered; raises what `fail_by` raises.
+    A prompt that fails does not keep the others from being answered; the command then ends with 1.
     """
-    errors: dict[int, RaydixError] = {}
-    index = 0
+    num_failed = index = 0
     async for answer in generate_all(asking, prompts):
         if isinstance(answer, RaydixError):
-            errors[index] = answer
+            num_failed += 1
             show.failure(index, answer)
         else:
             show.answer(answer)
+            tell_if_cut(answer, asking.params.max_tokens, max_model_len)
         index += 1
-    fail_by(errors, len(prompts))
+    end_by(num_failed, len(prompts))
 
 
-async def stream_all(asking: Asking, prompts: Sequence[Prompt], show: Printer) -> None:
+async def stream_all(
+    asking: Asking, prompts: Sequence[Prompt], show: Printer, max_model_len: int
+) -> None:
     """Print answers as they come, one prompt after the other; see `print_all`."""
-    errors: dict[int, RaydixError] = {}
+    num_failed = 0
     for index, prompt in enumerate(prompts):
         try:
             async with contextlib.aclosing(asking.stream(prompt, OutputKind.DELTA)) as outputs:
                 async for output in outputs:
                     show.piece(output)
+                    tell_if_cut(output, asking.params.max_tokens, max_model_len)
         except (EngineDead, Cancelled):
             raise
         except RaydixError as error:
-            errors[index] = error
+            num_failed += 1
             show.failure(index, error)
-    fail_by(errors, len(prompts))
+    end_by(num_failed, len(prompts))
 
 
-def fail_by(errors: Mapping[int, RaydixError], num_prompts: int) -> None:
-    """Raise BatchFailed if prompts have failed; of a single one its own error."""
-    if errors and num_prompts == 1:
-        raise errors[0]
-    if errors:
-        raise BatchFailed(errors, [None] * num_prompts)
+def end_by(num_failed: int, num_prompts: int) -> None:
+    """End the command with 1 if prompts have failed; why, was told of each."""
+    if not num_failed:
+        return
+    if num_prompts > 1:
+        print(f"{num_failed} of {num_prompts} prompts failed.", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def tell_if_cut(output: RequestOutput, max_tokens: int | None, max_model_len: int) -> None:
+    """Tell on standard error that the context was full before all tokens that were asked for."""
+    num_left = max_model_len - len(output.prompt_token_ids)
+    if (
+        max_tokens is not None
+        and max_tokens > num_left
+        and output.outputs[0].finish_reason == "length"
+    ):
+        print(
+            f"--max-tokens is {max_tokens}, but the context of {max_model_len} tokens leaves "
+            f"{num_left} after this prompt: the answer ends there.",
+            file=sys.stderr,
+        )
 
 
 async def generate_all(

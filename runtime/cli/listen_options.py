@@ -30,8 +30,8 @@ def split_connect(connect: str) -> tuple[str, str | None]:
     """Name and address of `NAME@HOST:PORT`; of `NAME` the address is None. Raises ConfigError."""
     name, at, address = connect.rpartition("@")
     # A name may hold an @, but an address has a port.
-    if not at or ":" not in address:
+    if not at or (address and ":" not in address):
         return connect, None
-    if not name:
+    if not (name and address):
         raise ConfigError(f"--connect is {connect!r}; expected NAME or NAME@HOST:PORT.")
     return name, address

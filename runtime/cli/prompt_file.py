@@ -24,9 +24,11 @@ def read_prompt_file(path: Path, option: str) -> list[Prompt]:
     Raises BadRequest, which names `option`, if the file cannot be read.
     """
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{option} {path}: {error}") from None
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BadRequest(f"{option} {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{option} {path} is no UTF-8 text: {error}.") from None
 
     prompts: list[Prompt] = []
     for number, line in enumerate(lines, start=1):

@@ -36,13 +36,21 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
             return f"{key} is missing and has no default.{_how_to_name_a_model(key)}"
         case "value_error":
             return message.removeprefix("Value error, ")
-        case "union_tag_invalid" | "union_tag_not_found":
+        case "union_tag_invalid":
+            return _refuse_tag(f"{key}.backend", item["ctx"]["tag"], _tags_at(item["loc"], root))
+        case "union_tag_not_found":
             expected = ", ".join(map(repr, _tags_at(item["loc"], root)))
-            return f"{key}.backend is missing or unknown; expected one of {expected}."
+            return f"{key}.backend is missing; expected one of {expected}."
         case "model_type" | "model_attributes_type":
             return f"{key} is {value!r}; expected a section of keys."
 
     return f"{key} is {value!r}; {message.replace('Input should be', 'expected')}."
+
+
+def _refuse_tag(key: str, tag: str, tags: list[str]) -> str:
+    near = difflib.get_close_matches(tag, tags, n=1, cutoff=0.6)
+    advice = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{key} is {tag!r}; expected one of {', '.join(map(repr, tags))}.{advice}"
 
 
 def _how_to_name_a_model(missing: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.hub import require_folder
 from raydix.runtime.model.late_import import import_late
 from raydix.runtime.model.rope_spec import REMEDY, longest_context, positive
 from raydix.runtime.model.spec import ModelSpec
@@ -90,11 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is not a folder. Give the path of a checkpoint's folder, or a name on the "
-            "Hugging Face Hub such as Qwen/Qwen3-0.6B."
-        )
+    require_folder(folder)
     if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
         raise CheckpointError(
             f"{folder} holds .bin weights; only safetensors are supported. Convert the checkpoint."

@@ -55,6 +55,28 @@ def checkpoint_folder(path: str, hub: Hub | None = None) -> Path:
     return _folder(path, WEIGHTS_PATTERNS, hub)
 
 
+def require_checkpoint(path: str) -> None:
+    """Raise CheckpointError if a resolved `model.path` is that of no checkpoint's folder.
+
+    Of a name on the Hub only the Hub can tell: it is not asked.
+    """
+    if HubName.parse(path) is None:
+        require_folder(Path(path))
+
+
+def require_folder(folder: Path) -> None:
+    """Raise CheckpointError unless this is a folder with the configuration of a model."""
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder. Give the path of a checkpoint's folder, or a name on the "
+            "Hugging Face Hub such as Qwen/Qwen3-0.6B."
+        )
+    if not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{folder / 'config.json'} does not exist; a checkpoint folder needs it."
+        )
+
+
 def pin_model_path(path: str, hub: Hub | None = None) -> str:
     """A resolved `model.path` that stays the same model whatever happens on the Hub meanwhile.
 

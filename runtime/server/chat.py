@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
-from raydix.runtime.server.errors import HttpFailure
+from raydix.runtime.server.errors import HttpFailure, refused_as
 from raydix.runtime.server.event_stream import DONE, EventStream, data_event, data_failure
 from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
 from raydix.runtime.server.json_route import JsonRoute
@@ -180,12 +180,15 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
         prompt_logprobs=num_prompt_logprobs,
         names=names_of_parameters(body),
     )
-    token_ids = await served.engine.apply_chat_template(
-        template_messages(body.messages), **template_arguments(body)
-    )
+    variables = template_arguments(body)
+    with refused_as("messages"):
+        token_ids = await served.engine.apply_chat_template(
+            template_messages(body.messages), **variables
+        )
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),
+        prompt_field="messages",
         num_samples=body.n,
         params=params,
         options=options_of(body, caller, body.session_id),

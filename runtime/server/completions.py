@@ -168,6 +168,7 @@ def completion_routes(served: Served) -> APIRouter:
         generation = Generation(
             request_id=new_request_id(),
             prompts=tuple(prompts_of(body)),
+            prompt_field="prompt",
             num_samples=body.n,
             params=sampling_of(
                 body,

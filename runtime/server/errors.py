@@ -1,10 +1,11 @@
 """Errors as HTTP answers, in OpenAI's shape."""
 
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -91,6 +92,17 @@ def failure_of(error: RaydixError) -> HttpFailure:
             return failure(500, text, "server_error")
 
 
+@contextlib.contextmanager
+def refused_as(param: str) -> Iterator[None]:
+    """Name the field of the body that what is refused within has come from."""
+    try:
+        yield
+    except BadRequest as error:
+        told = failure_of(error)
+        details = told.details.model_copy(update={"param": param})
+        raise RequestRefused(replace(told, details=details)) from error
+
+
 def failure_of_validation(errors: Sequence[Mapping[str, Any]]) -> HttpFailure:
     """Names the fields that are not supported, or else those that are wrong."""
     unknown = [_path(each) for each in errors if _is_unsupported(each)]
@@ -124,8 +136,13 @@ def _problems(errors: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         others = [each for each in own if not each["type"].endswith("_type")]
         is_within = any(other.startswith(f"{path}.") for other in by_path)
         if others or not is_within:
-            problems[path] = _either([str(each["msg"]) for each in others or own])
+            problems[path] = _either([_message(each) for each in others or own])
     return problems
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    # Pydantic's own names a class of ours.
+    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
 
 
 def _either(messages: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.samples import params_of_sample
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.server.engine import ServedEngine
+from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.wire.generation import (
     GenerationFields,
@@ -30,6 +31,8 @@ class Generation:
 
     request_id: str
     prompts: tuple[Prompt, ...]
+    prompt_field: str
+    """Of the body: where the prompts are from."""
     num_samples: int
     params: SamplingParams
     options: RequestOptions
@@ -60,11 +63,11 @@ async def open_choices(
 ) -> RequestGroup:
     """Ask the engine for all choices; the caller closes what this returns.
 
-    Raises BadRequest and EngineDead, and then nothing is asked.
+    Raises RequestRefused, BadRequest and EngineDead, and then nothing is asked.
     """
     client = await engine.connected()
     client.limits.check_num_requests(generation.num_choices)
-    prompts = [client.tokenized(each) for each in generation.prompts]
+    prompts = [_tokenized(client, generation, i) for i in range(len(generation.prompts))]
     tokenized = await asyncio.gather(*prompts) if len(prompts) > 1 else [await prompts[0]]
 
     group = RequestGroup(on_news)
@@ -88,6 +91,12 @@ async def choices_of(engine: ServedEngine, generation: Generation) -> Choices:
             if isinstance(taken, RaydixError):
                 raise taken
             yield index, taken
+
+
+async def _tokenized(client: EngineClient, generation: Generation, index: int) -> TokenizedPrompt:
+    name = generation.prompt_field
+    with refused_as(name if len(generation.prompts) == 1 else f"{name}.{index}"):
+        return await client.tokenized(generation.prompts[index])
 
 
 def _open(

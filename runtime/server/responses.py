@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
-from raydix.runtime.server.errors import HttpFailure
+from raydix.runtime.server.errors import HttpFailure, refused_as
 from raydix.runtime.server.event_stream import EventStream, data_failure, named_event
 from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
 from raydix.runtime.server.json_route import JsonRoute
@@ -99,10 +99,13 @@ async def _generation(served: Served, body: ResponsesRequest, caller: Caller) ->
     names = {"max_tokens": "max_output_tokens"}
     params = sampling_of(body, max_tokens=body.max_output_tokens, names=names)
     options = options_of(body, caller, session_of(body))
-    token_ids = await served.engine.apply_chat_template(template_messages(conversation_of(body)))
+    messages = template_messages(conversation_of(body))
+    with refused_as("input"):
+        token_ids = await served.engine.apply_chat_template(messages)
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),
+        prompt_field="input",
         num_samples=1,
         params=params,
         options=options,

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.json_route import JsonRoute
@@ -38,7 +38,8 @@ def token_routes(served: Served) -> APIRouter:
         vocab_size = (await served.engine.limits()).vocab_size
         for token_id in body.tokens:
             if not 0 <= token_id < vocab_size:
-                raise BadRequest(f"tokens has {token_id}; expected ids from 0 to {vocab_size - 1}.")
+                problem = f"has {token_id}; expected ids from 0 to {vocab_size - 1}."
+                raise BadParameter("tokens", problem)
         text = await while_connected(request.receive, served.engine.decode(body.tokens))
         return json_answer(Detokenized(prompt=text))
 

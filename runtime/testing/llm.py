@@ -77,7 +77,5 @@ class InProcessLLM:
         """See `AsyncLLM`."""
         explanation = await self._engine.explain(request_id)
         if explanation is None:
-            raise UnknownRequest(
-                f"Request {request_id!r} is not among the last 1,024 of this engine."
-            )
+            raise UnknownRequest(request_id)
         return explanation

@@ -31,7 +31,9 @@ def read_requests(
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             lines = [line for line in file if line.strip()]
     except (OSError, ValueError, EOFError) as error:
-        raise BadRequest(f"--trace {path}: {error}") from None
+        # Of what the system refuses the text names the file again.
+        reason = getattr(error, "strerror", None) or error
+        raise BadRequest(f"--trace {path} cannot be read: {reason}.") from None
 
     requests = []
     for number, line in enumerate(itertools.islice(lines, max_requests), start=1):

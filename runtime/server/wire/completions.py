@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.server.wire.base import Items, OrAbsent, Text, WireAnswer
@@ -100,27 +100,32 @@ class Completion(WireAnswer):
 
 
 def prompts_of(request: CompletionRequest) -> list[Prompt]:
-    """The prompts, each as text or as token ids. Raises BadRequest if there is none."""
+    """The prompts, each as text or as token ids. Raises BadParameter if there is none."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise BadRequest("prompt is an empty list; expected text, token ids or a list of either.")
+        problem = "is an empty list; expected text, token ids or a list of either."
+        raise BadParameter("prompt", problem)
     if isinstance(prompt[0], int):
         return [{"prompt_token_ids": prompt}]
     return [each if isinstance(each, str) else {"prompt_token_ids": each} for each in prompt]
 
 
 def num_prompt_logprobs_of(request: CompletionRequest) -> int | None:
-    """What is asked of the prompt, to be told by itself or by an echo. Raises BadRequest."""
+    """What is asked of the prompt, to be told by itself or by an echo.
+
+    Raises BadParameter, or BadRequest of a stream.
+    """
     own, by_echo = request.prompt_logprobs, request.logprobs if request.echo else None
     for name, number in (("prompt_logprobs", own), ("echo with logprobs", by_echo)):
         check_not_streamed(name, is_asked=number is not None, is_streamed=request.stream)
 
     if own is not None and by_echo is not None and own != by_echo:
-        raise BadRequest(
-            f"prompt_logprobs is {own} and logprobs {by_echo}, which echo asks for the prompt, "
-            "too. Set one number for both."
+        raise BadParameter(
+            "prompt_logprobs",
+            f"is {own} and logprobs {by_echo}, which echo asks for the prompt, too. Set one number "
+            "for both.",
         )
     return by_echo if own is None else own
 

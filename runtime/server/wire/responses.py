@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.server.wire.base import Items, Nothing, OrAbsent, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.chat import TextFormat
 from raydix.runtime.server.wire.generation import GenerationFields
@@ -134,12 +134,14 @@ def conversation_of(request: ResponsesRequest) -> list[Message]:
 
 
 def session_of(request: ResponsesRequest) -> str | None:
-    """The session, by whichever of its two names it was given. Raises BadRequest if they differ."""
+    """The session, by whichever of its two names it was given.
+
+    Raises BadParameter if they differ.
+    """
     session, key = request.session_id, request.prompt_cache_key
     if session is not None and key is not None and session != key:
-        raise BadRequest(
-            "session_id and prompt_cache_key differ; they name one session. Set one of them."
-        )
+        problem = "differs from session_id; they name one session. Set one of them."
+        raise BadParameter("prompt_cache_key", problem)
     return key if session is None else session
 
 

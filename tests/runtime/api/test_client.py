@@ -23,6 +23,7 @@ from tests.runtime.api.small_tokenizers import byte_level_backend
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
     return str(folder)
 
 
@@ -117,7 +118,17 @@ async def test_a_broken_tokenizer_is_told_before_the_engine_starts(cluster, chec
     assert cluster.configs == []
 
 
+@pytest.mark.parametrize(("name", "message"), [("absent", "not a folder"), ("", "config.json")])
+async def test_what_is_no_checkpoint_is_told_before_anything_starts(
+    cluster, tmp_path, caplog, name, message
+):
+    with pytest.raises(CheckpointError, match=message):
+        await AsyncLLM.start({"model": {"path": str(tmp_path / name)}})
+    assert (cluster.configs, caplog.records) == ([], [])
+
+
 async def test_a_start_without_a_tokenizer_is_warned_of_and_serves_ids(cluster, tmp_path, caplog):
+    (tmp_path / "config.json").write_text("{}")
     async with await AsyncLLM.start(str(tmp_path)) as engine:
         assert (await last(engine.generate([1, 2]))).outputs[0].token_ids == [1, 2]
     [warning] = [each for each in caplog.records if each.levelname == "WARNING"]
@@ -305,5 +316,7 @@ async def test_a_request_that_the_engine_does_not_remember_cannot_be_explained(
 
     monkeypatch.setattr(cluster.handle, "call", call)
     cluster.engines["raydix"] = cluster.handle
-    with pytest.raises(UnknownRequest, match="'r' is not among the last 1,024"):
+    with pytest.raises(
+        UnknownRequest, match=r"'r' is not among the last 1,024.* what follows cmpl-"
+    ):
         await AsyncLLM().explain("r")

@@ -35,6 +35,7 @@ def once(function):
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
     return str(folder)
 
 

@@ -24,9 +24,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a tokenizer and nothing else."""
+    """A folder with a tokenizer, which an engine that is a script takes for a checkpoint."""
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
     return str(folder)
 
 

@@ -38,8 +38,9 @@ def test_a_name_may_be_followed_by_an_address(connect, expected):
 
 
 async def test_options_that_contradict_each_other_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="expected NAME or NAME@HOST:PORT"):
-        await Where("@gpu7:8901").reach()
+    for connect in ("@gpu7:8901", "mine@", "@"):
+        with pytest.raises(ConfigError, match="expected NAME or NAME@HOST:PORT"):
+            await Where(connect).reach()
     with pytest.raises(ConfigError, match="--connect mine@HOST:PORT"):
         await Where("mine", None, tmp_path).reach()
     with pytest.raises(ConfigError, match="Leave one out"):

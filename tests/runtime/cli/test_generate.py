@@ -53,8 +53,7 @@ def test_a_prompt_that_fails_is_named_and_the_others_are_answered(
     assert printed.out.splitlines() == ["hello", "you"]
     assert printed.err.splitlines() == [
         "prompt 1: BadRequest: no nines.",
-        "BatchFailed: 1 of 3 prompts failed (the first is prompt 0): "
-        "prompt 1: BadRequest: no nines. The others are answered.",
+        "1 of 3 prompts failed.",
     ]
 
 
@@ -63,7 +62,24 @@ def test_a_single_prompt_fails_by_its_own_error(
 ) -> None:
     cluster.engines["mine"] = cluster.handle
     assert run("generate", "--connect", "mine", "--prompt", "") == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("BadRequest: The prompt is empty")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("BadRequest: The prompt is empty")
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_an_answer_that_the_context_cuts_is_told(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    cluster.engines["mine"] = cluster.handle
+    assert run("generate", "--connect", "mine", "--prompt", "hi", "--max-tokens", "5", *flags) == 0
+    assert capsys.readouterr().err == ""
+    flags = ["--max-tokens", "100000", *flags]
+    assert run("generate", "--connect", "mine", "--prompt", "hi", *flags) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("--max-tokens is 100000, but the context of ")
 
 
 def test_json_has_a_line_for_each_prompt(

@@ -30,6 +30,16 @@ def test_a_file_without_readable_prompts_is_a_bad_request(tmp_path, content):
         read_prompts([], path)
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"), [("absent", "No such file or directory"), ("", "Is a directory")]
+)
+def test_a_file_that_cannot_be_read_is_named_once(tmp_path, name, problem):
+    path = tmp_path / name
+    with pytest.raises(BadRequest) as caught:
+        read_prompts([], path)
+    assert str(caught.value) == f"--prompts-file {path} cannot be read: {problem}."
+
+
 def test_a_bad_line_is_told_by_its_number_in_the_file(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('"good"\n\n{bad\n')

@@ -200,6 +200,30 @@ def test_sigterm_during_an_import_is_taken_after_it() -> None:
     assert taken == ["the end of the import", "SIGTERM"]
 
 
+async def test_a_ctrl_c_that_asyncio_has_noted_before_ends_what_is_under_way() -> None:
+    may_end = asyncio.Event()
+
+    async def start() -> None:
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await may_end.wait()
+
+    async def stopped_early(patience_s: float) -> None:
+        # What asyncio's own handler does, while this task imports modules.
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await unless_stopped(start(), patience_s, on_stop=lambda: None)
+
+    try:
+        with pytest.raises(StopsTooSlowly):
+            await asyncio.create_task(stopped_early(0.01))
+    finally:
+        may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(stopped_early(10.0))
+
+
 def test_ctrl_c_outlives_an_import_that_would_swallow_it() -> None:
     reached = []
 

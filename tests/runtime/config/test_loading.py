@@ -116,8 +116,9 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
             {"cache": {"l3": {"backend": "redis", "host": "h"}}},
             ["cache.l3.host is not a known key. Valid keys here: "],
         ),
-        ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend", ALL_BACKENDS]),
-        ({"cache": {"l3": {"path": "x"}}}, ["cache.l3.backend", ALL_BACKENDS]),
+        ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend is 'tape'", ALL_BACKENDS]),
+        ({"cache": {"l3": {"backend": "reddis"}}}, [ALL_BACKENDS, "Did you mean 'redis'?"]),
+        ({"cache": {"l3": {"path": "x"}}}, ["cache.l3.backend is missing", ALL_BACKENDS]),
         (
             {"cache": {"l3": {"backend": "file", "path": "x", "access": "all"}}},
             ["'all'", "'owner' or 'group'"],

@@ -22,7 +22,7 @@ from raydix.runtime.server.wire.responses import ResponsesRequest
 TURN = {"role": "user", "content": "a"}
 
 
-def told(kind: type[BaseModel], body: dict[str, Any]) -> tuple[str, str | None, str | None]:
+def told(kind: type[BaseModel], body: Any) -> tuple[str, str | None, str | None]:
     """Message, param and code for a body that is refused."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
@@ -130,10 +130,12 @@ def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], fie
             {"messages": [{"role": "user", "content": 5}]},
             "messages.0.content: Input should be a valid string or a valid list",
         ),
+        (CompletionRequest, [], "body: Input should be an object"),
+        (ChatRequest, {"messages": ["a"]}, "messages.0: Input should be an object"),
     ],
 )
 def test_of_a_value_with_several_types_what_is_wrong_is_told(
-    kind: type[BaseModel], body: dict[str, Any], message: str
+    kind: type[BaseModel], body: Any, message: str
 ) -> None:
     assert told(kind, body)[0] == message
 

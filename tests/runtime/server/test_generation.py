@@ -55,6 +55,7 @@ async def ask(num_samples: int) -> Recorder:
     generation = Generation(
         request_id="r",
         prompts=("ab", {"prompt_token_ids": [7]}),
+        prompt_field="prompt",
         num_samples=num_samples,
         params=SamplingParams(),
         options=RequestOptions(),

@@ -247,6 +247,43 @@ async def test_clients_see_typed_errors(server: Server) -> None:
         await client.completions.create(model=MODEL, prompt=PROMPT, temperature=-1)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt": "", "stream": True}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt.1"),
+        ("/v1/completions", {"prompt": [[1], [999_999]]}, "prompt.1"),
+        ("/v1/completions", {"prompt": "x" * 300}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "deadline_s": 0}, "deadline_s"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 2},
+            "prompt_logprobs",
+        ),
+        ("/v1/chat/completions", {"messages": [{**TURNS[0], "content": "x" * 300}]}, "messages"),
+        ("/v1/responses", {"input": "x" * 300}, "input"),
+        ("/v1/responses", {"input": "x" * 300, "stream": True}, "input"),
+        (
+            "/v1/responses",
+            {"input": "a", "session_id": "a", "prompt_cache_key": "b"},
+            "prompt_cache_key",
+        ),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ],
+)
+async def test_a_refusal_names_the_field_that_is_wrong(
+    server: Server, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with server.http() as http:
+        answer = await http.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    is_too_long = "model's context" in error["message"]
+    assert error["code"] == ("context_length_exceeded" if is_too_long else None)
+
+
 async def test_biases_are_the_engines(server: Server) -> None:
     create = server.client().completions.create
     asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "temperature": 0}
