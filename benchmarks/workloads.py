@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks.engines import engine_sections
 
-MAX_TPOT_MS = {1: 1.2, 8: 2.1, 32: 3.8, 64: 4.3, 128: 4.9}
+MAX_TPOT_MS = {1: 0.85, 8: 1.9, 32: 3.5, 64: 4.0, 128: 4.3}
 """Time per output token of moe_l12, by batch size."""
-MAX_COLD_MS = 165.0
+MAX_COLD_MS = 148.0
 """Time to the first token of a long prompt of dense_l16, of which nothing is cached."""
 MAX_IDLE_FRACTION = 0.03
 """The part of the time in which the GPU does nothing while moe_l12 decodes."""

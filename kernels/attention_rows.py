@@ -56,21 +56,22 @@ class AttentionRows:
 def cut_rows(rows: Sequence[PrefillRow], tile_tokens: int) -> NDArray[np.int32]:
     """Cut rows into tiles of at most `tile_tokens`, int32 [X, 4], longest first.
 
-    A tile is (row in the block tables, first index in T, tokens, position of the first token); one
-    without tokens does nothing. The same table serves all layers of a step; copy it to the device
-    once.
+    A tile is (row in the block tables, first index in T, tokens, context up to and including the
+    last of them); one without tokens does nothing. The same table serves all layers of a step; copy
+    it to the device once.
     """
     tiles = [
         (
             row.row,
             row.first_token + start,
-            min(tile_tokens, row.num_tokens - start),
-            row.context_tokens - row.num_tokens + start,
+            stop - start,
+            row.context_tokens - row.num_tokens + stop,
         )
         for row in rows
         for start in range(0, row.num_tokens, tile_tokens)
+        for stop in [min(start + tile_tokens, row.num_tokens)]
     ]
 
     # Those with the most keys first, so that none of them starts when all others have ended.
-    tiles.sort(key=lambda tile: -(tile[2] + tile[3]))
+    tiles.sort(key=lambda tile: -tile[3])
     return np.array(tiles, dtype=np.int32).reshape(-1, 4)

@@ -18,7 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.attention_scores import LOG2_E
-from raydix.kernels.decode_tiles import DecodeTiles, check_tiles, choose_num_splits
+from raydix.kernels.decode_tiles import (
+    DecodeTiles,
+    check_num_splits,
+    check_tiles,
+    choose_num_splits,
+)
 from raydix.kernels.latent_wide import BLOCK_ROWS, NUM_WARPS, attend_wide, is_wide_enough
 from raydix.kernels.paged_prefill import check_tile_table, tile_tokens
 from raydix.kernels.split_combine import combine_splits
@@ -41,7 +46,8 @@ def latent_decode(
     int32. The softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
     """
     _check_inputs(q_TQD, pool_PLSD, layer, block_tables_RN, out_TQV)
-    check_tiles(tiles, num_splits)
+    check_tiles(tiles)
+    check_num_splits(num_splits)
     num_tiles, num_heads, value_dim = len(tiles.rows_B), *out_TQV.shape[1:]
     if num_tiles == 0:
         return
@@ -236,7 +242,7 @@ def _load_tile(tile, rows_ptr, tokens_ptr, contexts_ptr, counts_ptr):
         row = tl.load(rows_ptr + tile * 4)
         first_token = tl.load(rows_ptr + tile * 4 + 1)
         count = tl.load(rows_ptr + tile * 4 + 2)
-        context = tl.load(rows_ptr + tile * 4 + 3) + count
+        context = tl.load(rows_ptr + tile * 4 + 3)
     else:
         row = tl.load(rows_ptr + tile)
         first_token = tl.load(tokens_ptr + tile)

@@ -51,7 +51,7 @@ def _load_tile(tile, rows_ptr, tokens_ptr, contexts_ptr, counts_ptr):
         row = gl.load(rows_ptr + tile * 4)
         first_token = gl.load(rows_ptr + tile * 4 + 1)
         count = gl.load(rows_ptr + tile * 4 + 2)
-        context = gl.load(rows_ptr + tile * 4 + 3) + count
+        context = gl.load(rows_ptr + tile * 4 + 3)
     else:
         row = gl.load(rows_ptr + tile)
         first_token = gl.load(tokens_ptr + tile)

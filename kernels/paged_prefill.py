@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
 """Causal attention of many query tokens per row over pages (FlashAttention-2 order).
 
-Each program takes a tile of one row's queries and one query head, and walks the row's pages from
-the first that its window shows, if it has one, up to the tile's last token. Keys and values of the
-step itself are read from their pages too, so they must have been written before.
+On Hopper plain attention in bf16 takes `prefill_shares`. Elsewhere each program takes a tile of one
+row's queries and one query head, and walks the row's pages from the first that its window shows, if
+it has one, up to the tile's last token. Keys and values of the step itself are read from their
+pages too, so they must have been written before.
 
 Legend: T tokens of the step, X tiles, R rows of the block tables, N pages of a block table, Q query
 heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page.
@@ -24,6 +25,8 @@ from raydix.kernels.attention_scores import (
     score_scales,
 )
 from raydix.kernels.paged_inputs import check_paged_inputs
+from raydix.kernels.prefill_hopper import fits
+from raydix.kernels.prefill_shares import prefill_by_shares
 
 TILE_TOKENS = 128
 _FLOAT32_TILE_TOKENS = 32
@@ -74,6 +77,11 @@ def paged_prefill(
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tiles, num_query_heads = tiles_X4.shape[0], q_TQD.shape[1]
     if num_tiles == 0:
+        return
+    if fits(pool_PLH2SD, form):
+        prefill_by_shares(
+            q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles_X4, form=form, out_TQD=out_TQD
+        )
         return
     is_float32 = q_TQD.dtype == torch.float32
     block_dim = max(16, triton.next_power_of_2(head_dim))
@@ -246,8 +254,8 @@ def _prefill_tile(
     table_ptr = tables_ptr + tl.load(tile_ptr).to(tl.int64) * table_stride
     first_token = tl.load(tile_ptr + 1).to(tl.int64)
     count = tl.load(tile_ptr + 2)
-    first_position = tl.load(tile_ptr + 3)
-    stop = first_position + count
+    stop = tl.load(tile_ptr + 3)
+    first_position = stop - count
 
     row = tl.arange(0, BLOCK_ROWS)
     dim = tl.arange(0, BLOCK_DIM)

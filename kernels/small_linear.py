@@ -12,7 +12,6 @@ summands.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import gcd
 
 import torch
@@ -30,6 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raydix.kernels.early_launch import early_launch
+from raydix.kernels.equal_shares import num_sms
 from raydix.kernels.summands import add_up
 
 MAX_TOKENS = 32
@@ -149,7 +149,7 @@ def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
 def multiply(x_TC: Tensor, weight_OC: Tensor, shape: LinearShape) -> Tensor:
     """See `small_linear_summands`."""
     num_tokens, outputs = x_TC.shape[0], weight_OC.shape[0]
-    division = divide(weight_OC.shape, shape, _num_sms(x_TC.device))
+    division = divide(weight_OC.shape, shape, num_sms(x_TC.device))
     if division.num_summands == 1:
         out = x_TC.new_empty((num_tokens, outputs))
     else:
@@ -179,11 +179,6 @@ def multiply(x_TC: Tensor, weight_OC: Tensor, shape: LinearShape) -> Tensor:
 def _descriptor(tensor: Tensor, rows: int, depth: int) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout.get_default_for([rows, depth], gl.bfloat16)
     return TensorDescriptor.from_tensor(tensor, [rows, depth], layout)
-
-
-@cache
-def _num_sms(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @gluon.jit

@@ -70,8 +70,8 @@ def rows_of_tiles(rows: AttentionRows) -> list[PrefillRow]:
     """All tiles of several tokens as rows of their own. Waits for the device."""
     prompts = [] if rows.tiles_X4 is None else rows.tiles_X4.tolist()
     tiles = [
-        PrefillRow(row=row, first_token=first, num_tokens=count, context_tokens=position + count)
-        for row, first, count, position in prompts
+        PrefillRow(row=row, first_token=first, num_tokens=count, context_tokens=context)
+        for row, first, count, context in prompts
     ]
 
     for decode in rows.decode:

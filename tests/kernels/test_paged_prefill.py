@@ -103,6 +103,40 @@ def test_bfloat16_is_as_exact_as_its_rounding(shape: tuple[int, int, int, int]) 
     rows.assert_out()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("heads", [(8, 4), (2, 1), (5, 8), (1, 1)])
+def test_programs_meet_in_tiles_of_all_lengths(heads: tuple[int, int], page_size: int) -> None:
+    """Where Hopper's matrix units are, they do this: more tiles than a program looks at at once."""
+    contexts = (3000, 129, 128, 1, 2047, *range(1, 140))
+    num_tokens = (900, 129, 128, 1, 1, *range(1, 140))
+    rows = PagedRows(
+        (*heads, 128, page_size),
+        contexts,
+        num_tokens,
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+    )
+
+    prefill(rows)
+
+    rows.assert_out()
+
+
+@pytest.mark.gpu
+def test_the_same_rows_have_the_same_bits_again() -> None:
+    rows = PagedRows(
+        (8, 4, 128, 64), (5000, 300), (1000, 300), dtype=torch.bfloat16, device=torch.device("cuda")
+    )
+    prefill(rows)
+    first_TQD = rows.out_TQD.clone()
+
+    for _ in range(20):
+        rows.out_TQD.fill_(torch.nan)
+        prefill(rows)
+        assert torch.equal(rows.out_TQD, first_TQD)
+
+
 def test_strided_queries_are_read_in_place(device: torch.device) -> None:
     rows = PagedRows((2, 2, 16, 16), (40, 9), (20, 9), dtype=torch.float32, device=device)
     qkv_TXD = torch.randn(29, 8, 16, device=device)
@@ -122,7 +156,7 @@ def test_tiles_cover_every_token_once_longest_first() -> None:
 
     tiles = cut_rows(rows, TILE_TOKENS).tolist()
 
-    assert tiles == [[3, 261, 44, 956], [3, 133, 128, 828], [3, 5, 128, 700], [0, 305, 2, 0]]
+    assert tiles == [[3, 261, 44, 1000], [3, 133, 128, 956], [3, 5, 128, 828], [0, 305, 2, 2]]
     assert cut_rows([], TILE_TOKENS).shape == (0, 4)
 
 

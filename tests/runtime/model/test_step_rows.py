@@ -194,7 +194,7 @@ def test_prompts_are_cut_into_tiles_beside_single_tokens(slots: RequestSlots) ->
     columns = unpack(packed, shape)
 
     assert [column[:2] for column in columns[4:8]] == [[1, 0], [18, 0], [1, 0], [21, 0]]
-    assert tiles_of(columns) == [[3, 16, 2, 17], [3, 0, 16, 1], [MAX_SLOTS, 19, 13, 0]]
+    assert tiles_of(columns) == [[3, 16, 2, 19], [3, 0, 16, 17], [MAX_SLOTS, 19, 13, 13]]
     assert columns[9] == [17, 18, 0, 0]
     assert columns[10][:2] == [3 * TOKENS + 19, TOKENS + 21]
 
