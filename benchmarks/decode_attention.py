@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.decode_tiles import DecodeTiles
+from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode
 from raydix.kernels.paged_decode import paged_decode
 
@@ -48,8 +48,13 @@ def attention_ms(page_size: int, context: int, form: AttentionForm) -> float:
     q = torch.randn(BATCH, QUERY_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
 
-    tiles = tiles_of(context)
-    return median_ms(lambda: paged_decode(q, pool, 0, tables, tiles, form=form, out_TQD=out))
+    tiles, visible = tiles_of(context), min(context, form.window or context)
+    num_splits = choose_num_splits(BATCH, KV_HEADS, visible, num_multiprocessors())
+    return median_ms(
+        lambda: paged_decode(
+            q, pool, 0, tables, tiles, form=form, num_splits=num_splits, out_TQD=out
+        )
+    )
 
 
 def latent_ms(num_heads: int) -> float:

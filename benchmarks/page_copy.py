@@ -204,6 +204,7 @@ class DecodeStep:
                 self.tables,
                 self.tiles,
                 form=AttentionForm(scale=HEAD_DIM**-0.5),
+                num_splits=1,
                 out_TQD=self.out,
             )
         stop.record()

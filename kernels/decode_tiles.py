@@ -35,6 +35,7 @@ def choose_num_splits(
     programs_per_tile: int,
     max_visible_tokens: int,
     num_sms: int,
+    programs_per_sm: int = _PROGRAMS_PER_SM,
 ) -> int:
     """Splits for a bucket of batches, a power of two that gives every multiprocessor work.
 
@@ -42,7 +43,7 @@ def choose_num_splits(
     max_visible_tokens: the most keys that a tile sees. No split is needlessly short or long.
     """
     to_fill = min(
-        _PROGRAMS_PER_SM * num_sms // max(num_tiles * programs_per_tile, 1),
+        programs_per_sm * num_sms // max(num_tiles * programs_per_tile, 1),
         max_visible_tokens // _MIN_SPLIT_TOKENS,
     )
     to_balance = -(-max_visible_tokens // _MAX_SPLIT_TOKENS)
@@ -50,14 +51,10 @@ def choose_num_splits(
     return min(1 << (wanted.bit_length() - 1), MAX_SPLITS)
 
 
-def check_num_splits(num_splits: int) -> None:
-    """Raise ValueError if the second kernel could not weigh so many."""
+def check_tiles(tiles: DecodeTiles, num_splits: int) -> None:
+    """Raise ValueError if a column's dtype or shape is not what the kernels read."""
     if not 1 <= num_splits <= MAX_SPLITS:
         raise ValueError(f"num_splits is {num_splits}; expected 1 to {MAX_SPLITS}.")
-
-
-def check_tiles(tiles: DecodeTiles) -> None:
-    """Raise ValueError if a column's dtype or shape is not what the kernels read."""
     columns = [tiles.rows_B, tiles.tokens_B, tiles.context_tokens_B]
     columns += [tiles.num_tokens_B] if tiles.num_tokens_B is not None else []
     if any(

@@ -18,12 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.attention_scores import LOG2_E
-from raydix.kernels.decode_tiles import (
-    DecodeTiles,
-    check_num_splits,
-    check_tiles,
-    choose_num_splits,
-)
+from raydix.kernels.decode_tiles import DecodeTiles, check_tiles, choose_num_splits
 from raydix.kernels.latent_wide import BLOCK_ROWS, NUM_WARPS, attend_wide, is_wide_enough
 from raydix.kernels.paged_prefill import check_tile_table, tile_tokens
 from raydix.kernels.split_combine import combine_splits
@@ -46,8 +41,7 @@ def latent_decode(
     int32. The softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
     """
     _check_inputs(q_TQD, pool_PLSD, layer, block_tables_RN, out_TQV)
-    check_tiles(tiles)
-    check_num_splits(num_splits)
+    check_tiles(tiles, num_splits)
     num_tiles, num_heads, value_dim = len(tiles.rows_B), *out_TQV.shape[1:]
     if num_tiles == 0:
         return

@@ -101,7 +101,7 @@ def _ask(
 
 @gluon.jit
 def _num_blocks(context, count):
-    """As `equal_shares.num_blocks`, without a window."""
+    """Blocks of keys that a tile sees; without tokens it sees none."""
     return gl.where(count > 0, (context + (_KEYS - 1)) // _KEYS, 0)
 
 

@@ -1,6 +1,11 @@
 # mypy: disable-error-code="no-untyped-def"
 """Attention of many query tokens per row by as many programs as run at a time, in equal shares.
 
+The blocks of keys that tiles see, tile after tile, are divided equally among the programs of a
+query head: whatever the tiles, all of them end together. Of a tile that it has alone a program
+knows the answer; where programs meet in a tile each leaves a part, and a second kernel weighs the
+parts (Flash-Decoding). Both kernels divide for themselves: lengths are known on the device alone.
+
 Legend: T tokens of the step, or of a tile; X tiles, R rows of the block tables, N pages of a block
 table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page, Y
 parts of tiles.
@@ -14,7 +19,7 @@ from torch import Tensor
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_scores import score_scales
 from raydix.kernels.early_launch import early_launch, wait_for_inputs
-from raydix.kernels.equal_shares import divide, num_sms, part_of, shares_of
+from raydix.kernels.multiprocessors import num_sms
 from raydix.kernels.prefill_hopper import (
     BLOCK_KEYS,
     NUM_WARPS,
@@ -27,6 +32,8 @@ _MIN_BLOCKS = 2
 """Blocks of keys that are worth a part."""
 _ROWS_TOGETHER = 32
 """Of a tile, whose parts a program weighs."""
+_TILES: tl.constexpr = tl.constexpr(128)
+"""Looked at together."""
 
 
 def prefill_by_shares(
@@ -69,21 +76,31 @@ def prefill_by_shares(
         MIN_BLOCKS=_MIN_BLOCKS,
         num_warps=NUM_WARPS,
     )
-    _weigh_parts[(num_tiles, num_query_heads, TILE_TOKENS // _ROWS_TOGETHER)](
+    weigh_parts(parts_YQTD, lse_YQT, tiles_X4, out_TQD)
+
+
+def weigh_parts(parts_YQTD: Tensor, lse_YQT: Tensor, tiles_X4: Tensor, out_TQD: Tensor) -> None:
+    """Weigh the parts of divided tiles, into their rows of `out_TQD`.
+
+    parts_YQTD and lse_YQT: contiguous float32, two for each share, its later part of one tile and
+    its first of another; lse is the logarithm to base 2 of each part's sum of exponentials.
+    """
+    num_parts, num_query_heads, tile_tokens, head_dim = parts_YQTD.shape
+    _weigh_parts[(len(tiles_X4), num_query_heads, tile_tokens // _ROWS_TOGETHER)](
         parts_YQTD,
         lse_YQT,
         tiles_X4,
         out_TQD,
         out_TQD.stride(0),
         out_TQD.stride(1),
-        num_shares,
+        num_parts // 2,
         MIN_BLOCKS=_MIN_BLOCKS,
         BLOCK_KEYS=BLOCK_KEYS,
-        TILE=TILE_TOKENS,
+        TILE=tile_tokens,
         ROWS=_ROWS_TOGETHER,
         DIM=head_dim,
         num_warps=4,
-        **early_launch(q_TQD.device),
+        **early_launch(out_TQD.device),
     )
 
 
@@ -110,24 +127,33 @@ def _weigh_parts(
     wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     query_head = tl.program_id(1)
-    num_tiles = tl.num_programs(0)
-    counts_ptr = tiles_ptr + 2
-    contexts_ptr = tiles_ptr + 3
-    _, share_blocks = divide(
-        contexts_ptr, counts_ptr, num_tiles, num_shares, None, 4, BLOCK_KEYS, MIN_BLOCKS
-    )
-    first_share, last_share = shares_of(
-        tile, share_blocks, contexts_ptr, counts_ptr, num_tiles, None, 4, BLOCK_KEYS
-    )
+    all_blocks = 0
+    begin = 0
+    own_blocks = 0
+    for some in range(0, tl.num_programs(0), _TILES):
+        index = some + tl.arange(0, _TILES)
+        is_tile = index < tl.num_programs(0)
+        count = tl.load(tiles_ptr + 4 * index + 2, mask=is_tile, other=0)
+        context = tl.load(tiles_ptr + 4 * index + 3, mask=is_tile, other=0)
+        blocks = tl.where(count > 0, tl.cdiv(context, BLOCK_KEYS), 0)
+        all_blocks += tl.sum(blocks, 0)
+        begin += tl.sum(tl.where(index < tile, blocks, 0), 0)
+        own_blocks += tl.sum(tl.where(index == tile, blocks, 0), 0)
+    share_blocks = tl.maximum(tl.cdiv(all_blocks, num_shares), MIN_BLOCKS)
+    first_share = begin // share_blocks
+    # Of a tile without blocks that is the share before.
+    last_share = (begin + own_blocks + share_blocks - 1) // share_blocks - 1
     if last_share > first_share:
         row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
         dim = tl.arange(0, DIM)
-        is_row = row < tl.load(counts_ptr + 4 * tile)
+        is_row = row < tl.load(tiles_ptr + 4 * tile + 2)
         maximum = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIM], tl.float32)
         for share in range(first_share, last_share + 1):
-            entry = part_of(share, share == first_share) * tl.num_programs(1) + query_head
+            # A share may have the first part of one tile, and a later part of one other.
+            part = 2 * share + (share == first_share).to(tl.int32)
+            entry = part * tl.num_programs(1) + query_head
             part_row = entry.to(tl.int64) * TILE + row
             lse = tl.load(lse_ptr + part_row, mask=is_row, other=float("-inf"))
             found = tl.load(

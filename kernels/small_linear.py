@@ -29,7 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raydix.kernels.early_launch import early_launch
-from raydix.kernels.equal_shares import num_sms
+from raydix.kernels.multiprocessors import num_sms
 from raydix.kernels.summands import add_up
 
 MAX_TOKENS = 32

@@ -14,7 +14,7 @@ from torch.nn import functional
 from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
-from raydix.kernels.decode_tiles import DecodeTiles
+from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_routes import route_experts
 from raydix.kernels.glu_form import GluForm
@@ -22,8 +22,9 @@ from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.kv_write import rotate_and_write_kv
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.latent_write import write_latent
+from raydix.kernels.multiprocessors import num_sms
 from raydix.kernels.norm import rms_norm
-from raydix.kernels.paged_decode import paged_decode
+from raydix.kernels.paged_decode import PROGRAMS_PER_SM, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, tile_tokens
 from raydix.kernels.reference import experts
 from raydix.kernels.sampling import sample_cut, sample_whole
@@ -60,7 +61,7 @@ class TritonOps:
         self._dtype = dtype
         self._has_small_linear = has_tensor_cores(device)
         self._num_query_heads = num_query_heads
-        self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._num_sms = num_sms(device)
         self._beside = torch.cuda.Stream(device, priority=-1)
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
 
@@ -136,6 +137,13 @@ class TritonOps:
                     block_tables_RN,
                     _decode_tiles(decode),
                     form=form,
+                    num_splits=choose_num_splits(
+                        _num_tiles(decode, q_TQD.shape[0]),
+                        pool_PLH2SD.shape[2],
+                        _visible_tokens(decode, form.window),
+                        self._num_sms,
+                        PROGRAMS_PER_SM,
+                    ),
                     out_TQD=out_TQD,
                 )
         if rows.tiles_X4 is not None:
@@ -201,6 +209,13 @@ class TritonOps:
 def _num_tiles(rows: DecodeRows, num_tokens: int) -> int:
     """Of captured tiles those that the step's tokens cannot fill are skipped on the device."""
     return min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
+
+
+def _visible_tokens(rows: DecodeRows, window: int | None) -> int:
+    """The most keys that a tile sees."""
+    if window is None:
+        return rows.max_context_tokens
+    return min(rows.max_context_tokens, window + rows.tokens_per_tile - 1)
 
 
 def _decode_tiles(rows: DecodeRows) -> DecodeTiles:

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.decode_tiles import DecodeTiles
+from raydix.kernels.decode_tiles import MAX_SPLITS, DecodeTiles, choose_num_splits
 from raydix.kernels.paged_decode import paged_decode
 from tests.kernels.paged_rows import FORMS, LAYER, PagedRows
 
@@ -18,7 +18,7 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def decode(rows: PagedRows, tiles: DecodeTiles) -> None:
+def decode(rows: PagedRows, tiles: DecodeTiles, num_splits: int) -> None:
     paged_decode(
         rows.q_TQD,
         rows.pool_PLH2SD,
@@ -26,6 +26,7 @@ def decode(rows: PagedRows, tiles: DecodeTiles) -> None:
         rows.tables_RN,
         tiles,
         form=rows.form,
+        num_splits=num_splits,
         out_TQD=rows.out_TQD,
     )
 
@@ -43,33 +44,38 @@ def tiles_of(rows: PagedRows, tokens_per_tile: int) -> DecodeTiles:
     )
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
 @pytest.mark.parametrize("shape", [(2, 4, 128, 64), (2, 3, 80, 16), (1, 8, 64, 4), (3, 1, 16, 1)])
 def test_one_query_per_row_sees_its_whole_context(
-    device: torch.device, shape: tuple[int, int, int, int]
+    device: torch.device, shape: tuple[int, int, int, int], num_splits: int
 ) -> None:
     rows = PagedRows(shape, CONTEXTS, (1, 1, 1, 1, 1), dtype=torch.float32, device=device)
 
-    decode(rows, tiles_of(rows, 1))
+    decode(rows, tiles_of(rows, 1), num_splits)
 
     rows.assert_out()
 
 
+@pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("page_size", [64, 16])
-def test_several_queries_of_a_row_are_causal(device: torch.device, page_size: int) -> None:
+def test_several_queries_of_a_row_are_causal(
+    device: torch.device, page_size: int, num_splits: int
+) -> None:
     rows = PagedRows(
         (2, 4, 64, page_size), CONTEXTS, NUM_TOKENS, dtype=torch.float32, device=device
     )
 
-    decode(rows, tiles_of(rows, 8))
+    decode(rows, tiles_of(rows, 8), num_splits)
 
     rows.assert_out()
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
 @pytest.mark.parametrize("num_tokens", [1, 8])
 @pytest.mark.parametrize("page_size", [64, 16])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_keys_weigh_as_the_form_says(
-    device: torch.device, form: dict[str, Any], page_size: int, num_tokens: int
+    device: torch.device, form: dict[str, Any], page_size: int, num_tokens: int, num_splits: int
 ) -> None:
     rows = PagedRows(
         (2, 3, 32, page_size),
@@ -80,35 +86,7 @@ def test_keys_weigh_as_the_form_says(
         **form,
     )
 
-    decode(rows, tiles_of(rows, num_tokens))
-
-    rows.assert_out()
-
-
-@pytest.mark.parametrize(("num_rows", "window"), [(1, None), (2, 90), (18, None)])
-def test_programs_meet_in_rows_of_all_lengths(
-    device: torch.device, num_rows: int, window: int | None
-) -> None:
-    """Long rows among short ones and rows without context; more than a program looks at at once."""
-    contexts = tuple((1, 200, 33, 64, 5, 110)[row % 6] for row in range(num_rows)) + (400,)
-    rows = PagedRows(
-        (1, 2, 16, 16),
-        contexts,
-        (1,) * len(contexts),
-        dtype=torch.float32,
-        device=device,
-        window=window,
-    )
-    tiles = tiles_of(rows, 1)
-    with_gaps = DecodeTiles(
-        rows_B=tiles.rows_B.repeat_interleave(2),
-        tokens_B=tiles.tokens_B.repeat_interleave(2),
-        context_tokens_B=torch.stack(
-            (torch.zeros_like(tiles.context_tokens_B), tiles.context_tokens_B), 1
-        ).flatten(),
-    )
-
-    decode(rows, with_gaps)
+    decode(rows, tiles_of(rows, num_tokens), num_splits)
 
     rows.assert_out()
 
@@ -123,19 +101,22 @@ def test_tokens_outside_the_tiles_and_rows_without_context_are_left_alone(
         context_tokens_B=rows.column([6, 0]),
     )
 
-    decode(rows, tiles)
+    decode(rows, tiles, 2)
 
     assert rows.out_TQD.isnan().flatten(1).all(1).tolist() == [True, True, False, True]
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize(
     "shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 256, 16)]
 )
-def test_bfloat16_is_as_exact_as_its_rounding(shape: tuple[int, int, int, int]) -> None:
+def test_bfloat16_is_as_exact_as_its_rounding(
+    shape: tuple[int, int, int, int], num_splits: int
+) -> None:
     rows = PagedRows(shape, CONTEXTS, NUM_TOKENS, dtype=torch.bfloat16, device=torch.device("cuda"))
 
-    decode(rows, tiles_of(rows, 8))
+    decode(rows, tiles_of(rows, 8), num_splits)
 
     rows.assert_out()
 
@@ -156,7 +137,7 @@ def test_windows_caps_and_sinks_fit_all_head_dims(
         **FORMS["all at once"],
     )
 
-    decode(rows, tiles_of(rows, tokens_per_tile))
+    decode(rows, tiles_of(rows, tokens_per_tile), 2)
 
     rows.assert_out()
 
@@ -174,12 +155,12 @@ def test_a_captured_graph_reads_new_lengths_and_tables(form: dict[str, Any]) -> 
     )
     tiles = tiles_of(rows, 1)
     contexts_B, tables_RN = tiles.context_tokens_B.clone(), rows.tables_RN.clone()
-    decode(rows, tiles)
+    decode(rows, tiles, 3)
     graph = torch.cuda.CUDAGraph()
     tiles.context_tokens_B.fill_(1)
     rows.tables_RN.copy_(tables_RN.flip(0))
     with torch.cuda.graph(graph):
-        decode(rows, tiles)
+        decode(rows, tiles, 3)
 
     tiles.context_tokens_B.copy_(contexts_B)
     rows.tables_RN.copy_(tables_RN)
@@ -187,6 +168,27 @@ def test_a_captured_graph_reads_new_lengths_and_tables(form: dict[str, Any]) -> 
     graph.replay()
 
     rows.assert_out()
+
+
+def test_more_programs_take_more_splits() -> None:
+    assert choose_num_splits(16, 8, 8192, num_sms=132, programs_per_sm=4) == 4
+
+
+@pytest.mark.parametrize(
+    ("figures", "num_splits"),
+    [
+        ((64, 8, 8192), 1),
+        ((1, 8, 16384), 32),
+        ((1, 4, 384), 4),
+        ((1, 1, 1), 1),
+        ((512, 8, 131_072), 16),
+        ((1, 1, 10**7), MAX_SPLITS),
+    ],
+)
+def test_splits_fill_the_device_and_bound_the_longest_row(
+    figures: tuple[int, int, int], num_splits: int
+) -> None:
+    assert choose_num_splits(*figures, num_sms=132) == num_splits
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,15 @@ def test_impossible_tiles_are_refused(change: dict[str, object], message: str) -
     fields: dict[str, object] = {"rows_B": column, "tokens_B": column, "context_tokens_B": column}
 
     with pytest.raises(ValueError, match=message):
-        decode(rows, DecodeTiles(**{**fields, **change}))  # type: ignore[arg-type]
+        decode(rows, DecodeTiles(**{**fields, **change}), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_splits", [0, MAX_SPLITS + 1])
+def test_an_impossible_number_of_splits_is_refused(num_splits: int) -> None:
+    rows = PagedRows((1, 2, 16, 4), (9, 6), (1, 1), dtype=torch.float32, device=torch.device("cpu"))
+
+    with pytest.raises(ValueError, match="num_splits"):
+        decode(rows, tiles_of(rows, 1), num_splits)
 
 
 @pytest.mark.parametrize(
@@ -220,4 +230,4 @@ def test_an_impossible_form_is_refused(change: dict[str, Any], message: str) -> 
     rows.form = AttentionForm(scale=1.0, **change)
 
     with pytest.raises(ValueError, match=message):
-        decode(rows, tiles_of(rows, 1))
+        decode(rows, tiles_of(rows, 1), 1)
