@@ -19,6 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from raydix.kernels.gluon_barrier import thread_barrier
+
 BLOCK_ROWS = 64
 """Query rows of a program: their sums of 512 values fill the registers of eight warps."""
 NUM_WARPS = 8
@@ -247,7 +249,7 @@ def attend_wide(
     for begin in range(start, stop, 64):
         async_copy.wait_group(0)
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         rest_T = rest.index(now).permute((1, 0))
         value_T = value.index(now).permute((1, 0))
         asked = warpgroup_mma(q_rest, rest_T, no_scores, use_acc=False, is_async=True)
@@ -255,7 +257,7 @@ def attend_wide(
 
         # All but these two products are done: where the last block was, the next has its place.
         acc = warpgroup_mma_wait(num_outstanding=2, deps=[running])
-        gl.thread_barrier()
+        thread_barrier()
         _copy_block(
             value.index(1 - now),
             rest.index(1 - now),
@@ -275,7 +277,7 @@ def attend_wide(
         weights_smem.store(weights.to(dtype))
         acc = acc * gl.expand_dims(gl.convert_layout(decay, acc_rows), 1)
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         running = warpgroup_mma(weights_smem, value.index(now), acc, is_async=True)
         now = 1 - now
 

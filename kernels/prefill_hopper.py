@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from raydix.kernels.attention_form import AttentionForm
+from raydix.kernels.gluon_barrier import thread_barrier
 
 TILE_TOKENS = 128
 BLOCK_KEYS = 128
@@ -187,13 +188,13 @@ def _silence(values, begin, context):
         value = some.load(_COPY)
         some.store(gl.where(gl.expand_dims(key < context, 1), value, gl.zeros_like(value)))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit
 def _free(barrier):
     """Every warp of the group has read what is there."""
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(barrier, count=1)
 
 
@@ -239,7 +240,7 @@ def _attend(
             )
             q_smem.store(q)
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
 
             slot = asked % _SLOTS
             mbarrier.wait(ready.index(slot), asked // _SLOTS & 1)
@@ -358,7 +359,7 @@ def attend_share(
         mbarrier.init(ready.index(each), count=1)
         mbarrier.init(free.index(each), count=2)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
     tensors = (q_ptr, tiles_ptr, out_ptr, parts_ptr, lse_ptr)
     strides = (q_token_stride, q_head_stride, out_token_stride, out_head_stride)

@@ -29,6 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raydix.kernels.early_launch import early_launch
+from raydix.kernels.gluon_barrier import thread_barrier
 from raydix.kernels.multiprocessors import num_sms
 from raydix.kernels.summands import add_up
 
@@ -275,7 +276,7 @@ def _multiply(
             weight_ring.index(slot), input_ring.index(slot).permute((1, 0)), total
         )
         # Before the slot is filled again every warp has to have read it.
-        gl.thread_barrier()
+        thread_barrier()
         _ask_for_weights(
             weights,
             weight_ring,

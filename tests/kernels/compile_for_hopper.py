@@ -1,0 +1,107 @@
+"""Compile every Gluon kernel for Hopper, which takes no GPU; print registers and spills.
+
+    python -m tests.kernels.compile_for_hopper
+
+A kernel of Gluon is bound to the Triton that it was written for more than others are, and the
+interpreter does not know it.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from raydix.kernels import latent_wide, prefill_hopper, small_linear
+
+TARGET = GPUTarget("cuda", 90, 32)
+STRIDES = ("q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride")
+POINTERS = {
+    "q_ptr": "*bf16",
+    "pool_ptr": "*bf16",
+    "tables_ptr": "*i32",
+    "tiles_ptr": "*i32",
+    "rows_ptr": "*i32",
+    "out_ptr": "*bf16",
+    "parts_ptr": "*fp32",
+    "lse_ptr": "*fp32",
+}
+NUMBERS = {
+    **dict.fromkeys(STRIDES, "i32"),
+    **dict.fromkeys(("page_stride", "layer_offset", "table_stride"), "i32"),
+    **dict.fromkeys(("layer", "num_layers", "num_tiles"), "i32"),
+    **dict.fromkeys(("num_tokens", "outputs", "row_steps", "all_steps", "program_steps"), "i32"),
+    "scale_log2": "fp32",
+}
+
+
+def compile_kernel(
+    kernel: Any, constants: dict[str, Any], boxes: dict[str, str], **options: Any
+) -> str:
+    """What ptxas says of the kernel. Raises if it does not compile.
+
+    `boxes`: the types of tensor maps. Everything else has the type that its name has everywhere.
+    """
+    types = POINTERS | NUMBERS | boxes
+    names = [parameter.name for parameter in kernel.params]
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    aligned = {*POINTERS, *STRIDES, "page_stride", "layer_offset"} - constants.keys()
+    attributes = {
+        (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name in aligned
+    }
+    source = GluonASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=TARGET, options=options)
+
+    ptxas = Path(nvidia.__file__).parent / "bin" / "ptxas"
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        command = [str(ptxas), "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return " ".join(line.strip() for line in told.splitlines() if "spill" in line or "Used" in line)
+
+
+def box_type(shape: tuple[int, int]) -> str:
+    """Of a tensor map."""
+    layout = gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16)
+    return f"tensordesc<bf16[{shape[0]}, {shape[1]}],{layout!r}>"
+
+
+def main() -> int:
+    """Compile all."""
+    for page_size in (8, 16, 64, 256):
+        constants = {"KV_HEADS": 8, "GROUP": 4, "PAGE": page_size, "MIN_BLOCKS": 2}
+        boxes = {"boxes": box_type((min(page_size, prefill_hopper.BLOCK_KEYS), 64))}
+        told = compile_kernel(
+            prefill_hopper.attend_share, constants, boxes, num_warps=prefill_hopper.NUM_WARPS
+        )
+        print(f"prefill_hopper, pages of {page_size}: {told}")
+
+    for tokens in (16, 32):
+        shape = {"ROWS": 64, "DEPTH": 256, "TOKENS": tokens, "SUMMANDS": 2, "STAGES": 2}
+        boxes = {"inputs": box_type((tokens, 256)), "weights": box_type((64, 256))}
+        told = compile_kernel(
+            small_linear._multiply, shape | {"EARLY": True}, boxes, num_warps=4, launch_pdl=True
+        )
+        print(f"small_linear, {tokens} tokens: {told}")
+
+    columns = dict.fromkeys(("tokens_ptr", "contexts_ptr", "counts_ptr"))
+    sizes = {"HEADS": 128, "TILE_TOKENS": 128, "PAGE": 64, "DIM": 576, "VALUE": 512}
+    told = compile_kernel(
+        latent_wide.attend_wide,
+        columns | sizes | {"IS_WHOLE": True},
+        {},
+        num_warps=latent_wide.NUM_WARPS,
+    )
+    print(f"latent_wide: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
