@@ -29,6 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.command_line import count
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -290,8 +291,8 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_options(parser, Options(device="cpu"))
-    parser.add_argument("--requests", type=int, default=500, help="of the trace, from its start")
-    parser.add_argument("--divisor", type=int, default=64, help="of the trace's lengths")
+    parser.add_argument("--requests", type=count, default=500, help="of the trace, from its start")
+    parser.add_argument("--divisor", type=count, default=64, help="of the trace's lengths")
     parser.add_argument("--speed", type=float, default=1.0, help="of the trace's clock")
     parser.add_argument("--environment", type=Path, default=_ENVIRONMENT, help="AIPerf's folder")
     sys.exit(main(parser.parse_args()))

@@ -13,6 +13,17 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     )
 
 
+def count(text: str) -> int:
+    """An argument that says how many: at least 1. Raises what argparse tells the user of."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of at least 1")
+    return number
+
+
 def add_results(parser: argparse.ArgumentParser, help: str, default: Path | None = RESULTS) -> None:
     """`--results`: the folder for the record. Default None: it is printed and not kept."""
     parser.add_argument("--results", type=Path, default=default, help=help)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, Store
 
-from benchmarks.command_line import add_commit, add_results, make_parser
+from benchmarks.command_line import add_commit, add_results, count, make_parser
 from benchmarks.record import Figure, report
 from raydix.moe.dispatch.libraries import ADAPTERS, connect_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
@@ -344,9 +344,9 @@ def run_ranks(arguments: argparse.Namespace) -> tuple[str, list[Times]]:
 def main() -> int:
     """Measure and report."""
     parser = make_parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=2, help="GPUs")
+    parser.add_argument("--ranks", type=count, default=2, help="GPUs")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=DEFAULT_BACKENDS)
-    parser.add_argument("--repeats", type=int, default=_REPEATS, help="timed exchanges of a size")
+    parser.add_argument("--repeats", type=count, default=_REPEATS, help="timed exchanges of a size")
     add_results(parser, help="folder for the record")
     add_commit(parser)
     arguments = parser.parse_args()

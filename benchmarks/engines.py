@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.command_line import add_commit, add_results, make_parser
+from benchmarks.command_line import add_commit, add_results, count, make_parser
 from benchmarks.model_shapes import SHAPES, ModelConfig
 from benchmarks.record import RESULTS, Figure, report
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
@@ -99,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:
     """What all end-to-end benchmarks have on their command line."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
     parser.add_argument("--tiny", action="store_true", help="small shapes, no bars, no record")
-    parser.add_argument("--repeats", type=int, default=defaults.repeats)
+    parser.add_argument("--repeats", type=count, default=defaults.repeats)
     add_results(parser, help="folder for the record")
     add_commit(parser)
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from time import thread_time
 
-from benchmarks.command_line import add_results, make_parser
+from benchmarks.command_line import add_results, count, make_parser
 from benchmarks.model_shapes import small_model_layout
 from benchmarks.record import Figure, report
 from raydix.ids import ConnectionId, LeaseId, LookupId
@@ -255,7 +255,7 @@ def figures(measured: Mapping[str, float]) -> list[Figure]:
 def main() -> int:
     """Returns 1 if a bar is not met."""
     parser = make_parser(__doc__)
-    parser.add_argument("--pages", type=int, default=NUM_PAGES)
+    parser.add_argument("--pages", type=count, default=NUM_PAGES)
     add_results(parser, help="folder for the record", default=None)
 
     arguments = parser.parse_args()

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.command_line import add_commit, add_results, make_parser
+from benchmarks.command_line import add_commit, add_results, count, make_parser
 from benchmarks.record import Figure, report
 from raydix.ids import HostPageId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
@@ -369,9 +369,9 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 def main() -> int:
     """Measure and report."""
     parser = make_parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=2, help="processes, each with its GPU")
-    parser.add_argument("--tokens", type=int, default=16384, help="of the prefix")
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--ranks", type=count, default=2, help="processes, each with its GPU")
+    parser.add_argument("--tokens", type=count, default=16384, help="of the prefix")
+    parser.add_argument("--repeats", type=count, default=20)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     add_results(parser, "folder for the record", default=None)
     add_commit(parser)

@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.command_line import add_results, make_parser
+from benchmarks.command_line import add_results, count, make_parser
 from benchmarks.engines import Answer, Prompts, ask, engine_sections, expect_sources
 from benchmarks.model_shapes import make_layout
 from benchmarks.record import Figure, report
@@ -231,8 +231,8 @@ def main() -> int:
     defaults = Setting()
     parser.add_argument("--step-ms", type=float, default=1e3 * defaults.step_s)
     parser.add_argument("--latency-ms", type=float, default=1e3 * defaults.latency_s)
-    parser.add_argument("--max-bytes-per-s", type=int, default=defaults.max_bytes_per_s)
-    parser.add_argument("--repeats", type=int, default=defaults.repeats)
+    parser.add_argument("--max-bytes-per-s", type=count, default=defaults.max_bytes_per_s)
+    parser.add_argument("--repeats", type=count, default=defaults.repeats)
     add_results(parser, help="folder for the record")
 
     arguments = parser.parse_args()

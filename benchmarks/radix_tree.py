@@ -25,7 +25,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import count, make_parser
 from benchmarks.record import Figure, report
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key
@@ -348,10 +348,10 @@ def _time_windows(num_nodes: int) -> float:
 def main() -> int:
     """Measure, and return 1 below a bar."""
     parser = make_parser(__doc__)
-    parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--capacity-tokens", type=int, default=4_000_000)
-    parser.add_argument("--requests", type=int, default=6000)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--page-size", type=count, default=16)
+    parser.add_argument("--capacity-tokens", type=count, default=4_000_000)
+    parser.add_argument("--requests", type=count, default=6000)
+    parser.add_argument("--repeats", type=count, default=3)
     options = parser.parse_args()
 
     figures: list[Figure] = []

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.command_line import add_keep, make_parser
+from benchmarks.command_line import add_keep, count, make_parser
 from benchmarks.record import Figure, report
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
@@ -149,9 +149,9 @@ def _figures(name: str, measured: Measurement, num_requests: int, step_ms: float
 def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
     parser = make_parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument(
-        "--requests", type=int, nargs="+", help="default: 64, or 1 64 128 with --step-ms 0"
+        "--requests", type=count, nargs="+", help="default: 64, or 1 64 128 with --step-ms 0"
     )
     parser.add_argument("--step-ms", type=float, default=5.0)
     add_keep(parser)

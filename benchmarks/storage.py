@@ -22,7 +22,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from benchmarks.command_line import add_results, make_parser
+from benchmarks.command_line import add_results, count, make_parser
 from benchmarks.record import Figure, report
 from benchmarks.storage_direct import Direct, DirectFiles, DirectMooncake, DirectNixl, DirectRedis
 from raydix.ids import BatchId, HostPageId, PageKey
@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--backends", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument(
-        "--rounds", type=int, default=20, help="pairs of batches for each backend and size"
+        "--rounds", type=count, default=20, help="pairs of batches for each backend and size"
     )
     parser.add_argument("--folder", type=Path, help="for files; by default a temporary one")
     add_results(

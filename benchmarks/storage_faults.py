@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import add_results, make_parser
+from benchmarks.command_line import add_results, count, make_parser
 from benchmarks.engines import ask, engine_sections
 from benchmarks.faulty_storage import FAULTS, FaultyStorage, Served, without_l3
 from benchmarks.record import Figure, report
@@ -336,7 +336,7 @@ def main() -> int:
     """Measure, print a record for each fault, and return 1 below a bar."""
     parser = make_parser(__doc__)
     parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=list(FAULTS))
-    parser.add_argument("--pairs", type=int, default=Setting().pairs)
+    parser.add_argument("--pairs", type=count, default=Setting().pairs)
     add_results(parser, help="folder for the records", default=None)
 
     arguments = parser.parse_args()

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import count, make_parser
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -262,9 +262,9 @@ def main(options: Options, streams: Sequence[int], changes: dict[str, Any]) -> i
 if __name__ == "__main__":
     command_line = make_parser(__doc__)
     add_options(command_line, Options())
-    command_line.add_argument("--streams", type=int, nargs="+", default=[16, 4])
+    command_line.add_argument("--streams", type=count, nargs="+", default=[16, 4])
     for name in ("num_sessions", "l2_bytes", "chunk_tokens", "dp"):
-        command_line.add_argument(f"--{name.replace('_', '-')}", type=int)
+        command_line.add_argument(f"--{name.replace('_', '-')}", type=count)
     command_line.add_argument("--max-decode-slowdown", type=float)
     read = command_line.parse_args()
     given = {

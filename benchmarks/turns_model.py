@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import count, make_parser
 from benchmarks.model_shapes import make_layout
 from benchmarks.modelled_device import ModelledDevice, ModelledStep
 from benchmarks.scheduler_engine import Engine
@@ -147,10 +147,10 @@ def _mean_ms(steps: Sequence[ModelledStep]) -> float:
 def main() -> None:
     """Print a line for each slowdown."""
     parser = make_parser(__doc__)
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--streams", type=count, default=16)
+    parser.add_argument("--sessions", type=count, default=64)
     parser.add_argument("--l2-gib", type=int, default=32)
-    parser.add_argument("--chunk", type=int, default=8192)
+    parser.add_argument("--chunk", type=count, default=8192)
     parser.add_argument("--slowdown", type=float, nargs="+", default=[12.0])
     parser.add_argument("--saved-ms", type=float, default=0.0, help="of each step with prompts")
     options = parser.parse_args()
