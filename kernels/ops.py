@@ -39,6 +39,8 @@ from raydix.kernels.sampling_columns import SamplingColumns
 logger = logging.getLogger(__name__)
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float32)
+_TRITON_VERSIONS = ("3.6", "3.7", "3.8")
+"""Those of torch 2.11 to 2.14. Gluon, in which some kernels are written, changes with each."""
 _ALIGNMENT_BYTES = 16
 """Triton reads experts' weights through tensor maps, whose rows are multiples of this."""
 _EXPERT_ROWS = 8
@@ -247,10 +249,18 @@ def import_gpu_ops() -> None:
         importlib.import_module("raydix.kernels.triton_ops")
 
 
+def _triton_version() -> str:
+    # The module's own: nightly builds have other names as packages.
+    return str(importlib.import_module("triton").__version__)
+
+
 def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed."
+    installed = _triton_version()
+    if ".".join(installed.split(".")[:2]) not in _TRITON_VERSIONS:
+        return f"triton is {installed}; the kernels know {', '.join(_TRITON_VERSIONS)}."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
 
