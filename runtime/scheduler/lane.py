@@ -262,6 +262,7 @@ class Lane:
             is_padding=not (num_tokens or transfers),
             started_s=now_s,
             waiting_ranks=set(self.ranks),
+            loads={row.request.load.transfer_id for row in rows if row.request.load is not None},
         )
         self.in_flight.send_step(flight)
         return flight.step
