@@ -216,6 +216,8 @@ class Engine:
             self._after(max(0.0, due_s - self.now_s), self._tick_core)
 
     def _tick_core(self) -> None:
+        # The next tick may be due at the same time: long prompts are hashed in parts.
+        self._core_due_s = float("-inf")
         due_s = self._core.next_deadline_s()
         if due_s is not None and due_s <= self.now_s:
             self._to_core(events.Tick())
@@ -251,6 +253,7 @@ class Engine:
             self._after(max(0.0, due_s - self.now_s), self._tick_host)
 
     def _tick_host(self) -> None:
+        self._host_due_s = float("-inf")
         due_s = self._host.next_deadline_s()
         if due_s is not None and due_s <= self.now_s:
             self._to_host(host_events.Tick())

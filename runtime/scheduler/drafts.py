@@ -282,7 +282,7 @@ def _draft_rows_of(
                 continue
             lane.extend_table(request, pages)
 
-        _add_row(draft, request, num_tokens, load_id)
+        _add_row(lane, draft, request, num_tokens, load_id)
         if not is_decode:
             draft.charge(-(-num_tokens // size) * size)
 
@@ -342,7 +342,9 @@ def _load_ends_s(replica: Replica, lane: Lane, now_s: float) -> dict[TransferId,
     return ends_s
 
 
-def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int) -> None:
+def _add_row(
+    lane: Lane, draft: Draft, request: RequestState, num_tokens: int, load_id: int
+) -> None:
     assert request.slot is not None
     start = request.num_planned
     end = start + num_tokens
@@ -351,7 +353,7 @@ def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int)
         draft.added.append(added)
 
     _send_table(draft, request)
-    position = request.plan_row(num_tokens)
+    position = lane.plan_row(request, num_tokens)
     draft.rows.append(
         PlannedRow(request=request, run=request.run, num_computed=end, output_position=position)
     )

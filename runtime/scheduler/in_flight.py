@@ -41,8 +41,12 @@ class StepInFlight:
     is_padding: bool
     """The lane has nothing to do; another one of its step group has."""
     started_s: float
-    """When it was sent, or when the step before it ended if that was later."""
+    """When it was sent, or when the step before it or a load that it waits for ended, if that was
+    later.
+    """
     waiting_ranks: set[int]
+    loads: set[TransferId]
+    """Under way, and waited for by rows."""
     result: StepResult | None = None
     """Of the lane's first rank."""
 
@@ -55,6 +59,12 @@ class StepInFlight:
     def num_rows(self) -> int:
         """Rows of both kinds."""
         return self.num_decodes + len(self.rows)
+
+    def end_load(self, transfer_id: TransferId, now_s: float) -> None:
+        """A load has ended, for which its rows may have waited."""
+        if transfer_id in self.loads:
+            self.loads.discard(transfer_id)
+            self.started_s = now_s
 
 
 class InFlight:
@@ -164,6 +174,8 @@ class InFlight:
             return None
         del self.transfers[transfer_id]
         self._begin_oldest_transfer(now_s)
+        for step in self.steps.values():
+            step.end_load(transfer_id, now_s)
         return transfer
 
     def _begin_oldest_transfer(self, now_s: float) -> None:

@@ -64,6 +64,8 @@ class Lane:
         self.batch = DecodeBatch(num_slots=num_slots, page_size=self.settings.page_size)
         self.prefilling: dict[RequestId, RequestState] = {}
         """They wait for pages, compute their prompt or sample their first token."""
+        self._prompt_needs: dict[RequestId, int] = {}
+        """Pages that each of them still needs before all known tokens have one."""
         self._changed_tables: dict[RequestId, RequestState] = {}
         """Decoding requests whose block table on the device is out of date."""
         self._removed_slots: list[int] = []
@@ -110,12 +112,13 @@ class Lane:
 
     def prompt_pages_to_come(self) -> PageCounts:
         """Pages that admitted requests still need before all known tokens have one."""
-        size = self.settings.page_size
-        needs = [
-            max(0, -(-request.num_target // size) - len(request.table))
-            for request in self.prefilling.values()
-        ]
+        # Asked for each request that is admitted and each chunk: nothing is counted anew.
+        needs = list(self._prompt_needs.values())
         return total_pages_to_compute(self.settings, needs, self.batch.num_pages_to_come())
+
+    def _num_lacking_pages(self, request: RequestState) -> int:
+        """What all known tokens of a request that does not decode need beyond its table."""
+        return max(0, -(-request.num_target // self.settings.page_size) - len(request.table))
 
     def match(self, chain: Chain) -> Match:
         """The longest prefix of a chain in L1."""
@@ -136,6 +139,7 @@ class Lane:
         self.promotions.end(request.request_id)
         request.begin_run(heapq.heappop(self._free_slots), lock, table, start, now_s)
         self.running[request.request_id] = self.prefilling[request.request_id] = request
+        self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
         self.waiting.admitted(request)
 
     def start_decoding(self, request: RequestState) -> None:
@@ -143,6 +147,7 @@ class Lane:
         if request.batch is not None or request.submit.sampling.num_logprobs is not None:
             return
         del self.prefilling[request.request_id]
+        del self._prompt_needs[request.request_id]
         self.batch.join(request)
         # Its last prompt page may just have made way for the tree's, and no row of its own tells
         # the device any more.
@@ -155,10 +160,19 @@ class Lane:
         if request.batch is not None and request.slot is not None:
             self.batch.table_grew(request.slot, len(request.table))
             self._changed_tables[request.request_id] = request
+        else:
+            self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
+
+    def plan_row(self, request: RequestState, num_tokens: int) -> int | None:
+        """A request that does not decode gets a row: see `RequestState.plan_row`."""
+        position = request.plan_row(num_tokens)
+        self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
+        return position
 
     def cut_table(self, request: RequestState, num_pages: int) -> None:
         """A running request keeps the first pages of its table; the others go back."""
         self.l1.release(request.table.cut(num_pages))
+        self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
 
     def take_changed_tables(self) -> list[RequestState]:
         """Decoding requests whose block table the device is told of with the next plan."""
@@ -198,6 +212,7 @@ class Lane:
         if request.batch is not None:
             request.batch.leave(request)
         self.prefilling.pop(request.request_id, None)
+        self._prompt_needs.pop(request.request_id, None)
         self._changed_tables.pop(request.request_id, None)
         self.waiting.lead(request.request_id, None)
 
@@ -262,6 +277,7 @@ class Lane:
             is_padding=not (num_tokens or transfers),
             started_s=now_s,
             waiting_ranks=set(self.ranks),
+            loads={row.request.load.transfer_id for row in rows if row.request.load is not None},
         )
         self.in_flight.send_step(flight)
         return flight.step
@@ -348,6 +364,13 @@ class Lane:
         if len(decoding) != len(self.batch) or others != self.prefilling.keys():
             raise AccountingError(
                 f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}"
+            )
+
+        needs = {name: self._num_lacking_pages(one) for name, one in self.prefilling.items()}
+        if needs != self._prompt_needs:
+            raise AccountingError(
+                f"prompts need {sum(needs.values())} pages, {sum(self._prompt_needs.values())} are "
+                f"counted: {figures}"
             )
 
         outdated = {name for name in decoding if self.running[name].table.has_unsent}

@@ -191,7 +191,9 @@ def _dues(replica: Replica, lanes: list[Lane], now_s: float) -> list[_Due]:
         started_s = max([step.started_s for step in steps])
         ranks = {rank for step in steps for rank in step.waiting_ranks}
         patience_s = max(deadline_s, _PATIENCE * predicted_s)
-        dues.append((started_s + patience_s, f"step {number}", ranks))
+        # One that waits for a load has had no time yet: the load itself is what may be late.
+        if not any(step.loads for step in steps):
+            dues.append((started_s + patience_s, f"step {number}", ranks))
 
     for lane in lanes:
         copy = lane.in_flight.oldest_transfer

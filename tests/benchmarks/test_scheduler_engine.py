@@ -1,0 +1,11 @@
+"""The cores on a virtual clock: every request ends, whatever its prompt."""
+
+from benchmarks.scheduler_engine import Engine
+from benchmarks.scheduler_scale import settings_of
+
+
+def test_prompt_that_is_hashed_in_many_parts_at_one_time_ends() -> None:
+    engine = Engine(settings_of(1, 8192), l2_pages=8192)
+    engine.submit(range(6000), max_tokens=2)
+    engine.run()
+    assert engine.sources == {"computed:not_found": 6000}
