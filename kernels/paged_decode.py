@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
 """Split-KV attention of a few query tokens per row over paged keys and values.
 
-The keys of a row that its window shows are divided into splits, each read by its own program for
-all query heads of a KV head at once; a second kernel weighs the splits (Flash-Decoding). Lengths
-and tables are read on the device, so the launches of a bucket can be captured in a CUDA graph and
-replayed.
+On Hopper plain attention in bf16 takes `decode_shares`. Elsewhere the keys of a row that its window
+shows are divided into splits, each read by its own program for all query heads of a KV head at
+once; a second kernel weighs the splits (Flash-Decoding). Lengths and tables are read on the device,
+so the launches of a bucket can be captured in a CUDA graph and replayed.
 
 Legend: T tokens of the step, B tiles (a few query tokens of one row), R rows of the block tables, N
 pages of a block table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S
@@ -23,8 +23,10 @@ from raydix.kernels.attention_scores import (
     scaled_scores,
     score_scales,
 )
+from raydix.kernels.decode_shares import MAX_SHARED_ROWS, decode_by_shares
 from raydix.kernels.decode_tiles import DecodeTiles, check_tiles
 from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
+from raydix.kernels.hopper_blocks import fits
 from raydix.kernels.paged_inputs import check_paged_inputs
 from raydix.kernels.split_combine import combine_splits
 
@@ -50,21 +52,27 @@ def paged_decode(
     """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
     q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32;
-    pages wholly behind the window are not read. The softmax is in float32. Raises ValueError if a
-    shape, dtype or stride differs.
+    pages wholly behind the window are not read. num_splits: where `decode_shares` does not serve.
+    The softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
     check_form(form, q_TQD.shape[1])
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     check_tiles(tiles, num_splits)
-    _check_tile_rows(tiles, q_TQD.shape[1] // num_heads)
     num_tiles, num_query_heads = len(tiles.rows_B), q_TQD.shape[1]
+    group = num_query_heads // num_heads
+    tile_rows = tiles.tokens_per_tile * group
+    _check_tile_rows(tiles, group)
     if num_tiles == 0:
+        return
+    if fits(pool_PLH2SD, form) and tile_rows <= MAX_SHARED_ROWS:
+        decode_by_shares(
+            q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles, form=form, out_TQD=out_TQD
+        )
         return
 
     is_float32 = q_TQD.dtype == torch.float32
-    group = num_query_heads // num_heads
-    block_rows = max(16, triton.next_power_of_2(tiles.tokens_per_tile * group))
+    block_rows = max(16, triton.next_power_of_2(tile_rows))
     block_dim = max(16, triton.next_power_of_2(head_dim))
     is_wide = block_dim > 128
     num_slots = num_tiles * tiles.tokens_per_tile

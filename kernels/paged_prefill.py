@@ -24,8 +24,8 @@ from raydix.kernels.attention_scores import (
     scaled_scores,
     score_scales,
 )
+from raydix.kernels.hopper_blocks import fits
 from raydix.kernels.paged_inputs import check_paged_inputs
-from raydix.kernels.prefill_hopper import fits
 from raydix.kernels.prefill_shares import prefill_by_shares
 
 TILE_TOKENS = 128

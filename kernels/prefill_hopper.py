@@ -8,102 +8,42 @@ it multiplies the next keys while it weighs the last ones (FlashAttention-3).
 Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
 """
 
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.gluon_barrier import thread_barrier
+from raydix.kernels.hopper_blocks import (
+    BARRIER,
+    COPY_DIMS,
+    COPY_ROWS,
+    DIM,
+    SHARED,
+    ask_for_block,
+    blocks_of,
+    silence,
+    weigh,
+)
 
 TILE_TOKENS = 128
 BLOCK_KEYS = 128
-NUM_WARPS = 4
-"""Of a warp group."""
 _SLOTS = gl.constexpr(2)
 """Blocks of keys, and of values, that are on their way or in use."""
 _FIRST = gl.constexpr(0)
 _ROWS = gl.constexpr(TILE_TOKENS // 2)
 """Queries of a warp group: half of a tile."""
 _KEYS = gl.constexpr(BLOCK_KEYS)
-_DIM = gl.constexpr(128)
-_HALF_DIM = gl.constexpr(64)
-"""What a tensor map brings of a row at once: 128 bytes, the width of a swizzle."""
-_SILENCED = gl.constexpr(32)
-_MIN_BOX_ROWS = 8
-"""Rows of a swizzle."""
-_MAX_BOX_ROWS = 2**31 - 1
-"""Boxes of a tensor map are found by int32 coordinates."""
-_CAPABILITY = 9
-_SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
-_BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 """Of scores, and of the sums of values."""
 _SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, _SCORES.value))
 _SCORE_KEYS = gl.constexpr(gl.SliceLayout(0, _SCORES.value))
-_WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, _SCORES.value, 2))
-_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
-_COPY_ROWS = gl.constexpr(gl.SliceLayout(1, _COPY.value))
-_COPY_DIMS = gl.constexpr(gl.SliceLayout(0, _COPY.value))
 _TILES = gl.constexpr(128)
 _LINE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
-
-
-def fits(pool_PLH2SD: Tensor, form: AttentionForm) -> bool:
-    """Does `attend_share` know such keys and such a form, and the device its instructions?"""
-    page_size, head_dim = pool_PLH2SD.shape[4:]
-    return (
-        pool_PLH2SD.dtype == torch.bfloat16
-        and head_dim == _DIM.value
-        and page_size >= _MIN_BOX_ROWS
-        and form.window is None
-        and form.soft_cap is None
-        and form.sinks_Q is None
-        and pool_PLH2SD.numel() // head_dim <= _MAX_BOX_ROWS
-        and pool_PLH2SD.is_cuda
-        and torch.cuda.get_device_capability(pool_PLH2SD.device)[0] == _CAPABILITY
-    )
-
-
-def key_boxes(pool_PLH2SD: Tensor) -> TensorDescriptor:
-    """A tensor map of the pool's rows of D: a box is half of the dims, of a page or a block."""
-    page_size, head_dim = pool_PLH2SD.shape[4:]
-    rows = pool_PLH2SD.view(-1, head_dim)
-    box = [min(page_size, BLOCK_KEYS), _HALF_DIM.value]
-    return TensorDescriptor.from_tensor(rows, box, _SHARED.value)
-
-
-@gluon.jit
-def _ask(
-    boxes, table_ptr, begin, last_page, page_rows, first_row, place, ready, PAGE: gl.constexpr
-):
-    """Ask for a block of keys, or of values; behind the last page that page comes again."""
-    BOX: gl.constexpr = boxes.block_shape[0]
-    PIECES: gl.constexpr = _KEYS // BOX
-    pieces = place._reinterpret(boxes.dtype, [2 * PIECES, BOX, _HALF_DIM], _SHARED)
-    mbarrier.expect(ready, _KEYS * _DIM * 2)
-    for piece in gl.static_range(PIECES):
-        key = begin + piece * BOX
-        page = gl.load(table_ptr + gl.minimum(key // PAGE, last_page))
-        row = page * page_rows + first_row + key % PAGE
-        for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(
-                boxes, [row, half * _HALF_DIM], ready, pieces.index(half * PIECES + piece)
-            )
-
-
-@gluon.jit
-def _num_blocks(context, count):
-    """Blocks of keys that a tile sees; without tokens it sees none."""
-    return gl.where(count > 0, (context + (_KEYS - 1)) // _KEYS, 0)
 
 
 @gluon.jit
@@ -126,7 +66,7 @@ def _bring(
     asked = 0
     while begin < stop_share:
         context = gl.load(tile_ptr + 3)
-        tile_stop = tile_begin + _num_blocks(context, gl.load(tile_ptr + 2))
+        tile_stop = tile_begin + blocks_of(context, gl.load(tile_ptr + 2), _KEYS)
         table_ptr = tables_ptr + gl.load(tile_ptr).to(gl.int64) * table_stride
         last_page = (context - 1) // PAGE
         part_stop = gl.minimum(tile_stop, stop_share)
@@ -135,7 +75,7 @@ def _bring(
             slot = asked % _SLOTS
             phase = asked // _SLOTS & 1
             mbarrier.wait(free.index(slot), phase ^ 1)
-            _ask(
+            ask_for_block(
                 boxes,
                 table_ptr,
                 key,
@@ -147,7 +87,7 @@ def _bring(
                 PAGE,
             )
             mbarrier.wait(free.index(_SLOTS + slot), phase ^ 1)
-            _ask(
+            ask_for_block(
                 boxes,
                 table_ptr,
                 key,
@@ -162,33 +102,6 @@ def _bring(
         begin = gl.maximum(begin, part_stop)
         tile_begin = tile_stop
         tile_ptr += 4
-
-
-@gluon.jit
-def _weigh(scores, begin, first_position, maximum, total, scale_log2):
-    """One step of the online softmax: weights, the decay of what was summed, and the new state."""
-    if begin + _KEYS > first_position + 1:
-        key = begin + gl.arange(0, _KEYS, layout=_SCORE_KEYS)
-        position = first_position + gl.arange(0, _ROWS, layout=_SCORE_ROWS)
-        is_visible = gl.expand_dims(key, 0) <= gl.expand_dims(position, 1)
-        scores = gl.where(is_visible, scores, float("-inf"))
-    new_maximum = gl.maximum(maximum, gl.max(scores, 1) * scale_log2)
-    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(new_maximum, 1))
-    decay = gl.exp2(maximum - new_maximum)
-    total = total * decay + gl.sum(weights, 1)
-    return gl.convert_layout(weights.to(gl.bfloat16), _WEIGHTS), decay, new_maximum, total
-
-
-@gluon.jit
-def _silence(values, begin, context):
-    """Values behind the context are strange, and a weight of zero would not silence NaN."""
-    for part in gl.static_range(_KEYS // _SILENCED):
-        some = values.slice(part * _SILENCED, _SILENCED)
-        key = begin + part * _SILENCED + gl.arange(0, _SILENCED, layout=_COPY_ROWS)
-        value = some.load(_COPY)
-        some.store(gl.where(gl.expand_dims(key < context, 1), value, gl.zeros_like(value)))
-    fence_async_shared()
-    thread_barrier()
 
 
 @gluon.jit
@@ -218,11 +131,11 @@ def _attend(
     tile_ptr = tiles_ptr
     tile_begin = 0
     asked = 0
-    nothing = gl.zeros([_ROWS, _DIM], gl.float32, layout=_SCORES)
+    nothing = gl.zeros([_ROWS, DIM], gl.float32, layout=_SCORES)
     while begin < stop_share:
         count = gl.load(tile_ptr + 2)
         context = gl.load(tile_ptr + 3)
-        tile_stop = tile_begin + _num_blocks(context, count)
+        tile_stop = tile_begin + blocks_of(context, count, _KEYS)
         if begin < tile_stop:
             part_stop = gl.minimum(tile_stop, stop_share)
             num_blocks = part_stop - begin
@@ -230,8 +143,8 @@ def _attend(
             first_position = context - count + FIRST_ROW
             first_token = gl.load(tile_ptr + 1).to(gl.int64)
 
-            q_row = FIRST_ROW + gl.arange(0, _ROWS, layout=_COPY_ROWS)
-            q_dim = gl.arange(0, _DIM, layout=_COPY_DIMS)
+            q_row = FIRST_ROW + gl.arange(0, _ROWS, layout=COPY_ROWS)
+            q_dim = gl.arange(0, DIM, layout=COPY_DIMS)
             q_row_ptr = q_ptr + (first_token + q_row) * q_token_stride + query_head * q_head_stride
             q = gl.load(
                 gl.expand_dims(q_row_ptr, 1) + gl.expand_dims(q_dim, 0),
@@ -251,8 +164,8 @@ def _attend(
             _free(free.index(slot))
             maximum = gl.full([_ROWS], -1e30, gl.float32, layout=_SCORE_ROWS)
             total = gl.full([_ROWS], 0.0, gl.float32, layout=_SCORE_ROWS)
-            weights, decay, maximum, total = _weigh(
-                scores, first_key, first_position, maximum, total, scale_log2
+            weights, decay, maximum, total = weigh(
+                scores, first_key, first_position, maximum, total, scale_log2, 1
             )
             acc = nothing
             for block in range(1, num_blocks):
@@ -267,8 +180,8 @@ def _attend(
                 running = warpgroup_mma(weights, values.index(before), acc, is_async=True)
                 scores = warpgroup_mma_wait(num_outstanding=1, deps=[next_scores])
                 _free(free.index(slot))
-                next_weights, decay, maximum, total = _weigh(
-                    scores, first_key + block * _KEYS, first_position, maximum, total, scale_log2
+                next_weights, decay, maximum, total = weigh(
+                    scores, first_key + block * _KEYS, first_position, maximum, total, scale_log2, 1
                 )
                 acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[running, weights])
                 _free(free.index(_SLOTS + before))
@@ -280,14 +193,14 @@ def _attend(
             mbarrier.wait(ready.index(_SLOTS + slot), used // _SLOTS & 1)
             last_key = first_key + (num_blocks - 1) * _KEYS
             if last_key + _KEYS > context:
-                _silence(values.index(slot), last_key, context)
+                silence(values.index(slot), last_key, context)
             acc = warpgroup_mma(weights, values.index(slot), acc)
             _free(free.index(_SLOTS + slot))
             asked += num_blocks
 
             result = acc / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)
             row = FIRST_ROW + gl.arange(0, _ROWS, layout=_SCORE_ROWS)
-            dim = gl.arange(0, _DIM, layout=_SCORE_KEYS)
+            dim = gl.arange(0, DIM, layout=_SCORE_KEYS)
             is_query = row < count
             if num_blocks == tile_stop - tile_begin:
                 out_row_ptr = out_ptr + (first_token + row) * out_token_stride
@@ -302,7 +215,7 @@ def _attend(
                 entry = (part * gl.num_programs(0) + query_head).to(gl.int64)
                 part_row = entry * (2 * _ROWS) + row
                 gl.store(
-                    parts_ptr + gl.expand_dims(part_row * _DIM, 1) + gl.expand_dims(dim, 0),
+                    parts_ptr + gl.expand_dims(part_row * DIM, 1) + gl.expand_dims(dim, 0),
                     result,
                     mask=gl.expand_dims(is_query, 1),
                 )
@@ -344,17 +257,17 @@ def attend_share(
         is_tile = index < num_tiles
         counts = gl.load(tiles_ptr + 4 * index + 2, mask=is_tile, other=0)
         contexts = gl.load(tiles_ptr + 4 * index + 3, mask=is_tile, other=0)
-        all_blocks += gl.sum(_num_blocks(contexts, counts), 0)
+        all_blocks += gl.sum(blocks_of(contexts, counts, _KEYS), 0)
     share_blocks = gl.maximum(gl.cdiv(all_blocks, gl.num_programs(1)), MIN_BLOCKS)
     begin = gl.program_id(1) * share_blocks
     stop_share = gl.minimum(begin + share_blocks, all_blocks)
 
-    q_smem = gl.allocate_shared_memory(gl.bfloat16, [2, _ROWS, _DIM], _SHARED)
-    keys = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, _DIM], _SHARED)
-    values = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, _DIM], _SHARED)
+    q_smem = gl.allocate_shared_memory(gl.bfloat16, [2, _ROWS, DIM], SHARED)
+    keys = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, DIM], SHARED)
+    values = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, DIM], SHARED)
     # Of keys, then of values.
-    ready = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], _BARRIER)
-    free = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], _BARRIER)
+    ready = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
+    free = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
     for each in gl.static_range(2 * _SLOTS):
         mbarrier.init(ready.index(each), count=1)
         mbarrier.init(free.index(each), count=2)

@@ -19,14 +19,9 @@ from torch import Tensor
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_scores import score_scales
 from raydix.kernels.early_launch import early_launch, wait_for_inputs
+from raydix.kernels.hopper_blocks import NUM_WARPS, key_boxes
 from raydix.kernels.multiprocessors import num_sms
-from raydix.kernels.prefill_hopper import (
-    BLOCK_KEYS,
-    NUM_WARPS,
-    TILE_TOKENS,
-    attend_share,
-    key_boxes,
-)
+from raydix.kernels.prefill_hopper import BLOCK_KEYS, TILE_TOKENS, attend_share
 
 _MIN_BLOCKS = 2
 """Blocks of keys that are worth a part."""
@@ -46,7 +41,7 @@ def prefill_by_shares(
     form: AttentionForm,
     out_TQD: Tensor,
 ) -> None:
-    """As `paged_prefill`, for what `prefill_hopper.fits`; it has checked all else."""
+    """As `paged_prefill`, for what `hopper_blocks.fits`; it has checked all else."""
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tiles, num_query_heads = tiles_X4.shape[0], q_TQD.shape[1]
     num_shares = max(num_sms(q_TQD.device) // num_query_heads, 1)
@@ -55,7 +50,7 @@ def prefill_by_shares(
     lse_YQT = q_TQD.new_empty(parts_size, dtype=torch.float32)
     attend_share[(num_query_heads, num_shares)](
         q_TQD,
-        key_boxes(pool_PLH2SD),
+        key_boxes(pool_PLH2SD, BLOCK_KEYS),
         block_tables_RN,
         tiles_X4,
         out_TQD,

@@ -14,8 +14,7 @@ _MAX_PROMPT_ROWS = 128
 _PROMPT_TOKENS = (
     *range(32, 128, 32),
     *range(128, 768, 64),
-    *range(768, 1536, 128),
-    *range(1536, 2048 + 1, 256),
+    *range(768, 2048 + 1, 128),
     2048 + _MAX_PROMPT_ROWS,
 )
 """Up to the usual chunk and a token of every row. Larger steps can hide their launches."""

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from raydix.kernels import latent_wide, prefill_hopper, small_linear
+from raydix.kernels import decode_hopper, hopper_blocks, latent_wide, prefill_hopper, small_linear
 
 TARGET = GPUTarget("cuda", 90, 32)
 STRIDES = ("q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride")
@@ -79,9 +79,24 @@ def main() -> int:
         constants = {"KV_HEADS": 8, "GROUP": 4, "PAGE": page_size, "MIN_BLOCKS": 2}
         boxes = {"boxes": box_type((min(page_size, prefill_hopper.BLOCK_KEYS), 64))}
         told = compile_kernel(
-            prefill_hopper.attend_share, constants, boxes, num_warps=prefill_hopper.NUM_WARPS
+            prefill_hopper.attend_share, constants, boxes, num_warps=hopper_blocks.NUM_WARPS
         )
         print(f"prefill_hopper, pages of {page_size}: {told}")
+
+    columns = dict.fromkeys(("rows_ptr", "tokens_ptr", "contexts_ptr"), "*i64")
+    for page_size, counts in ((8, "*i64"), (16, None), (64, None), (64, "*i64")):
+        constants = {"GROUP": 4, "TILE_ROWS": 64, "PAGE": page_size, "MIN_BLOCKS": 2, "EARLY": True}
+        if counts is None:
+            constants["counts_ptr"] = None
+        boxes = {"boxes": box_type((min(page_size, decode_hopper.BLOCK_KEYS), 64))}
+        told = compile_kernel(
+            decode_hopper.attend_decode_share,
+            constants,
+            boxes | columns | ({} if counts is None else {"counts_ptr": counts}),
+            num_warps=hopper_blocks.NUM_WARPS,
+            launch_pdl=True,
+        )
+        print(f"decode_hopper, pages of {page_size}, {counts} counts: {told}")
 
     for tokens in (16, 32):
         shape = {"ROWS": 64, "DEPTH": 256, "TOKENS": tokens, "SUMMANDS": 2, "STAGES": 2}
