@@ -3,7 +3,7 @@
 
 The same computation as `paged_decode`, in Gluon, as Triton orders loads by itself: keys and values
 of older steps do not depend on the kernel ahead on the stream, and are on their way before it has
-ended.
+ended. No row reads what another row of its step writes: pages are shared when their step is over.
 
 Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
 """
