@@ -4,6 +4,7 @@
 The same computation as `paged_decode`, in Gluon, as Triton orders loads by itself: keys and values
 of older steps do not depend on the kernel ahead on the stream, and are on their way before it has
 ended. No row reads what another row of its step writes: pages are shared when their step is over.
+But the tiles of one row do: its last ones attend to the tokens of its first ones.
 
 Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
 """
@@ -110,12 +111,14 @@ def _ask(
     slots,
     asked,
     blocks,
+    num_tokens,
     PAGE: gl.constexpr,
     WANTED: gl.constexpr,
 ):
     """Ask for keys and values of a share's next block, and return the place of the one behind it.
 
-    WANTED: "old", only if no token of this step is among them; "new", only if one is; or "all".
+    num_tokens: of the step. WANTED: "old", only if no token of this step can be among them; "new",
+    only if one can; or "all".
     """
     tables_ptr, table_stride, page_rows, key_row = pages
     keys, values, ready = slots
@@ -134,7 +137,8 @@ def _ask(
         key = (block - tile_begin) * _KEYS
         is_wanted = WANTED == "all"
         if WANTED != "all":
-            is_wanted = (key + _KEYS <= context - count) == (WANTED == "old")
+            # Of the tile's row the step may have all its tokens, in tiles before this one, too.
+            is_wanted = (key + _KEYS <= context - num_tokens) == (WANTED == "old")
         if is_wanted:
             rows_ptr, _, _ = columns
             table_ptr = tables_ptr + gl.load(rows_ptr + tile).to(gl.int64) * table_stride
@@ -165,7 +169,7 @@ def _ask(
     return tile, tile_begin
 
 
-@gluon.jit(do_not_specialize=["layer", "num_layers", "num_tiles", "table_stride"])
+@gluon.jit(do_not_specialize=["layer", "num_layers", "num_tokens", "num_tiles", "table_stride"])
 def attend_decode_share(
     q_ptr,
     boxes,
@@ -183,6 +187,7 @@ def attend_decode_share(
     out_head_stride,
     layer,
     num_layers,
+    num_tokens,
     num_tiles,
     table_stride,
     scale_log2,
@@ -215,14 +220,20 @@ def attend_decode_share(
     if EARLY:
         ahead = place
         for asked in gl.static_range(_SLOTS):
-            ahead = _ask(boxes, pages, columns, ahead, slots, asked, blocks, PAGE, "old")
+            ahead = _ask(
+                boxes, pages, columns, ahead, slots, asked, blocks, num_tokens, PAGE, "old"
+            )
         gdc_wait()
         gdc_launch_dependents()
         for asked in gl.static_range(_SLOTS):
-            place = _ask(boxes, pages, columns, place, slots, asked, blocks, PAGE, "new")
+            place = _ask(
+                boxes, pages, columns, place, slots, asked, blocks, num_tokens, PAGE, "new"
+            )
     else:
         for asked in gl.static_range(_SLOTS):
-            place = _ask(boxes, pages, columns, place, slots, asked, blocks, PAGE, "all")
+            place = _ask(
+                boxes, pages, columns, place, slots, asked, blocks, num_tokens, PAGE, "all"
+            )
 
     query_row = gl.arange(0, _ROWS, layout=_QUERY_ROWS)
     query_dim = gl.arange(0, DIM, layout=_QUERY_DIMS)
@@ -267,7 +278,16 @@ def attend_decode_share(
                 # Before the slot is filled again every warp has to have read it.
                 thread_barrier()
                 place = _ask(
-                    boxes, pages, columns, place, slots, used + _SLOTS, blocks, PAGE, "all"
+                    boxes,
+                    pages,
+                    columns,
+                    place,
+                    slots,
+                    used + _SLOTS,
+                    blocks,
+                    num_tokens,
+                    PAGE,
+                    "all",
                 )
 
             result = acc / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)

@@ -68,6 +68,7 @@ def decode_by_shares(
         out_TQD.stride(1),
         layer,
         num_layers,
+        len(q_TQD),
         len(tiles.rows_B),
         block_tables_RN.stride(0),
         score_scales(form).scale_log2,

@@ -143,13 +143,16 @@ def test_windows_caps_and_sinks_fit_all_head_dims(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("dim", "dtype"), [(64, torch.float32), (128, torch.bfloat16)])
 @pytest.mark.parametrize("form", [{}, FORMS["all at once"]], ids=["plain", "all at once"])
-def test_a_captured_graph_reads_new_lengths_and_tables(form: dict[str, Any]) -> None:
+def test_a_captured_graph_reads_new_lengths_and_tables(
+    form: dict[str, Any], dim: int, dtype: torch.dtype
+) -> None:
     rows = PagedRows(
-        (2, 4, 64, 16),
+        (2, 4, dim, 16),
         CONTEXTS,
         (1, 1, 1, 1, 1),
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cuda"),
         **form,
     )
