@@ -144,28 +144,19 @@ def _ask(
             table_ptr = tables_ptr + gl.load(rows_ptr + tile).to(gl.int64) * table_stride
             last_page = (context - 1) // PAGE
             slot = asked % _SLOTS
-            ask_for_block(
-                boxes,
-                table_ptr,
-                key,
-                last_page,
-                page_rows,
-                key_row,
-                keys.index(slot),
-                ready.index(slot),
-                PAGE,
-            )
-            ask_for_block(
-                boxes,
-                table_ptr,
-                key,
-                last_page,
-                page_rows,
-                key_row + PAGE,
-                values.index(slot),
-                ready.index(_SLOTS + slot),
-                PAGE,
-            )
+            places = (keys, values)
+            for part in gl.static_range(2):
+                ask_for_block(
+                    boxes,
+                    table_ptr,
+                    key,
+                    last_page,
+                    page_rows,
+                    key_row + part * PAGE,
+                    places[part].index(slot),
+                    ready.index(part * _SLOTS + slot),
+                    PAGE,
+                )
     return tile, tile_begin
 
 

@@ -74,30 +74,20 @@ def _bring(
             key = (block - tile_begin) * _KEYS
             slot = asked % _SLOTS
             phase = asked // _SLOTS & 1
-            mbarrier.wait(free.index(slot), phase ^ 1)
-            ask_for_block(
-                boxes,
-                table_ptr,
-                key,
-                last_page,
-                page_rows,
-                key_row,
-                keys.index(slot),
-                ready.index(slot),
-                PAGE,
-            )
-            mbarrier.wait(free.index(_SLOTS + slot), phase ^ 1)
-            ask_for_block(
-                boxes,
-                table_ptr,
-                key,
-                last_page,
-                page_rows,
-                key_row + PAGE,
-                values.index(slot),
-                ready.index(_SLOTS + slot),
-                PAGE,
-            )
+            places = (keys, values)
+            for part in gl.static_range(2):
+                mbarrier.wait(free.index(part * _SLOTS + slot), phase ^ 1)
+                ask_for_block(
+                    boxes,
+                    table_ptr,
+                    key,
+                    last_page,
+                    page_rows,
+                    key_row + part * PAGE,
+                    places[part].index(slot),
+                    ready.index(part * _SLOTS + slot),
+                    PAGE,
+                )
             asked += 1
         begin = gl.maximum(begin, part_stop)
         tile_begin = tile_stop
