@@ -1,6 +1,7 @@
 """A rank on a virtual clock that takes its time as one H200 did with dense_l16.
 
-Times are fitted to the steps of `benchmarks.turns` through Ray, 2026-11-22: see ADR 12.
+Times are fitted to the steps of `benchmarks.turns` through Ray, 2026-11-22 (see ADR 12), and moved
+to where its record of 2aee990 has them.
 """
 
 import bisect
@@ -14,16 +15,17 @@ from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, Trans
 _LAYERS = 16
 _SIZES = (
     *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768),
-    *(896, 1024, 1152, 1280, 1408, 1536, 1792, 2048),
+    *(896, 1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048),
 )
 """Tokens of captured steps."""
 _SIZES_MS = (
-    *(3.0, 3.2, 3.6, 3.9, 4.2, 4.5, 4.8, 4.8, 4.8, 5.16, 5.2, 5.45, 5.45),
-    *(5.5, 6.27, 7.87, 8.41, 8.51, 8.55, 9.54, 10.8),
+    *(2.0, 2.2, 2.6, 2.9, 3.2, 3.5, 3.8, 3.8, 3.8, 4.16, 4.2, 4.45, 4.45),
+    *(4.5, 5.27, 6.87, 7.41, 7.51, 7.55, 8.05, 8.54, 9.17, 9.8),
 )
-"""What each takes but for attention; those below 384 are a guess, for none were seen."""
-_DECODE_MS = 1.72
-_DECODE_CONTEXT_MS = 0.1483e-4
+"""What each takes but for attention; those below 384, 1664 and 1920 are a guess, for none were
+seen."""
+_DECODE_MS = 1.38
+_DECODE_CONTEXT_MS = 0.15e-4
 """Per token that rows look back on."""
 _MIXED_CONTEXT_MS = 0.125e-4
 _PAIR_MS = 0.669e-6
@@ -49,7 +51,7 @@ class ModelledStep:
 
 def _base_ms(num_tokens: int) -> float:
     place = bisect.bisect_left(_SIZES, num_tokens)
-    return _SIZES_MS[place] if place < len(_SIZES) else 1.7 + 4.5e-3 * num_tokens
+    return _SIZES_MS[place] if place < len(_SIZES) else 0.7 + 4.5e-3 * num_tokens
 
 
 @dataclass
