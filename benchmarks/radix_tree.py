@@ -101,7 +101,7 @@ class Replay:
         times["insert"].append(perf_counter() - started)
 
         started = perf_counter()
-        tree.unlock(lock)
+        tree.unlock(lock, last_step=0)
         times["unlock"].append(perf_counter() - started)
 
         started = perf_counter()
@@ -279,7 +279,7 @@ def _put_leaf(tree: RadixTree, number: int) -> None:
     tree.insert(
         lock, packed, page_ids, bytes(KEY_BYTES), segment=Segment.PROMPT, now_s=float(number)
     )
-    tree.unlock(lock)
+    tree.unlock(lock, last_step=0)
 
 
 def time_tails(page_size: int) -> list[Figure]:
@@ -334,7 +334,7 @@ def _time_windows(num_nodes: int) -> float:
             segment=Segment.PROMPT,
             now_s=float(number),
         )
-        tree.unlock(lock)
+        tree.unlock(lock, last_step=0)
 
     seconds = []
     for _ in range(7 * min(SWEEP_NODES)):

@@ -46,11 +46,11 @@ class RadixEviction:
             if node.ticket:
                 self._order.discard(node)
 
-    def unlock_path(self, node: RadixNode) -> None:
+    def unlock_path(self, node: RadixNode, last_step: int) -> None:
         """Take a lock off a node and off all above it. No window of it is pinned any more."""
         current: RadixNode | None = node
         while current is not None:
-            if current.unlock():
+            if current.unlock(last_step):
                 self.num_locked_pages -= current.num_pages
             current = current.parent
         self._settle(node)
@@ -75,23 +75,18 @@ class RadixEviction:
             self._windows.split(upper, node)
         return upper
 
-    def peek(self) -> Victim | None:
-        """The whole leaf that `evict` would begin with."""
-        leaf = self._order.first()
-        return None if leaf is None else _all_of(leaf)
-
     def inspect(self) -> Victim | None:
         """The next whole leaf that was not inspected yet."""
         leaf = self._order.inspect()
-        return None if leaf is None else _all_of(leaf)
+        return None if leaf is None else leaf.as_victim()
 
     def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
         """Inspect what holds the next `num_pages` pages to go. Yields what was not inspected."""
-        return map(_all_of, self._order.inspect_ahead(num_pages))
+        return (leaf.as_victim() for leaf in self._order.inspect_ahead(num_pages))
 
     def unlocked(self) -> Iterator[Victim]:
         """All pages that no lock protects, heads of chains before their tails."""
-        return (_all_of(node) for node in self._forest if not node.num_locks)
+        return (node.as_victim() for node in self._forest if not node.num_locks)
 
     def evict(self, num_pages: Sequence[int]) -> list[Victim]:
         """Remove pages in order until so many are out of each group, or all that can go."""
@@ -170,7 +165,3 @@ class RadixEviction:
         if any(leaf.is_hollow for leaf in leaves):
             raise AccountingError("a leaf that no lock holds has no page in any group")
         self._order.check(leaves)
-
-
-def _all_of(node: RadixNode) -> Victim:
-    return Victim(node.page_ids, node.keys)

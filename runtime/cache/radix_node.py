@@ -35,6 +35,8 @@ class Victim:
     """Per KV group; 0 where it loses nothing of a page."""
     keys: bytes
     """32 bytes per page."""
+    last_step: int | None
+    """The last step that may name the pages; None: any that was sent."""
     is_removed: bool = True
     """Whether the run leaves the tree. If not, WINDOW groups lose pages of it, and it stays."""
 
@@ -73,6 +75,8 @@ class RadixNode:
     num_hits: int = 0
     num_locks: int = 0
     """Locks on this node or below."""
+    last_step: int = 0
+    """The last that may name its pages, of those who have given their locks back."""
     is_left_behind: bool = False
     """Whoever was last at its end went on from there with new pages, or nobody was ever there."""
     ticket: int = 0
@@ -128,9 +132,10 @@ class RadixNode:
         self.num_hits += 1
         return self.num_locks == 1
 
-    def unlock(self) -> bool:
+    def unlock(self, last_step: int) -> bool:
         """Count a lock less. Returns whether none is left."""
         self.num_locks -= 1
+        self.last_step = max(self.last_step, last_step)
         return not self.num_locks
 
     def enter_order(self, ticket: int, key: EvictionKey) -> None:
@@ -179,11 +184,18 @@ class RadixNode:
         groups = list(self.page_ids)
         groups[group] = frozen(kept)
         self.page_ids = tuple(groups)
-        return Victim(tuple(lost), self.keys[first * KEY_BYTES : stop * KEY_BYTES], False)
+        keys = self.keys[first * KEY_BYTES : stop * KEY_BYTES]
+        # Whoever holds a lock here may have used the pages until its window left them behind.
+        last_step = None if self.num_locks else self.last_step
+        return Victim(tuple(lost), keys, last_step, is_removed=False)
 
     def attach(self, run: "RadixNode") -> None:
         """Take a node that continues this one as a child."""
         self.children[run.first_page] = run
+
+    def as_victim(self) -> Victim:
+        """All its pages; no lock holds them."""
+        return Victim(self.page_ids, self.keys, self.last_step)
 
     def leave(self) -> Victim:
         """Leave the tree with all pages: a match that still names it finds none here.
@@ -191,7 +203,7 @@ class RadixNode:
         It keeps its parent, for such a match may lie above its pages, and finds them there.
         """
         assert self.parent is not None, "a root has no pages to give up"
-        victim = Victim(self.page_ids, self.keys)
+        victim = self.as_victim()
         del self.parent.children[self.first_page]
         self.end = self.start
         return victim
@@ -282,6 +294,7 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         priority=node.priority,
         num_hits=node.num_hits,
         num_locks=node.num_locks,
+        last_step=node.last_step,
         is_left_behind=True,
     )
 
@@ -300,9 +313,8 @@ def cut_tail(node: RadixNode, num_pages: int, page_bytes: int) -> Victim:
     """Take the last `num_pages` pages off a leaf that keeps some."""
     num_kept = node.num_pages - num_pages
     assert num_kept > 0, "a leaf without pages is removed"
-    tail = Victim(
-        tuple([ids[num_kept:] for ids in node.page_ids]), node.keys[num_kept * KEY_BYTES :]
-    )
+    page_ids = tuple([ids[num_kept:] for ids in node.page_ids])
+    tail = Victim(page_ids, node.keys[num_kept * KEY_BYTES :], node.last_step)
 
     node.edge = node.edge[: num_kept * page_bytes]
     node.page_ids = tuple([ids[:num_kept] for ids in node.page_ids])

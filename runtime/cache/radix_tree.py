@@ -164,14 +164,17 @@ class RadixTree:
         last_key = match.last_key if num_pages == num_matched else node.last_key
         return Lock(num_pages, last_key, node)
 
-    def unlock(self, lock: Lock) -> None:
-        """Give a lock back. Raises AccountingError if it was given back before."""
+    def unlock(self, lock: Lock, *, last_step: int) -> None:
+        """Give a lock back, for the sake of which no step after `last_step` names its pages.
+
+        Raises AccountingError if it was given back before.
+        """
         node = self._locked_node(lock)
         lock.node = None
         self.num_locks -= 1
         if self._windows is not None:
             self._windows.unpin(node, lock.num_pages)
-        self._eviction.unlock_path(node)
+        self._eviction.unlock_path(node, last_step)
 
     def insert(
         self,
@@ -268,10 +271,6 @@ class RadixTree:
             current = current.parent
         if self._windows is not None:
             self._windows.use(last, match.num_pages)
-
-    def peek(self) -> Victim | None:
-        """The whole leaf that `evict` would begin with; None if nothing can go. Changes nothing."""
-        return self._eviction.peek()
 
     def inspect(self) -> Victim | None:
         """The next whole leaf in eviction order that was not inspected yet; None if there is none.

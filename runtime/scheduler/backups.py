@@ -185,19 +185,16 @@ class BackupQueue:
             return
         num_dropped = 0
         if self._settings.has_host_memory:
-            num_dropped = len(self._unclean_of(split_keys(victim.keys)))
+            num_dropped = self._num_unclean(split_keys(victim.keys))
         self._counters.count_eviction(victim.num_pages, num_dropped=num_dropped)
 
-    def are_clean(self, keys: list[PageKey]) -> bool:
-        """L2 holds all that it is to have of these pages, which L1 holds."""
-        return not self._unclean_of(keys)
-
-    def _unclean_of(self, keys: list[PageKey]) -> set[PageKey]:
+    def _num_unclean(self, keys: list[PageKey]) -> int:
+        """How many of these pages L2 lacks in a group in which it is to have them."""
         unclean: set[PageKey] = set()
         for group, windows in enumerate(self._windows):
             wanted = keys if windows is None else [key for key in keys if key in windows]
             unclean.update(self._host.lacking(group, wanted))
-        return unclean
+        return len(unclean)
 
     def forget(self, victim: Victim) -> None:
         """These pages have left L1, in the groups that lose them."""

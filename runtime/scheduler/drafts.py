@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raydix.ids import TransferId
-from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import AddedRequest
 from raydix.runtime.scheduler.admission import admit_waiting
 from raydix.runtime.scheduler.counters import Count
@@ -13,13 +12,9 @@ from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.mixture import StepTimes, shared_tokens, tokens_beside_decodes
-from raydix.runtime.scheduler.page_needs import PageCounts
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
-
-_LIKELY_PAGES_PER_REQUEST = 2
-_L1_PAGES_PER_LIKELY_PAGE = 4
 
 
 @dataclass(slots=True)
@@ -160,7 +155,6 @@ def _admission_budget(replica: Replica, lane: Lane) -> int:
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
     """A row for each request of the batch that has, or gets, a place for its next token."""
     short = [lane.batch.request(slot) for slot in lane.batch.short_slots()]
-    _make_room(lane, len(short))
     for request in short:
         if request.batch is not None:
             _extend_table(replica, lane, request)
@@ -171,48 +165,6 @@ def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
     draft.num_tokens += len(draft.decodes.slots)
     for request in lane.take_changed_tables():
         _send_table(draft, request)
-
-
-def _make_room(lane: Lane, num_pages: int) -> None:
-    """Evict ahead, so that the pages of the next steps have left quarantine when they are needed.
-
-    What is needed now counts in full; what is only likely takes a bounded share of L1.
-    """
-    likely = num_pages + _LIKELY_PAGES_PER_REQUEST * len(lane.running)
-    ahead = tuple(
-        [
-            max(num_pages, min(likely, num_pool // _L1_PAGES_PER_LIKELY_PAGE))
-            for num_pool in lane.settings.num_pages
-        ]
-    )
-    if not lane.l1.has_free(ahead):
-        lane.l1.make_room(ahead)
-
-
-def _evict_ahead(replica: Replica, lane: Lane, num_pages: PageCounts) -> None:
-    """Make room for later chunks, too: what is evicted now is free when their step comes.
-
-    What L2 does not hold, or not yet, stays as long as it can. Windows go at once: those that
-    nobody comes back to go first.
-    """
-    l1, reaches = lane.l1, lane.settings.reaches
-    if lane.settings.has_windows:
-        pairs = zip(l1.num_lacking(num_pages), reaches, strict=True)
-        l1.evict([0 if reach is None else num for num, reach in pairs])
-
-    full = [group for group, reach in enumerate(reaches) if reach is None]
-    while full:
-        lacking = l1.num_lacking(num_pages)
-        num_lacking = max([lacking[group] for group in full])
-        victim = lane.l1.tree.peek() if num_lacking else None
-        if victim is None:
-            return
-
-        num_going = min(num_lacking, victim.num_pages)
-        keys = split_keys(victim.keys[-num_going * KEY_BYTES :])
-        if replica.settings.has_host_memory and not lane.backups.are_clean(keys):
-            return
-        l1.evict([0 if reach is not None else num_going for reach in reaches])
 
 
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
@@ -276,7 +228,6 @@ def _draft_rows_of(
 
         missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
         if missing > 0:
-            _evict_ahead(replica, lane, lane.prompt_pages_to_come())
             pages = lane.allocate((missing,) * replica.settings.num_groups)
             if pages is None:
                 continue

@@ -11,6 +11,9 @@ from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.page_needs import PageCounts, add_pages
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
+NO_STEP = 0
+"""Steps are counted from 1."""
+
 
 class L1:
     """Owns: which GPU pages of a lane are free, taken or cached, and which leave it next."""
@@ -24,7 +27,7 @@ class L1:
             reaches=settings.reaches,
             eviction=settings.eviction,
         )
-        self.last_step = 0
+        self.last_step = NO_STEP
         """The last plan that was sent: a page released now may be in use until it has ended."""
         # What is released before the first step need not wait for one.
         self.pools.settle(self.last_step)
@@ -67,9 +70,9 @@ class L1:
         return self.tree.match(chain.identity, chain.packed if self._has_caching else b"")
 
     def withdraw(self, lock: Lock) -> None:
-        """Give back a lock that came to nothing: it is no hit."""
+        """Give back a lock that came to nothing: it is no hit, and no step was sent for it."""
         take_back_hit(lock.node)
-        self.tree.unlock(lock)
+        self.tree.unlock(lock, last_step=NO_STEP)
 
     def allocate(self, num_pages: PageCounts) -> PageIds | None:
         """Take free pages of every KV group, evicting as needed; None if they are not free yet."""
@@ -77,9 +80,13 @@ class L1:
             self.make_room(num_pages)
         return self.pools.allocate(num_pages)
 
-    def release(self, page_ids: PageIds) -> None:
-        """Give pages back that the tree does not hold."""
-        self.pools.release(page_ids, after_step=self.last_step)
+    def release(self, page_ids: PageIds, *, last_step: int | None = None) -> None:
+        """Give pages back that the tree does not hold, or no more.
+
+        `last_step`: the last that may name them; None: any that was sent.
+        """
+        after_step = self.last_step if last_step is None else last_step
+        self.pools.release(page_ids, after_step=after_step)
 
     def make_room(self, num_pages: PageCounts) -> None:
         """Evict so that so many pages are free, at once or when their quarantine ends."""
@@ -144,7 +151,12 @@ class L1:
             self._backups.forget(victim)
         # All at once: a release costs 10 us, and a flush may be of 100,000 short runs.
         num_pages = sum(victim.num_pages for victim in victims)
-        self.release(join_page_ids([victim.page_ids for victim in victims], num_pages))
+        page_ids = join_page_ids([victim.page_ids for victim in victims], num_pages)
+        # Among the first to go hardly one was used of late.
+        last_steps = [
+            self.last_step if victim.last_step is None else victim.last_step for victim in victims
+        ]
+        self.release(page_ids, last_step=max(last_steps))
 
 
 def duplicates(own: PageIds, kept: PageIds) -> PageIds:

@@ -15,7 +15,7 @@ from raydix.runtime.scheduler.counters import Counters, Duration
 from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.in_flight import InFlight, PlannedRow, StepInFlight
-from raydix.runtime.scheduler.l1 import L1
+from raydix.runtime.scheduler.l1 import L1, NO_STEP
 from raydix.runtime.scheduler.page_needs import PageCounts, total_pages_to_compute
 from raydix.runtime.scheduler.promotion import Promotions
 from raydix.runtime.scheduler.request import Phase, RequestState, Start
@@ -216,11 +216,13 @@ class Lane:
         self._changed_tables.pop(request.request_id, None)
         self.waiting.lead(request.request_id, None)
 
+        # Most requests end with their last row: their pages are free at once.
+        last_step = self.l1.last_step if request.has_rows_in_flight else NO_STEP
         if any(request.unhealed):
-            self.l1.release(request.table.at(request.unhealed))
+            self.l1.release(request.table.at(request.unhealed), last_step=last_step)
         private = request.table.cut(lock.num_pages)
-        self.l1.tree.unlock(lock)
-        self.l1.release(private)
+        self.l1.tree.unlock(lock, last_step=last_step)
+        self.l1.release(private, last_step=last_step)
 
         if request.is_on_device:
             self._removed_slots.append(slot)

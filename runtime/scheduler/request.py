@@ -356,6 +356,11 @@ class RequestState:
         return self._num_computed if self.batch is None else self.num_tokens - 1
 
     @property
+    def has_rows_in_flight(self) -> bool:
+        """A plan that was sent and not acknowledged may name its pages."""
+        return self.num_planned > self.num_computed
+
+    @property
     def _place(self) -> int:
         assert self.slot is not None, "who decodes has a slot"
         return self.slot

@@ -47,6 +47,11 @@ def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def rows_on_their_way_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a request that has ended are free at once, though a step in flight names them."""
+    monkeypatch.setattr(RequestState, "has_rows_in_flight", False)
+
+
 def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup's pages are published in L2 when the backup is ordered."""
     next_plans = core.next_plans
@@ -229,6 +234,7 @@ COPIES_AT_DEATH = Workload(
 )
 """Ranks die while they and their peers copy, and other lanes soon want the host pages."""
 CASES = [
+    Case(mutant=rows_on_their_way_are_forgotten, workload=NO_QUARANTINE.workload),
     NO_QUARANTINE,
     Case(
         mutant=commit_before_acknowledgement,

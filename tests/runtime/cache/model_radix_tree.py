@@ -303,7 +303,7 @@ class Cache:
         self.extend(request, list(tokens[len(request.tokens) :]), priority=priority)
         if output:
             self.extend(request, output, segment=Segment.OUTPUT, priority=priority)
-        self.tree.unlock(request.lock)
+        self.tree.unlock(request.lock, last_step=0)
         return request
 
     def evict(self, *num_pages: int) -> list[Victim]:

@@ -36,7 +36,7 @@ def tree_with_gaps() -> RadixTree:
     """The second group has only the last two of four pages."""
     tree = RadixTree(page_size=1, reaches=(None, 2))
     _, lock = insert(tree, [1, 2, 3, 4], [0, 0, 7, 8])
-    tree.unlock(lock)
+    tree.unlock(lock, last_step=0)
     return tree
 
 
@@ -52,7 +52,7 @@ def test_a_split_and_a_cut_keep_to_each_group_what_it_holds() -> None:
     lock = tree.lock(match(tree, 3), 3, now_s=2.0)
     [victim] = tree.evict((1, 0))
     assert [ids.tolist() for ids in victim.page_ids] == [[4], [8]]
-    tree.unlock(lock)
+    tree.unlock(lock, last_step=0)
 
     victims = tree.evict((2, 0))
     assert [[ids.tolist() for ids in victim.page_ids] for victim in victims] == [[[2, 3], [0, 7]]]
@@ -66,7 +66,7 @@ def test_a_page_that_a_group_lacks_is_taken_from_the_next_insertion() -> None:
     assert insertion.num_existing_pages == 4
     assert [ids.tolist() for ids in insertion.page_ids] == [[1, 2, 3, 4, 15], [0, 16, 7, 8, 0]]
     assert matched(tree) == [[1, 2, 3, 4, 15], [0, 16, 7, 8, 0]]
-    tree.unlock(lock)
+    tree.unlock(lock, last_step=0)
     tree.check()
 
 
@@ -76,4 +76,4 @@ def test_a_match_made_before_keeps_what_it_was_told() -> None:
     _, lock = insert(tree, [11, 12, 13, 14], [15, 16, 17, 18])
     assert [ids.tolist() for ids in before.page_ids] == [[1, 2, 3, 4], [0, 0, 7, 8]]
     assert matched(tree) == [[1, 2, 3, 4], [15, 16, 7, 8]]
-    tree.unlock(lock)
+    tree.unlock(lock, last_step=0)

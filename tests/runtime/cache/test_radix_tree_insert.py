@@ -41,7 +41,7 @@ def test_chunks_are_published_one_by_one_and_count_one_hit() -> None:
     node = cache.match(tokens(1, 12)).node
     assert node is not None
     assert (node.num_hits, cache.tree.num_nodes) == (1, 1)
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 
@@ -57,7 +57,7 @@ def test_a_request_counts_one_hit_on_each_node_that_it_uses() -> None:
     assert first is not None
     assert second is not None
     assert (first.num_hits, second.num_hits, second.num_pages) == (2, 1, 3)
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
 
 
 def test_decode_grows_one_node() -> None:
@@ -70,7 +70,7 @@ def test_decode_grows_one_node() -> None:
 
     assert cache.tree.num_nodes == 2
     assert cache.tree.num_cached_pages(0) == cache.tree.num_locked_pages(0) == 22
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 
@@ -84,8 +84,8 @@ def test_a_leaf_that_another_request_used_does_not_grow() -> None:
 
     assert cache.tree.num_nodes == 2
     assert second.lock.num_pages == 2
-    cache.tree.unlock(second.lock)
-    cache.tree.unlock(first.lock)
+    cache.tree.unlock(second.lock, last_step=0)
+    cache.tree.unlock(first.lock, last_step=0)
     cache.check()
 
 
@@ -102,9 +102,9 @@ def test_of_two_requests_that_compute_the_same_pages_the_first_copy_stays() -> N
         cache.check()
 
     assert second.num_duplicates == 4
-    cache.tree.unlock(first.lock)
+    cache.tree.unlock(first.lock, last_step=0)
     assert cache.tree.num_locked_pages(0) == 4
-    cache.tree.unlock(second.lock)
+    cache.tree.unlock(second.lock, last_step=0)
     assert cache.match(tokens(1, 16)).page_ids[0].tolist() == kept
     cache.check()
 
@@ -143,7 +143,7 @@ def test_every_group_has_its_own_pages() -> None:
     match = cache.match([*tokens(1, 4), 99, 99])
 
     assert [ids.tolist() for ids in match.page_ids] == [[1, 2, 5], [4, 5, 8]]
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     victims = cache.flush()
     assert sorted(np.concatenate([victim.page_ids[1] for victim in victims]).tolist()) == [
         4,

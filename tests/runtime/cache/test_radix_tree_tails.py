@@ -79,7 +79,7 @@ def test_a_tail_ends_where_a_lock_does() -> None:
 
     assert freed == [2, 2, 2]
     assert cache.num_matched(tokens(1, 10)) == 4
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 
@@ -127,7 +127,7 @@ def test_a_match_whose_node_went_is_found_in_the_node_above() -> None:
     cache = Cache()
     cache.run(tokens(1, 8))
     match = cache.match(tokens(1, 3))
-    cache.tree.unlock(cache.start(tokens(1, 5)).lock)
+    cache.tree.unlock(cache.start(tokens(1, 5)).lock, last_step=0)
     cache.evict(3)  # all that is left of the node that the match names
 
     assert cache.tree.lock(match, match.num_pages, now_s=cache.tick()).num_pages == 3
@@ -139,7 +139,7 @@ def test_a_match_stays_refused_when_others_have_taken_the_place_of_its_pages() -
     request = cache.start([])
     cache.extend(request, tokens(1, 8))
     take_back_hit(request.lock.node)
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     match = cache.match(tokens(1, 8))
     cache.evict(3)
 

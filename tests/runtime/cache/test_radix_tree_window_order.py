@@ -90,7 +90,7 @@ def test_a_running_request_keeps_the_path_to_its_window() -> None:
     assert sum(victim.num_pages for victim in victims) == 11
     assert live(cache, tokens(1, 14), 0) == [11, 12, 13]
     cache.extend(request, tokens(15, 16), segment=Segment.OUTPUT)
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
     victims = cache.evict(100)
     assert [victim.num_pages for victim in victims if victim.is_removed] == [6, 10]
@@ -112,7 +112,7 @@ def test_a_locked_path_of_nothing_goes_when_its_lock_does() -> None:
     )
     assert (cache.tree.num_nodes, counts(cache, 0)) == (1, (0, 0))
 
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
 
     assert cache.tree.num_nodes == 0
     cache.check()

@@ -77,7 +77,7 @@ def test_an_insertion_heals_tombstones_and_gives_back_the_duplicates() -> None:
     assert after[FULL].tolist() == before[FULL].tolist()
     assert live(cache, tokens(1, 10)) == list(range(10))
     assert after[WINDOW][6:].tolist() == before[WINDOW][6:].tolist()
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 
@@ -105,7 +105,7 @@ def test_a_loaded_window_heals_a_locked_prefix_and_is_pinned() -> None:
     assert counts(cache, WINDOW) == (3, 3)
     cache.evict(0, 10)
     assert live(cache, tokens(1, 10)) == [7, 8, 9]
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 
@@ -132,7 +132,7 @@ def test_pages_to_heal_with_reach_to_the_end_of_the_lock() -> None:
         with pytest.raises(ValueError, match="to the end of a lock of 6 pages"):
             cache.tree.heal(request.lock, start, (page_ids, page_ids))
 
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     with pytest.raises(AccountingError, match="given back"):
         cache.tree.heal(request.lock, 6, (int32_array(()),) * 2)
 
@@ -153,7 +153,7 @@ def test_a_lock_on_a_long_leaf_pins_one_window(
     cache.evict(25, 25)
     assert counts(cache, FULL) == (25, 25)
     assert counts(cache, WINDOW) == (num_pinned, num_pinned)
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     assert counts(cache, WINDOW) == (num_pinned, 0)
     cache.check()
 
@@ -169,7 +169,7 @@ def test_a_window_moves_with_the_lock_that_grows_its_leaf() -> None:
     assert cache.tree.num_nodes == 1
     assert sum(victim.num_pages for victim in cache.evict(0, 20)) == 16
     assert live(cache, tokens(1, 20)) == [16, 17, 18, 19]
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 
@@ -186,7 +186,7 @@ def test_a_window_moves_out_of_a_prompt_into_its_output_page_by_page() -> None:
         cache.check()
 
     assert pinned == [[8, 9, 10], [9, 10, 11], [10, 11, 12], [11, 12, 13]]
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
 
 
 def test_locks_that_end_at_several_places_of_a_chain_pin_a_window_each() -> None:
@@ -198,7 +198,7 @@ def test_locks_that_end_at_several_places_of_a_chain_pin_a_window_each() -> None
     assert live(cache, tokens(1, 20)) == [8, 9, 13, 14, 18, 19]
 
     for request, left in zip(requests, ([8, 9, 13, 14], [8, 9, 13, 14], [8, 9], []), strict=True):
-        cache.tree.unlock(request.lock)
+        cache.tree.unlock(request.lock, last_step=0)
         cache.check()
         cache.evict(0, 100)
         assert live(cache, tokens(1, 20)) == left
@@ -212,7 +212,7 @@ def test_windows_that_overlap_in_a_node_are_pinned_from_the_first_one_on() -> No
     pinned = []
     for request in (requests[1], requests[2], requests[0]):
         pinned.append(counts(cache, WINDOW)[1])
-        cache.tree.unlock(request.lock)
+        cache.tree.unlock(request.lock, last_step=0)
         cache.check()
 
     assert pinned == [20 - 13, 20 - 14, 20 - 16]
@@ -231,8 +231,8 @@ def test_a_lock_of_part_of_a_match_ends_where_it_says() -> None:
     with pytest.raises(ValueError, match="expected 0 to 10"):
         cache.tree.lock(match, 11, now_s=cache.tick())
 
-    cache.tree.unlock(lock)
-    cache.tree.unlock(nothing)
+    cache.tree.unlock(lock, last_step=0)
+    cache.tree.unlock(nothing, last_step=0)
     cache.check()
 
 
@@ -245,7 +245,7 @@ def test_windows_of_two_widths_are_pinned_each_on_its_own() -> None:
 
     assert live(cache, tokens(1, 11), 0) == [9, 10]
     assert live(cache, tokens(1, 11), 2) == [6, 7, 8, 9, 10]
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 
@@ -257,7 +257,7 @@ def test_a_window_of_one_token_pins_the_last_page() -> None:
     assert counts(cache, WINDOW) == (4, 1)
     cache.evict(0, 4)
     assert live(cache, tokens(1, 4)) == [3]
-    cache.tree.unlock(request.lock)
+    cache.tree.unlock(request.lock, last_step=0)
     cache.check()
 
 

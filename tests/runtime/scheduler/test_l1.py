@@ -50,6 +50,45 @@ def test_a_flush_gives_all_pages_back_at_once(releases: list[int]) -> None:
     assert driver.answers[running].ending == "length"
 
 
+def num_waiting(driver: CoreDriver) -> int:
+    """Pages that steps on their way may still name."""
+    return driver.core._replica.lanes[0].l1.pools.group(0).num_quarantined
+
+
+def test_what_has_ended_with_its_last_row_is_free_at_once() -> None:
+    driver = CoreDriver(num_pages=(14,))
+    running = driver.submit(list(range(9)), max_tokens=30)
+    driver.step()
+    short = driver.submit(list(range(100, 109)), max_tokens=1)
+    while driver.answers.get(short) is None:
+        assert driver.plans[0]
+        driver.step()
+
+    assert driver.plans[0], "steps of the other one are on their way"
+    driver.send(events.FlushL1())
+
+    assert num_waiting(driver) == 0
+    assert driver.answers[running].ending is None
+    driver.core.check()
+
+
+def test_what_is_aborted_waits_for_the_steps_that_name_it() -> None:
+    driver = CoreDriver(num_pages=(14,))
+    name = driver.submit(list(range(9)), max_tokens=30)
+    driver.step()
+    driver.step()
+    assert len(driver.plans[0]) == 2
+
+    driver.abort(name)
+    driver.send(events.FlushL1())
+
+    for num_left in (3, 3, 0):
+        assert num_waiting(driver) == num_left
+        driver.core.check()
+        if driver.plans[0]:
+            driver.step()
+
+
 def test_room_that_many_short_prompts_make_is_given_back_at_once(releases: list[int]) -> None:
     driver = cached_driver()
     releases.clear()

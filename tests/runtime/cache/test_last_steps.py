@@ -1,0 +1,43 @@
+"""The last step that may name an evicted page."""
+
+from tests.runtime.cache.model_radix_tree import Cache
+
+
+def last_steps(cache: Cache, num_pages: list[int]) -> list[tuple[int, int | None]]:
+    """Of each victim, how many pages it has, and the last step that may name them."""
+    return [(victim.num_pages, victim.last_step) for victim in cache.tree.evict(num_pages)]
+
+
+def test_the_latest_of_those_who_held_a_page_counts() -> None:
+    cache = Cache()
+    first = cache.start([])
+    cache.extend(first, [1, 2, 3])
+    second = cache.start([1, 2, 3])
+    cache.tree.unlock(second.lock, last_step=7)
+    cache.tree.unlock(first.lock, last_step=4)
+    assert last_steps(cache, [3]) == [(3, 7)]
+
+
+def test_both_parts_of_a_run_remember_it() -> None:
+    cache = Cache()
+    cache.tree.unlock(cache.start([]).lock, last_step=9)
+    first = cache.start([])
+    cache.extend(first, [1, 2, 3])
+    cache.tree.unlock(first.lock, last_step=5)
+
+    second = cache.start([1, 2])
+    cache.extend(second, [8])
+    cache.tree.unlock(second.lock, last_step=6)
+
+    assert last_steps(cache, [1]) == [(1, 5)]
+    assert last_steps(cache, [3]) == [(1, 6), (2, 6)]
+
+
+def test_what_a_window_has_left_behind_may_be_named_by_any_step() -> None:
+    cache = Cache(reaches=(None, 2))
+    request = cache.start([])
+    cache.extend(request, [1, 2, 3, 4, 5])
+    assert last_steps(cache, [0, 3]) == [(3, None)]
+
+    cache.tree.unlock(request.lock, last_step=3)
+    assert last_steps(cache, [0, 2]) == [(2, 3)]
