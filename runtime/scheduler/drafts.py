@@ -25,6 +25,8 @@ class Draft:
     """Prompt tokens that it may still take; known once its decodes are."""
     shared_tokens: int = 0
     """The same, once it has a row of a prompt."""
+    has_prompt: bool = False
+    """It has such a row."""
     decodes: DecodeRows | None = None
     rows: list[PlannedRow] = field(default_factory=list)
     added: list[AddedRequest] = field(default_factory=list)
@@ -50,6 +52,7 @@ class Draft:
 
     def charge(self, num_tokens: int) -> None:
         """A row of a prompt takes so many tokens of the budget."""
+        self.has_prompt = True
         self.shared_tokens -= num_tokens
         self.budget_tokens = min(self.budget_tokens - num_tokens, self.shared_tokens)
 
@@ -93,7 +96,7 @@ def draft_rows(replica: Replica, drafts: Sequence[tuple[Lane, Draft]], now_s: fl
         _draft_decodes(replica, lane, draft)
     work = GroupWork.of(drafts)
     for lane, draft in drafts:
-        _set_budget(replica, draft, work, now_s)
+        _set_budget(replica, lane, draft, work, now_s)
         _draft_prompts(replica, lane, draft, now_s)
 
 
@@ -112,7 +115,7 @@ def _draft_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> 
         _draft_prefills(replica, lane, draft, now_s)
 
 
-def _set_budget(replica: Replica, draft: Draft, work: GroupWork, now_s: float) -> None:
+def _set_budget(replica: Replica, lane: Lane, draft: Draft, work: GroupWork, now_s: float) -> None:
     """Decide how many prompt tokens the step may take, in whole pages: at least one."""
     settings = replica.settings
     draft.budget_tokens = draft.shared_tokens = settings.prefill_budget_tokens
@@ -135,7 +138,14 @@ def _set_budget(replica: Replica, draft: Draft, work: GroupWork, now_s: float) -
 
     size = settings.page_size
     draft.budget_tokens = max(size, int(min(draft.budget_tokens, most)) // size * size)
-    draft.shared_tokens = int(min(draft.budget_tokens, shared_tokens(times)))
+    shared = shared_tokens(times, _waiting_tokens(lane))
+    draft.shared_tokens = int(min(draft.budget_tokens, shared))
+
+
+def _waiting_tokens(lane: Lane) -> float:
+    """Prompt tokens to compute; who is not admitted yet is taken for one like those who are."""
+    admitted = [num for each in lane.prefilling.values() if (num := each.num_to_plan) > 1]
+    return sum(admitted) * (1.0 + len(lane.waiting) / max(1, len(admitted)))
 
 
 def _admission_budget(replica: Replica, lane: Lane) -> int:
@@ -239,13 +249,18 @@ def _draft_rows_of(
 
 
 def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
-    """How many tokens this step computes; a chunk that is not the last ends with a page."""
+    """How many tokens this step computes; a chunk that is not the last ends with a page.
+
+    None of a prompt that could join others in part alone: to be cut once more costs a step's fixed
+    time, and would hold them up for nothing.
+    """
     settings = replica.settings
     if request.num_to_plan <= draft.budget_tokens:
         return request.num_to_plan
+    if draft.has_prompt:
+        return 0
     if not settings.chunked_prefill:
-        # A prompt beyond the budget has a step of its own.
-        return request.num_to_plan if draft.budget_tokens == settings.prefill_budget_tokens else 0
+        return request.num_to_plan
 
     size = settings.page_size
     return (request.num_planned + draft.budget_tokens) // size * size - request.num_planned

@@ -4,22 +4,16 @@ All that take part in a step wait for its end: a longer one makes decodes slower
 wait for others. A shorter one computes its tokens at a higher price, as some of a step's time does
 not depend on their number. Two rules follow. Beside decodes a step takes at most so many times as
 long as they would alone, but for what it takes without a token of a prompt: it may take that again
-for tokens. And whoever waits is added to another's step only as long as that makes
-tokens notably cheaper.
+for tokens. And several prompts share a step up to the size with which, on average, prompts end
+soonest.
 """
 
 import math
 from dataclasses import dataclass
 
-_MIN_BESIDE_DECODES = 512
-"""Prompt tokens that a step may take in any case. With fewer its time hardly depends on their
-number: prompts would wait longer and decodes would gain little.
-"""
-_MIN_SHARED = 2048
-"""Prompt tokens up to which several prompts share a step in any case."""
-_FIXED_PART = 0.25
-"""What does not depend on a step's tokens may be such a part of its time for tokens. One more
-prompt makes little cheaper then, and the others would wait for it.
+_MIN_TOKENS = 512
+"""Prompt tokens that a step may take in any case, of several prompts, too. With fewer its time
+hardly depends on their number: prompts would wait longer and decodes would gain little.
 """
 
 
@@ -47,10 +41,15 @@ def tokens_beside_decodes(
         return math.inf
     crowding = max(1.0, num_prompts / num_decodes)
     step_s = times.decodes_s * (1.0 + (max_slowdown - 1.0) * crowding)
-    least = max(float(_MIN_BESIDE_DECODES), times.mixed_s / times.token_s)
+    least = max(float(_MIN_TOKENS), times.mixed_s / times.token_s)
     return max(least, (step_s - times.mixed_s) / times.token_s)
 
 
-def shared_tokens(times: StepTimes) -> float:
-    """Prompt tokens up to which a step takes a part of one more prompt."""
-    return max(float(_MIN_SHARED), times.mixed_s / (_FIXED_PART * times.token_s))
+def shared_tokens(times: StepTimes, waiting_tokens: float) -> float:
+    """Prompt tokens up to which further prompts join a step, if so many tokens of prompts wait.
+
+    Steps of S tokens that take f, and c for each token, compute T tokens in T / S (f + c S). A
+    prompt ends after half of that on average, and half a step: with S = sqrt(T f / c) that is
+    least. Smaller steps are dearer by the token; in larger ones prompts wait for each other.
+    """
+    return max(float(_MIN_TOKENS), math.sqrt(waiting_tokens * times.mixed_s / times.token_s))

@@ -48,18 +48,36 @@ def test_a_page_is_taken_only_when_the_last_one_is_full() -> None:
     assert sum(new_pages[1:]) == 3
 
 
-def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
+def test_chunks_end_on_pages_and_others_join_the_last_one_whole() -> None:
     driver = CoreDriver(
         page_size=64,
         num_pages=(64,),
         max_model_len=4096,
         prefill_budget_tokens=512,
         policy=SchedulingPolicy.FCFS,
+        start_prefill_s=1.0,
     )
     first = driver.submit(tokens(0, 1300), max_tokens=1)
-    second = driver.submit(tokens(5000, 1000), max_tokens=1)
+    second = driver.submit(tokens(5000, 190), max_tokens=1)
+    third = driver.submit(tokens(9000, 100), max_tokens=1)
     plans = [driver.rows(driver.step()) for _ in range(4)]
-    assert plans == [{first: 512}, {first: 512}, {first: 276, second: 192}, {second: 512}]
+    assert plans == [{first: 512}, {first: 512}, {first: 276, second: 190}, {third: 100}]
+
+
+def test_cached_pages_that_no_step_on_its_way_names_are_free_at_once() -> None:
+    driver = CoreDriver(page_size=4, num_pages=(32,), prefill_budget_tokens=64, start_prefill_s=1.0)
+    for start in range(0, 4000, 100):
+        driver.submit(tokens(start, 4), max_tokens=1)
+        driver.run()
+    decoding = driver.submit(tokens(4000, 4), max_tokens=30)
+    driver.step()
+    assert len(driver.plans[0]) == 2, "one runs, one is queued behind it"
+
+    prompts = [driver.submit(tokens(start, 16), max_tokens=1) for start in (5000, 6000)]
+    driver.step()
+
+    assert driver.core._replica.lanes[0].l1.num_free() == (0,)
+    assert driver.rows(driver.plans[0][-1]) == {decoding: 1, prompts[0]: 16, prompts[1]: 16}
 
 
 def test_later_chunks_do_not_wait_for_evicted_pages_to_leave_quarantine() -> None:
