@@ -148,10 +148,7 @@ def _end_rank(replica: Replica, rank: int, incarnation: int, reason: str) -> Non
 
 
 def condemn_late_ranks(replica: Replica, now_s: float) -> None:
-    """End the ranks that take too long over the oldest step of their group, or a copy.
-
-    Before a group's first step they may take for ever: kernels are compiled and graphs captured.
-    """
+    """End the ranks that take too long over the oldest step of their group, or a copy."""
     for group in replica.step_groups:
         lanes = [lane for lane in replica.lanes_of(group) if not lane.in_flight.is_empty]
         if lanes:
@@ -161,11 +158,13 @@ def condemn_late_ranks(replica: Replica, now_s: float) -> None:
 def _condemn_late_ranks_of(
     replica: Replica, group: StepGroup, lanes: list[Lane], now_s: float
 ) -> None:
-    due_s, what, ranks = min(_dues(replica, lanes, now_s), key=lambda due: due[0])
-    is_late = group.is_warm and due_s <= now_s
+    settings = replica.settings
+    deadline_s = settings.step_deadline_s if group.is_warm else settings.first_step_deadline_s
+    due_s, what, ranks = min(_dues(replica, lanes, deadline_s, now_s), key=lambda due: due[0])
+    is_late = due_s <= now_s
 
-    # Ranks that are condemned now, or may take for ever, are looked at again after a while.
-    look_again_s = now_s + replica.settings.step_deadline_s
+    # Ranks that are condemned now, or whose first step may end, are looked at again after a while.
+    look_again_s = now_s + settings.step_deadline_s
     if group.is_warm and not is_late:
         look_again_s = due_s
     if group.alarm.advance(look_again_s, now_s):
@@ -178,10 +177,9 @@ def _condemn_late_ranks_of(
         replica.emit(KillRank(rank=rank, incarnation=incarnation, cause=cause, reason=reason))
 
 
-def _dues(replica: Replica, lanes: list[Lane], now_s: float) -> list[_Due]:
+def _dues(replica: Replica, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:
     """Of the step that a group's ranks work on, and of the oldest copy of each lane."""
     dues: list[_Due] = []
-    deadline_s = replica.settings.step_deadline_s
     oldest = [step for lane in lanes if (step := lane.in_flight.oldest_step) is not None]
     if oldest:
         # A lane that has done it waits in the next one: that begins when all have.
