@@ -111,7 +111,7 @@ class Bench:
         )
 
         took_s = self.send(events.ClientMessage(client_id=CLIENT, message=message))
-        while self.core._replica.hashing:
+        while self.core._replica.unplaced:
             took_s += self.send(events.Tick())
         return took_s
 

@@ -34,7 +34,7 @@ from raydix.runtime.actors.gpu_model import (
     StepTimer,
     build_torch_model,
 )
-from raydix.runtime.actors.link_watch import LinkWatch
+from raydix.runtime.actors.link_watch import ALONE_S, LinkWatch
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
@@ -263,9 +263,10 @@ class GpuActor:
         """Follow, then end all that the link brought: the next Scheduler must find nothing moving.
 
         If a peer has not heard of the last plan, and so never ends its copies, nor comes to its
-        step, all ranks that step together start afresh.
+        step, all ranks that step together start afresh. So does a rank alone whose device hangs:
+        who minded its deadline may be gone, and no other Scheduler knows of it.
         """
-        patience_s = None if self._config.parallel.ranks_per_group == 1 else 2 * FINISH_S
+        patience_s = ALONE_S if self._config.parallel.ranks_per_group == 1 else 2 * FINISH_S
         with LinkWatch(link, lambda: self._num_steps, patience_s, self._give_up):
             self._follow(link)
             self._drain()

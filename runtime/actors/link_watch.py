@@ -8,25 +8,25 @@ from raydix.runtime.actors.links.link import BlockingLink
 
 logger = logging.getLogger(__name__)
 
+ALONE_S = 60.0
+"""How long a rank without peers may take over a step of which nobody waits for the result."""
+
 
 class LinkWatch:
     """Owns: a thread that waits for the end of one link.
 
     The thread that reads the link cannot do so: it may be the one that is stuck, in a step to which
-    a peer never comes.
+    a peer never comes or which the device never ends.
     """
 
     def __init__(
         self,
         link: BlockingLink,
         num_done: Callable[[], int],
-        patience_s: float | None,
+        patience_s: float,
         on_stuck: Callable[[], None],
     ) -> None:
-        """`on_stuck` is called once the link has ended and `num_done` stays the same so long.
-
-        None: it may for ever.
-        """
+        """`on_stuck` is called once the link has ended and `num_done` stays the same so long."""
         self._link = link
         self._num_done = num_done
         self._patience_s = patience_s
@@ -34,8 +34,7 @@ class LinkWatch:
         self._is_over = threading.Event()
 
     def __enter__(self) -> None:
-        if self._patience_s is not None:
-            threading.Thread(target=self._run, name="link watch", daemon=True).start()
+        threading.Thread(target=self._run, name="link watch", daemon=True).start()
 
     def __exit__(self, *_error: object) -> None:
         """All that the link brought has been done."""

@@ -36,7 +36,7 @@ from raydix.runtime.scheduler.rank_events import (
 )
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.submission import enqueue_hashed, submit
+from raydix.runtime.scheduler.submission import place_requests, submit
 
 
 class SchedulerCore:
@@ -56,7 +56,7 @@ class SchedulerCore:
             replica.wake_at(now_s + self.settings.lookup_deadline_s)
 
         self._take(event, now_s)
-        enqueue_hashed(replica, now_s)
+        place_requests(replica, now_s)
         replica.send_due_lookups()
         tell_if_drained(replica)
         if replica.host.unanswered.has_new:
@@ -162,12 +162,12 @@ class SchedulerCore:
             group.check([lane.l1.last_step for lane in replica.lanes_of(group)])
         waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
         running = [name for lane in replica.lanes for name in lane.running]
-        placed = [*running, *waiting, *replica.hashing]
+        placed = [*running, *waiting, *replica.unplaced]
         if sorted(placed) != sorted(replica.requests):
             raise AccountingError(
                 f"{len(replica.requests)} requests live, {len(placed)} are on a lane"
             )
-        replica.lookups.check(waiting)
+        replica.lookups.check(waiting | replica.unplaced.keys())
         for group in replica.step_groups:
             if group.experts is not None:
                 group.experts.check()
@@ -187,11 +187,11 @@ class SchedulerCore:
             case events.ClientGone():
                 self._on_client_gone(event)
             case events.RankAttached():
-                on_rank_attached(replica, event, now_s)
+                on_rank_attached(replica, event)
             case events.RankMessage():
                 on_rank_message(replica, event, now_s)
             case events.RankLost():
-                on_rank_lost(replica, event, now_s)
+                on_rank_lost(replica, event)
             case events.HostAttached():
                 on_host_attached(replica, event.connection)
             case events.HostMessage():

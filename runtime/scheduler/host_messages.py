@@ -146,7 +146,7 @@ def _on_lookup_progress(replica: Replica, report: LookupProgress) -> None:
 def _repeat_lookup(replica: Replica, request: RequestState) -> None:
     """If L2 had no room for pages that L3 may have, look them up once more, in their turn."""
     prefetch = request.prefetch
-    if not prefetch.count(PageSource.NO_HOST_PAGE):
+    if not prefetch.count(PageSource.NO_HOST_PAGE) or request.request_id in replica.unplaced:
         return
     keys = request.chain.short_keys(prefetch.pages(PageSource.L3, PageSource.NO_HOST_PAGE))
     place = replica.lanes[request.lane].waiting.key(request)

@@ -22,7 +22,7 @@ from raydix.runtime.scheduler.request import Phase, RequestState, Start
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.transfers import Backup, Load
-from raydix.runtime.scheduler.waiting import WaitingQueue
+from raydix.runtime.scheduler.waiting import Place, WaitingQueue
 
 
 class Lane:
@@ -43,8 +43,6 @@ class Lane:
         self.group = group
         width = settings.ranks_per_lane
         self.ranks = range(index * width, (index + 1) * width)
-        self.waiting = WaitingQueue(settings)
-
         self._host = host
         self.counters = Counters()
         """They go on when its ranks are replaced."""
@@ -52,7 +50,8 @@ class Lane:
         self._reset()
 
     def _reset(self) -> None:
-        """Start with an empty L1 and nothing in flight: the ranks are gone or new."""
+        """Start with an empty L1, nobody who waits and nothing in flight."""
+        self.waiting = WaitingQueue(self.settings)
         self.backups = BackupQueue(self.settings, self._host, self.counters)
         self.l1 = L1(self.settings, self.backups)
         self.promotions = Promotions(self.settings, self.l1, self.waiting)
@@ -124,12 +123,17 @@ class Lane:
         """The longest prefix of a chain in L1."""
         return self.l1.match(chain)
 
-    def lose_ranks(self) -> None:
-        """A rank of the step group is gone and L1 with it; no request runs here."""
+    def start_over(self) -> list[Place]:
+        """A rank of the step group is gone and L1 with it; no request runs here.
+
+        Returns those that waited.
+        """
         # Leases of promotions may still be answered: the pages that they were for are gone by then.
         for name in self.promotions.names:
             self.promotions.end(name)
+        places = self.waiting.places()
         self._reset()
+        return places
 
     def admit(
         self, request: RequestState, lock: Lock, table: BlockTable, start: Start, now_s: float

@@ -15,7 +15,6 @@ from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import MAX_LOSSES, RequestState
 from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
 from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
-from raydix.runtime.scheduler.submission import move_waiting
 
 _PATIENCE = 10
 """A step or a copy may take so many times as long as predicted."""
@@ -23,12 +22,12 @@ _Due = tuple[float, str, set[int]]
 """When something is due, its name, and the ranks that owe it."""
 
 
-def on_rank_attached(replica: Replica, event: events.RankAttached, now_s: float) -> None:
+def on_rank_attached(replica: Replica, event: events.RankAttached) -> None:
     """A GPU actor says hello."""
     group = replica.group_of_rank(event.rank)
     if event.rank in group.attached:
-        lose_rank(replica, event.rank, now_s)
-    if not _joins_generation(replica, group, event, now_s):
+        lose_rank(replica, event.rank)
+    if not _joins_generation(replica, group, event):
         return
     attached = AttachedRank(
         connection=event.connection, incarnation=event.incarnation, pid=event.pid
@@ -40,12 +39,10 @@ def on_rank_attached(replica: Replica, event: events.RankAttached, now_s: float)
     if group.is_attached:
         for other in replica.lanes:
             if not other.is_attached:
-                move_waiting(replica, [other], now_s)
+                replica.displace(other.start_over())
 
 
-def _joins_generation(
-    replica: Replica, group: StepGroup, event: events.RankAttached, now_s: float
-) -> bool:
+def _joins_generation(replica: Replica, group: StepGroup, event: events.RankAttached) -> bool:
     """Whether a rank is of the newest generation of its group. Those of others are ended.
 
     Incarnations of a group's ranks go in step: the larger number is the newer generation.
@@ -55,7 +52,7 @@ def _joins_generation(
     for rank, attached in list(group.attached.items()):
         if attached.incarnation < event.incarnation:
             # Its death was never heard of, perhaps because the Scheduler was dead, too.
-            lose_rank(replica, rank, now_s)
+            lose_rank(replica, rank)
             break
 
     if event.incarnation < group.oldest_generation():
@@ -87,13 +84,13 @@ def on_rank_message(replica: Replica, event: events.RankMessage, now_s: float) -
             assert_never(event.message)
 
 
-def on_rank_lost(replica: Replica, event: events.RankLost, now_s: float) -> None:
+def on_rank_lost(replica: Replica, event: events.RankLost) -> None:
     """A GPU actor's link has closed."""
     if _is_current(replica, event):
-        lose_rank(replica, event.rank, now_s)
+        lose_rank(replica, event.rank)
 
 
-def lose_rank(replica: Replica, rank: int, now_s: float) -> None:
+def lose_rank(replica: Replica, rank: int) -> None:
     """A rank is gone, and with it L1 of each lane that steps with it.
 
     The requests of these lanes wait again, with their tokens.
@@ -110,9 +107,7 @@ def lose_rank(replica: Replica, rank: int, now_s: float) -> None:
     if len(group.ranks) > 1:
         _end_group(replica, group, rank)
     group.lose_ranks()
-    for lane in lanes:
-        lane.lose_ranks()
-    move_waiting(replica, lanes, now_s)
+    replica.displace([place for lane in lanes for place in lane.start_over()])
 
 
 def _requeue_or_fail(replica: Replica, request: RequestState) -> None:
@@ -148,10 +143,7 @@ def _end_rank(replica: Replica, rank: int, incarnation: int, reason: str) -> Non
 
 
 def condemn_late_ranks(replica: Replica, now_s: float) -> None:
-    """End the ranks that take too long over the oldest step of their group, or a copy.
-
-    Before a group's first step they may take for ever: kernels are compiled and graphs captured.
-    """
+    """End the ranks that take too long over the oldest step of their group, or a copy."""
     for group in replica.step_groups:
         lanes = [lane for lane in replica.lanes_of(group) if not lane.in_flight.is_empty]
         if lanes:
@@ -161,11 +153,13 @@ def condemn_late_ranks(replica: Replica, now_s: float) -> None:
 def _condemn_late_ranks_of(
     replica: Replica, group: StepGroup, lanes: list[Lane], now_s: float
 ) -> None:
-    due_s, what, ranks = min(_dues(replica, lanes, now_s), key=lambda due: due[0])
-    is_late = group.is_warm and due_s <= now_s
+    settings = replica.settings
+    deadline_s = settings.step_deadline_s if group.is_warm else settings.first_step_deadline_s
+    due_s, what, ranks = min(_dues(replica, lanes, deadline_s, now_s), key=lambda due: due[0])
+    is_late = due_s <= now_s
 
-    # Ranks that are condemned now, or may take for ever, are looked at again after a while.
-    look_again_s = now_s + replica.settings.step_deadline_s
+    # Ranks that are condemned now, or whose first step may end, are looked at again after a while.
+    look_again_s = now_s + settings.step_deadline_s
     if group.is_warm and not is_late:
         look_again_s = due_s
     if group.alarm.advance(look_again_s, now_s):
@@ -178,10 +172,9 @@ def _condemn_late_ranks_of(
         replica.emit(KillRank(rank=rank, incarnation=incarnation, cause=cause, reason=reason))
 
 
-def _dues(replica: Replica, lanes: list[Lane], now_s: float) -> list[_Due]:
+def _dues(replica: Replica, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:
     """Of the step that a group's ranks work on, and of the oldest copy of each lane."""
     dues: list[_Due] = []
-    deadline_s = replica.settings.step_deadline_s
     oldest = [step for lane in lanes if (step := lane.in_flight.oldest_step) is not None]
     if oldest:
         # A lane that has done it waits in the next one: that begins when all have.

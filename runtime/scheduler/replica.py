@@ -32,6 +32,7 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.timers import Timers
 from raydix.runtime.scheduler.transfers import Promotion
+from raydix.runtime.scheduler.waiting import Place
 
 _NUM_EXPLAINED = 1024
 _MAX_SESSIONS = 65_536
@@ -65,8 +66,10 @@ class Replica:
         self.is_closing = False
         """The engine is about to stop, and takes no new requests."""
         self.requests: dict[RequestId, RequestState] = {}
-        self.hashing: dict[RequestId, RequestState] = {}
-        """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
+        self.unplaced: dict[RequestId, RequestState] = {}
+        """Requests that are on no lane, in the order in which they get one: new ones, whose page
+        keys are hashed first, and those whose lane has lost its ranks.
+        """
         self.hints: dict[RequestId, PrefetchHint] = {}
         """Oldest first."""
 
@@ -128,7 +131,7 @@ class Replica:
         name = request.submit.sample_of
         # Where suspects may run is not theirs to choose.
         first = None if name is None or request.is_suspect else self.requests.get(name)
-        if first is None or first.client_id != request.client_id or name in self.hashing:
+        if first is None or first.client_id != request.client_id or name in self.unplaced:
             return None
         return None if first is request else first
 
@@ -143,11 +146,17 @@ class Replica:
     def add_request(self, request: RequestState) -> None:
         """A new request; its page keys are hashed before it is queued on a lane."""
         self.requests[request.request_id] = request
-        self.hashing[request.request_id] = request
+        self.unplaced[request.request_id] = request
 
-    def finish_hashing(self, request: RequestState) -> None:
-        """All page keys of a new request's prompt are known."""
-        del self.hashing[request.request_id]
+    def displace(self, places: Iterable[Place]) -> None:
+        """These waited on lanes whose ranks are lost. Whose turn was next gets a lane first."""
+        self.unplaced.update({request.request_id: request for _, request in sorted(places)})
+
+    def take_unplaced(self, request: RequestState) -> None:
+        """A request gets a lane, where it is looked up, anew if it was displaced."""
+        del self.unplaced[request.request_id]
+        self.cancel_lookup(request)
+        self.lookups.end_claim(request)
 
     def add_hint(self, hint: PrefetchHint) -> None:
         """A new hint."""
@@ -265,7 +274,7 @@ class Replica:
             keep_window(lane, request, request.num_held_pages)
             lane.release(request, Phase.ENDED)
         else:
-            self.hashing.pop(request.request_id, None)
+            self.unplaced.pop(request.request_id, None)
             lane.promotions.end(request.request_id)
             lane.waiting.discard(request)
             request.end_run(Phase.ENDED)
@@ -276,7 +285,7 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         """Requests that are not admitted."""
-        return len(self.hashing) + sum(len(lane.waiting) for lane in self.lanes)
+        return len(self.unplaced) + sum(len(lane.waiting) for lane in self.lanes)
 
     def requeue(self, request: RequestState) -> None:
         """Let an admitted request give back what it holds and wait again, with its known tokens.

@@ -81,6 +81,8 @@ class SchedulerSettings:
     lookup_deadline_s: float = 0.05
     """HostMemory counts as silent once it has owed an answer for so long."""
     step_deadline_s: float = 30.0
+    first_step_deadline_s: float = 600.0
+    """Of ranks that have made no step since they attached: they may compile kernels."""
     ageing_s: float = 10.0
     """A request starts one priority level behind for every so many seconds that it comes later."""
     lpm_span_s: float = 0.2

@@ -48,7 +48,7 @@ class StepGroup:
 
     @property
     def is_warm(self) -> bool:
-        """All ranks have done a step: from now on one may not take for ever."""
+        """All ranks have done a step: the next ones compile nothing."""
         return len(self._warm_lanes) == len(self.lanes)
 
     def attach(self, rank: int, attached: AttachedRank) -> None:

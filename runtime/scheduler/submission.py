@@ -1,6 +1,6 @@
 """A new request: is it acceptable, which lane takes it, and what is asked of HostMemory for it."""
 
-from collections.abc import Sequence
+import itertools
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId
@@ -21,6 +21,8 @@ from raydix.runtime.scheduler.request import RequestState
 _RETRY_AFTER_S = 1.0
 _MAX_HASHED_PAGES = 1024
 """Page keys that are hashed per event, so that a long prompt holds nobody up."""
+_MAX_PLACED = 32
+"""Requests that get a lane per event: a lane that loses its ranks may have thousands."""
 
 
 def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s: float) -> None:
@@ -58,35 +60,25 @@ def _adopt_keys(replica: Replica, request: RequestState) -> None:
         request.chain.adopt_keys(chain_keys(longest.node)[: longest.num_pages * KEY_BYTES])
 
 
-def enqueue_hashed(replica: Replica, now_s: float) -> None:
-    """Hash page keys of new requests, oldest first, and queue those that are done.
+def place_requests(replica: Replica, now_s: float) -> None:
+    """Hash page keys of requests without a lane, oldest first, and queue those that are done.
 
     The number per event is bounded; what is left of it is for hints.
     """
     num_left = _MAX_HASHED_PAGES
-    for request in list(replica.hashing.values()):
+    for request in list(itertools.islice(replica.unplaced.values(), _MAX_PLACED)):
         chain = request.chain
         num_full = chain.num_prompt_pages if replica.settings.prefix_caching else 0
         num_left -= chain.extend_keys(num_full, num_left)
         if chain.num_keys < num_full:
-            replica.wake_at(now_s)
-            return
-
-        replica.finish_hashing(request)
+            break
+        replica.take_unplaced(request)
         enqueue(replica, request, now_s)
-    if replica.hints:
+
+    if replica.unplaced:
+        replica.wake_at(now_s)
+    elif replica.hints:
         look_up_hints(replica, num_left, now_s)
-
-
-def move_waiting(replica: Replica, lanes: Sequence[Lane], now_s: float) -> None:
-    """Queue the waiting requests of lanes anew: their ranks are lost, or another lane has some."""
-    for request in [request for lane in lanes for request in lane.waiting.requests.values()]:
-        lane = replica.lanes[request.lane]
-        lane.promotions.end(request.request_id)
-        replica.cancel_lookup(request)
-        replica.lookups.end_claim(request)
-        lane.waiting.discard(request)
-        enqueue(replica, request, now_s)
 
 
 def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:

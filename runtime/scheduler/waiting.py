@@ -13,6 +13,8 @@ from raydix.runtime.scheduler.routing_turns import RoutingTurns, RunningKeys
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _Key = TypeVar("_Key")
+Place = tuple[OrderKey, RequestState]
+"""Where a request stood among those that wait."""
 
 
 class WaitingQueue:
@@ -88,6 +90,10 @@ class WaitingQueue:
     def key(self, request: RequestState) -> OrderKey:
         """A waiting request's place."""
         return self._keys[request.request_id]
+
+    def places(self) -> list[Place]:
+        """All that wait, parked or not, with their places."""
+        return [(self._keys[name], request) for name, request in self.requests.items()]
 
     def num_cached_pages(self, request: RequestState) -> int:
         """Under `lpm`, how much of a waiting request was cached when its place was chosen."""

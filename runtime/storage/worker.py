@@ -217,11 +217,11 @@ class StorageWorker:
                 names = [ObjectName(key, order.group) for key in split_keys(order.keys)]
                 if self._clock() >= ordered_s + order.deadline_s:
                     return [ObjectStatus.TIMED_OUT] * len(names)
-                return self._backend.batch_exists(names)
+                return _one_of_each(self._backend.batch_exists(names), len(names))
             case ReadObjects() | WriteObjects():
                 return self._transfer(order, ordered_s + order.deadline_s)
             case DeleteObjects():
-                return [self._backend.clear()]
+                return _one_of_each([self._backend.clear()], 1)
             case _:
                 assert_never(order)
 
@@ -255,9 +255,8 @@ class StorageWorker:
         ]
 
     def _read(self, refs: list[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        statuses = verify_objects(
-            refs, self._backend.batch_get_into(refs, deadline_s), self._namespace
-        )
+        told = _one_of_each(self._backend.batch_get_into(refs, deadline_s), len(refs))
+        statuses = verify_objects(refs, told, self._namespace)
         if any(statuses):
             bad = [
                 ref.name for ref, status in zip(refs, statuses, strict=True) if status.is_bad_object
@@ -268,4 +267,17 @@ class StorageWorker:
 
     def _write(self, refs: list[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         fill_headers(refs, self._namespace)
-        return self._backend.batch_put_from(refs, deadline_s)
+        return _one_of_each(self._backend.batch_put_from(refs, deadline_s), len(refs))
+
+
+def _one_of_each(statuses: list[ObjectStatus], num_objects: int) -> list[ObjectStatus]:
+    """What a backend has returned; raises ValueError unless that is a status for each object.
+
+    A backend may be anybody's code, and HostMemory takes the worker at its word.
+    """
+    if len(statuses) != num_objects or set(map(type, statuses)) - {ObjectStatus}:
+        raise ValueError(
+            f"the backend returned {statuses!r} for {num_objects} objects; expected a list with "
+            f"one ObjectStatus for each"
+        )
+    return statuses

@@ -140,12 +140,20 @@ class RandomClients:
         # Drawn apart, too.
         draw = random.Random(f"{self._workload.seed} {self._num_sent} scores")
         is_scored = draw.random() < self._workload.score_fraction
-        sampling = DeviceSampling(seed=self._num_sent, num_prompt_logprobs=0 if is_scored else None)
+        has_logprobs = draw.random() < self._workload.logprob_fraction
+        sampling = DeviceSampling(
+            seed=self._num_sent,
+            num_logprobs=0 if has_logprobs else None,
+            num_prompt_logprobs=0 if is_scored else None,
+        )
         sent = replace(message, asking=link.next_asking(), request_id=name, sampling=sampling)
         answer = self._cluster.submit(sent, client)
         self._note_sent(answer, name)
         if self._random.random() < self._workload.abort_fraction:
             self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
+        if message.sample_of is None and draw.random() < self._workload.sample_fraction:
+            self._num_pending += 1
+            self._submit(client, replace(message, sample_of=name))
 
     def _end_early(self, answer: Answer) -> None:
         """Abort or stop, ended long ago or not; often the name counts as free at once."""

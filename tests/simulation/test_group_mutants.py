@@ -61,11 +61,11 @@ def only_the_lane_of_a_lost_rank_starts_over(monkeypatch: pytest.MonkeyPatch) ->
     """The others of its step group keep their L1, their requests and the number of their step."""
     lose_rank = rank_events.lose_rank
 
-    def lose(replica: Any, rank: int, now_s: float) -> None:
+    def lose(replica: Any, rank: int) -> None:
         with monkeypatch.context() as of_one:
             own = [replica.lane_of_rank(rank)]
             of_one.setattr(type(replica), "lanes_of", lambda self, group: own)
-            lose_rank(replica, rank, now_s)
+            lose_rank(replica, rank)
 
     monkeypatch.setattr(rank_events, "lose_rank", lose)
 

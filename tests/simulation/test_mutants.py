@@ -113,11 +113,11 @@ def abandon_for_the_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a rank is lost, host pages wait for its exit alone, while its peers may still copy."""
     lose_rank = rank_events.lose_rank
 
-    def lose(replica: Any, rank: int, now_s: float) -> None:
+    def lose(replica: Any, rank: int) -> None:
         pids = (replica.group_of_rank(rank).attached[rank].pid,)
         with monkeypatch.context() as of_one:
             of_one.setattr(Lane, "pids", property(lambda lane: pids))
-            lose_rank(replica, rank, now_s)
+            lose_rank(replica, rank)
 
     monkeypatch.setattr(rank_events, "lose_rank", lose)
 

@@ -82,6 +82,10 @@ class Workload:
     stop_fraction: float = 0.05
     score_fraction: float = 0.0
     """Ask for the logprobs of their prompts."""
+    logprob_fraction: float = 0.0
+    """Ask for the logprobs of their output: they decode apart from the batch."""
+    sample_fraction: float = 0.0
+    """Are followed at once by one more sample of their prompt."""
     num_client_losses: int = 0
     hint_fraction: float = 0.2
     """Of the requests are announced by a prefetch, which may be aborted."""
@@ -90,6 +94,7 @@ class Workload:
     num_host_pauses: int = 0
     num_storage_kills: int = 0
     num_flushes: int = 0
+    num_storage_flushes: int = 0
     num_storage_switches: int = 0
     num_weather_changes: int = 0
     num_host_flaps: int = 0
@@ -133,6 +138,9 @@ def draw_workload(seed: int) -> Workload:
         span_s=draw.choice([0.3, 2.0, 4.0]),
         score_fraction=random.Random(seed + 5).choice([0.0, 0.15, 0.4]),
         num_client_losses=int(draw.random() < 0.2),
+        logprob_fraction=random.Random(seed + 7).choice([0.0, 0.0, 0.2, 1.0]),
+        sample_fraction=random.Random(seed + 8).choice([0.0, 0.0, 0.3]),
+        num_storage_flushes=random.Random(seed + 9).choice([0, 0, 2]),
     )
     workload = _draw_faults(draw, workload)
     return _crowd(workload) if has_storage and draw.random() < 0.2 else workload
@@ -333,6 +341,10 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
             (workload.num_storage_kills, storage.kill),
             (workload.num_storage_flaps, storage.flap),
             (workload.num_storage_switches, storage.switch),
+            (
+                workload.num_storage_flushes,
+                lambda: cluster.to_host(host_events.FlushStorage()),
+            ),
         ]
     for count, action in schedule:
         for _ in range(count):

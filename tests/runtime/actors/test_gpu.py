@@ -196,11 +196,12 @@ async def test_a_shutdown_ends_a_step_that_waits_for_a_peer(
     assert runner.is_closed.is_set()
 
 
-@pytest.mark.parametrize("sections", [{"tp": 2}, {"dp": 2, "ep": 2}])
-async def test_a_rank_in_a_step_to_which_no_peer_comes_ends_with_its_link(
+@pytest.mark.parametrize("sections", [{}, {"tp": 2}, {"dp": 2, "ep": 2}])
+async def test_a_rank_in_a_step_that_never_ends_ends_with_its_link(
     monkeypatch: pytest.MonkeyPatch, sections: dict[str, int]
 ) -> None:
     monkeypatch.setattr(gpu, "FINISH_S", 0.01)
+    monkeypatch.setattr(gpu, "ALONE_S", 0.01)
     parallel = CONFIG.parallel.model_copy(update=sections)
     died, runner = threading.Event(), WaitingRunner()
     config = CONFIG.model_copy(update={"parallel": parallel})
