@@ -317,12 +317,15 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """Stop the engine, whoever started it. Open streams of this handle raise Cancelled.
 
-        Those of others may end first, for as long as the engine was started to drain.
+        Those of others may end first, for as long as the engine was started to drain. May be called
+        twice, also at the same time.
         """
         await self.disconnect()
+        if self._has_started_engine and self._handle is None:
+            return
         handle = await self._found()
-        self._handle = None
         await handle.shutdown()
+        self._handle = None
 
     async def __aenter__(self) -> Self:
         return self

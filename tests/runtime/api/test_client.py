@@ -155,6 +155,15 @@ async def test_the_block_of_a_started_engine_shuts_it_down(cluster, checkpoint):
     assert cluster.handle.is_shut_down
 
 
+async def test_an_engine_may_be_shut_down_twice(cluster, checkpoint):
+    async with await AsyncLLM.start(checkpoint) as engine:
+        await asyncio.gather(engine.shutdown(), engine.shutdown())
+        cluster.engines.clear()
+        await engine.shutdown()
+    with pytest.raises(EngineDead, match="there is no engine"):
+        await engine.stats()
+
+
 async def test_a_pickled_handle_connects_by_name(cluster, checkpoint):
     engine = await AsyncLLM.start(checkpoint, name="mine", address="here")
     copy = pickle.loads(pickle.dumps(engine))
