@@ -195,7 +195,8 @@ class LLM:
         """A start that was interrupted still has its engine to take back, on the loop.
 
         Ray itself, while it is being started, cannot be interrupted: then that goes on behind the
-        caller, and if the process ends, the reaper ends whatever Ray has started.
+        caller. If the process ends it waits for that, too, and a second Ctrl-C ends the wait: then
+        the reaper ends whatever Ray has started.
         """
         starting = self._starting
         if starting is not None:

@@ -11,19 +11,28 @@ import ray
 from raydix.errors import EngineDead
 
 _POLL_S = 0.1
+_HOLD_S = 20.0
+"""Ray's own start, which nothing interrupts, takes two seconds, on a busy host ten."""
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def holding_exit() -> Iterator[None]:
-    """Let the end of the process wait for the block, also for that of a daemon thread.
+    """Let the end of the process wait for the block, a while at most, also on a daemon thread.
 
     At its end a process gives up what its Ray calls use; one that is under way on another thread
     then crashes it.
     """
     is_over = threading.Event()
-    threading.Thread(target=is_over.wait, name="raydix-holds-exit", daemon=False).start()
+
+    def hold() -> None:
+        while threading.main_thread().is_alive():
+            if is_over.wait(_POLL_S):
+                return
+        is_over.wait(_HOLD_S)
+
+    threading.Thread(target=hold, name="raydix-holds-exit", daemon=False).start()
     try:
         yield
     finally:
