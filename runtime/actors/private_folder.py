@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from raydix.errors import ConfigError
+
 _ROOT = Path("/tmp")  # not the user's TMPDIR: a unix socket's path has 107 bytes at most
 _PREFIX = "raydix-"
 _LOCK = "owner.lock"
@@ -27,20 +29,32 @@ class PrivateFolder:
     """
 
     def __init__(self) -> None:
-        """Make a new one; first remove those of dead owners."""
+        """Make a new one; first remove those of dead owners. Raises ConfigError if it cannot."""
         for path, fd in _folders():
             with _dead_owner(fd) as is_dead:
                 if is_dead:
                     shutil.rmtree(path, ignore_errors=True)
-        while True:
-            self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_ROOT)
-            lock = os.path.join(self.path, _LOCK)
+        try:
+            while not self._make():
+                pass
+        except OSError as error:
+            raise ConfigError(f"no folder can be made in {_ROOT}: {error.strerror}") from error
+
+    def _make(self) -> bool:
+        """Whether the folder is still there once it is locked: others remove what is not."""
+        self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_ROOT)
+        lock = os.path.join(self.path, _LOCK)
+        try:
             self._fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            # Another process may have found it before it was locked, and removed it.
-            if os.path.exists(lock):
-                return
-            os.close(self._fd)
+        except OSError:
+            # The disk may be full. Without the file nobody would ever remove it.
+            os.rmdir(self.path)
+            raise
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        if os.path.exists(lock):
+            return True
+        os.close(self._fd)
+        return False
 
     def remove(self) -> None:
         """Remove the folder and all in it; nothing happens the second time."""

@@ -16,12 +16,12 @@ from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
+from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.api.shared_failure import SharedFailure
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -33,7 +33,8 @@ class AsyncLLM:
     """A handle on one engine, known by its name. Works in plain asyncio and in async Ray actors.
 
     Make one with `start` or `connect`. It can be pickled; the copy connects by name on its first
-    use, as does this one after the connection was lost. It belongs to the event loop it is used on.
+    use, as does this one after the connection was lost. It belongs to the event loop it is used on,
+    and to the next one once that runs no more.
     At the end of its `async with` an engine that it started is shut down; one that it reached goes
     on.
     """
@@ -52,7 +53,7 @@ class AsyncLLM:
         self._handle: EngineHandle | None = None
         self._client: EngineClient | None = None
         self._tokenizers: dict[str, Tokenizer | None] = {}
-        self._connecting = SharedFailure()
+        self._home = HomeLoop()
 
     @classmethod
     async def start(
@@ -292,9 +293,10 @@ class AsyncLLM:
 
     async def connected(self) -> EngineClient:
         """The open connection; a new one, to whatever engine has the name now, if there is none."""
+        self._home.enter(self._client)
         if self._client is not None and not self._client.is_closed:
             return self._client
-        async with self._connecting.turn():
+        async with self._home.connecting.turn():
             if self._client is None or self._client.is_closed:
                 if self._client is not None:
                     await self._find_again()
@@ -307,19 +309,23 @@ class AsyncLLM:
 
     async def disconnect(self) -> None:
         """Leave the engine running. Open streams raise Cancelled and their requests are aborted."""
+        self._home.enter(self._client)
         client, self._client = self._client, None
-        if client is not None:
+        if client is not None and not client.is_closed:
             await client.close()
 
     async def shutdown(self) -> None:
         """Stop the engine, whoever started it. Open streams of this handle raise Cancelled.
 
-        Those of others may end first, for as long as the engine was started to drain.
+        Those of others may end first, for as long as the engine was started to drain. May be called
+        twice, also at the same time.
         """
         await self.disconnect()
+        if self._has_started_engine and self._handle is None:
+            return
         handle = await self._found()
-        self._handle = None
         await handle.shutdown()
+        self._handle = None
 
     async def __aenter__(self) -> Self:
         return self

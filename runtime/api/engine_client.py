@@ -209,6 +209,11 @@ class EngineClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
 
+    def abandon(self) -> None:
+        """Close the link from outside of its loop, which runs no more; streams may not be told."""
+        self._is_closed = True
+        self._link.cut()
+
     async def tokenized(self, prompt: Prompt) -> TokenizedPrompt:
         """The prompt as a request takes it. Raises BadRequest and PromptTooLong."""
         shape = read_prompt(prompt)
@@ -302,6 +307,10 @@ class EngineClient:
 
         except LinkClosed as error:
             reason = str(error) or "the link closed"
+        except (Exception, asyncio.CancelledError):
+            # The end of its loop cancels it: the engine is not to work for nobody.
+            self._link.close()
+            raise
         finally:
             # Whatever ended the reader, nobody may wait for it.
             self._end_all(

@@ -1,6 +1,8 @@
 """The synchronous engine handle, for scripts and batch jobs."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from rich.console import Console
 
-from raydix.errors import BadRequest, EngineDead, Overloaded
+from raydix.errors import BadRequest, Cancelled, EngineDead, Overloaded
 from raydix.runtime.api.batch import Open, answer_batch
 from raydix.runtime.api.batch_progress import batch_progress
 from raydix.runtime.api.client import AsyncLLM
@@ -44,9 +46,11 @@ class LLM:
     ) -> None:
         """Start an engine; the arguments and errors are those of `AsyncLLM.start`."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="raydix-llm", daemon=True
-        )
+        self._is_stopped = asyncio.Event()
+        # A signal's handler may come while its own thread has it.
+        self._entrance = threading.RLock()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run_loop, name="raydix-llm", daemon=True)
         self._thread.start()
 
         self._starting: asyncio.Task[Any] | None = None
@@ -136,11 +140,16 @@ class LLM:
         return self._wait(self._engine.explain(request_id))
 
     def shutdown(self) -> None:
-        """Stop the engine and the thread. May be called twice."""
-        if self._loop.is_closed():
+        """Stop the engine and the thread; calls of other threads raise Cancelled.
+
+        May be called twice, also at the same time.
+        """
+        if not self._is_open:
             return
         try:
-            self._wait(self._engine.shutdown())
+            # Another call of this may end first, and the loop with it.
+            with contextlib.suppress(Cancelled):
+                self._wait(self._engine.shutdown())
         finally:
             self._stop_loop()
 
@@ -159,16 +168,24 @@ class LLM:
             return self._wait(answer_batch(open_stream, number, on_output, num_samples))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop.is_closed():
-            work.close()
-            raise EngineDead("This LLM was shut down. Make a new one.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._entrance:
+            if not self._is_open:
+                work.close()
+                raise EngineDead("This LLM was shut down. Make a new one.")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise Cancelled("This LLM was shut down while the call was under way.") from None
         except BaseException:
             # An interrupt (Ctrl-C) leaves the coroutine running: cancelling it aborts its requests.
             future.cancel()
             raise
+
+    def _run_loop(self) -> None:
+        """At its end the runner cancels what is under way: whoever waits for that is told."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._is_stopped.wait())
 
     async def _start(self, start: Coroutine[Any, Any, AsyncLLM]) -> AsyncLLM:
         self._starting = asyncio.current_task()
@@ -178,7 +195,8 @@ class LLM:
         """A start that was interrupted still has its engine to take back, on the loop.
 
         Ray itself, while it is being started, cannot be interrupted: then that goes on behind the
-        caller, and if the process ends, the reaper ends whatever Ray has started.
+        caller. If the process ends it waits for that, too, and a second Ctrl-C ends the wait: then
+        the reaper ends whatever Ray has started.
         """
         starting = self._starting
         if starting is not None:
@@ -186,12 +204,17 @@ class LLM:
         if starting is None or starting.done():
             self._stop_loop()
         else:
-            self._loop.call_soon_threadsafe(starting.add_done_callback, lambda _: self._loop.stop())
+            self._loop.call_soon_threadsafe(
+                starting.add_done_callback, lambda _: self._is_stopped.set()
+            )
 
     def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._entrance:
+            if self._is_open:
+                self._is_open = False
+                # Behind all that was submitted before.
+                self._loop.call_soon_threadsafe(self._is_stopped.set)
         self._thread.join()
-        self._loop.close()
 
 
 async def prefetch_all(

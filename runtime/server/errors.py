@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from raydix.errors import (
     BadParameter,
@@ -169,8 +170,9 @@ def install_error_handlers(app: FastAPI) -> None:
         refused = failure(error.status_code, text, "invalid_request_error", headers=headers)
         return refused.response()
 
+    @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientGone)
-    async def on_client_gone(_: Request, __: ClientGone) -> Response:
+    async def on_client_gone(_: Request, __: ClientGone | ClientDisconnect) -> Response:
         # Nobody reads it; logs and metrics show the status that nginx uses for this.
         return Response(status_code=499)
 

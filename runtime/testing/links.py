@@ -123,6 +123,10 @@ class InProcessLink:
             self._peer.end()
         self._is_closed = True
 
+    def cut(self) -> None:
+        """See `Link`."""
+        self.close()
+
     def peer_ended(self) -> None:
         """The other end closed: what it sent can still be received."""
         self._is_closed = True

@@ -102,12 +102,16 @@ class EngineHandle:
         await self.call("wait_ended")
 
     async def shutdown(self) -> None:
-        """Stop the engine; nothing happens if it is gone. Requests and writes to L3 drain first."""
+        """Stop the engine; nothing happens if it is gone. Requests and writes to L3 drain first.
+
+        May be called twice, also at the same time.
+        """
+        own, self._own = self._own, None
         try:
             await self.call("shutdown")
         except EngineDead as error:
             # A signal to the whole process group ends a private cluster, too.
             logger.info("engine %s ended before or during its shutdown: %s", self.name, error)
         finally:
-            if self._own is not None:
-                self._own.end()
+            if own is not None:
+                own.end()

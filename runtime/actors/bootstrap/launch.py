@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
 from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
-from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu_model import (
     BuildModel,
@@ -83,24 +84,42 @@ def start_engine(
     config = replace_model_path(config, pin_model_path(config.model.path))
     # Beside Ray's own start: either takes seconds.
     checking = on_thread("check", _check, config, build_model)
+    with holding_exit():
+        handle = _start_on_ray(
+            checking,
+            control,
+            name=name,
+            address=address,
+            config=config,
+            supervision=supervision or Supervision(),
+            gateway=gateway,
+        )
+    logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
+    return handle
+
+
+def _start_on_ray(
+    checking: "Future[_Model]",
+    control: StartControl,
+    *,
+    name: str,
+    address: str | None,
+    config: EngineConfig,
+    **arguments: Any,
+) -> EngineHandle:
+    """Start the engine whose model is being checked; what was made is given back if that fails."""
     with phase(logger, "Ray cluster joined"):
         cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
-        model = checking.result()
+        model = control.result(checking)
         control.check()
         with phase(logger, "resources reserved"):
             placement = place(config, model.sizes)
         control.wait_precondition()
         spawner = model.make_spawner(name, placement, config)
         supervisor, follower, facts = _start_supervisor(
-            spawner,
-            control,
-            name=name,
-            config=config,
-            supervision=supervision or Supervision(),
-            gateway=gateway,
-            arena=model.arena,
+            spawner, control, name=name, config=config, arena=model.arena, **arguments
         )
     except BaseException:
         if cluster is not None:
@@ -112,7 +131,6 @@ def start_engine(
 
     own = OwnEngine(supervisor, placement, cluster, follower)
     _log_start(config, facts, own)
-    logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
     return EngineHandle(facts.client, facts.record, own)
 
 

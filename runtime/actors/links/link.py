@@ -68,6 +68,9 @@ class Link(Protocol):
     def close(self) -> None:
         """End the link once what is buffered has gone out, or after 5 s. May be called twice."""
 
+    def cut(self) -> None:
+        """End the link at once, on whatever thread, for a loop that runs no more."""
+
 
 def send_if_open(link: Link | None, message: Message) -> None:
     """Send unless the peer is gone; its reader reports that."""

@@ -1,7 +1,10 @@
 """The asyncio end of a link over a unix or TCP socket."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
 from collections.abc import Callable
 from typing import cast
 
@@ -121,6 +124,16 @@ class SocketLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             self._set_deadline(_CLOSE_FLUSH_S)
+
+    def cut(self) -> None:
+        """See `Link`."""
+        self._is_closed = True
+        if self._transport is None:
+            return
+        own = self._transport.get_extra_info("socket")
+        # The transport itself acts by its loop alone. Its socket may be gone.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
 
     def abort(self, reason: str) -> None:
         """End the link at once, whatever is under way in either direction."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from raydix.errors import ConfigError
 from raydix.runtime.actors import private_folder
 from raydix.runtime.actors.private_folder import PrivateFolder
 
@@ -35,6 +36,16 @@ def test_folder_is_closed_to_others_and_goes_with_its_removal(root: Path) -> Non
     assert Path(folder.path).stat().st_mode & 0o777 == 0o700
     folder.remove()
     folder.remove()
+    assert list(root.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_locked_is_an_error_and_not_left(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a full disk, where a folder can be made and no file in it.
+    monkeypatch.setattr(private_folder, "_LOCK", "x" * 300)
+    with pytest.raises(ConfigError, match=r"no folder can be made .*File name too long"):
+        PrivateFolder()
     assert list(root.iterdir()) == []
 
 

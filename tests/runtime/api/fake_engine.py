@@ -55,6 +55,9 @@ class FakeLink:
     def close(self) -> None:
         self.is_closed = True
 
+    def cut(self) -> None:
+        self.is_closed = True
+
     def deliver(self, *deltas: RequestDelta) -> None:
         """News, as `delta` makes them, of the asking that each names, else of its id's latest."""
         named = [

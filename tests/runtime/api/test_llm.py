@@ -1,14 +1,16 @@
+import asyncio
 import io
 import pickle
+import signal
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from raydix.errors import BadRequest, BatchFailed, EngineDead
+from raydix.errors import BadRequest, BatchFailed, Cancelled, EngineDead
 from raydix.runtime.api import batch
 from raydix.runtime.api import llm as llm_module
 from raydix.runtime.api.llm import LLM
@@ -236,6 +238,40 @@ def test_shutdown_ends_engine_and_thread(cluster, checkpoint):
     assert not any(each.name == "raydix-llm" for each in threading.enumerate())
     with pytest.raises(EngineDead, match="shut down"):
         llm.generate([1])
+
+
+@pytest.mark.parametrize("call", [LLM.stats, LLM.shutdown])
+def test_shutdown_ends_what_another_thread_waits_for(cluster, checkpoint, call):
+    is_waiting = threading.Event()
+
+    async def wait_for_ever(*_):
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    llm = LLM(checkpoint)
+    cluster.handle.call = wait_for_ever
+    cluster.handle.shutdown, shut_down = wait_for_ever, cluster.handle.shutdown
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(call, llm)
+        is_waiting.wait(5)
+        cluster.handle.shutdown = shut_down
+        llm.shutdown()
+        error = waiting.exception(5)
+    assert (error is None) if call == LLM.shutdown else "was shut down" in str(error)
+
+
+def test_shutdown_may_be_called_by_the_handler_of_a_signal(cluster, checkpoint):
+    cluster.answer = lambda link, message: None
+    llm = LLM(checkpoint)
+    former = signal.signal(signal.SIGUSR1, lambda *_: llm.shutdown())
+    try:
+        own = threading.get_ident()
+        threading.Timer(0.1, signal.pthread_kill, [own, signal.SIGUSR1]).start()
+        with pytest.raises(Cancelled):
+            llm.generate([1])
+        llm.shutdown()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
 
 
 def test_a_failed_start_leaves_no_thread(cluster, checkpoint):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,21 @@ def asking_bytes(**fields: Any) -> bytes:
     body = json.dumps({**LONG, "ignore_eos": True, **fields}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def test_a_client_that_goes_within_its_body_is_no_failure_of_the_server(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(server.url.rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(asking_bytes()[:-1])
+    writer.close()
+
+    gone = 'raydix_http_requests_total{replica="0",route="/v1/completions",status="499"} 1.0'
+    async with server.http() as http, asyncio.timeout(20):
+        while gone not in (await http.get("/metrics")).text:
+            await asyncio.sleep(0.01)
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

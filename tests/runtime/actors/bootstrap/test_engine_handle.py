@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors import engine_record
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
-from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, typed_error
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, OwnEngine, typed_error
 from raydix.runtime.actors.engine_record import EngineRecord, find_record
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
@@ -77,6 +77,16 @@ class Engine:
         async with asyncio.timeout(10):
             while self.num_waiting != num_waiting:
                 await asyncio.sleep(0.001)
+
+
+class Own:
+    """Stands for what was made for an engine: a second end could be that of a later one's Ray."""
+
+    def __init__(self) -> None:
+        self.num_ends = 0
+
+    def end(self) -> None:
+        self.num_ends += 1
 
 
 @pytest.fixture
@@ -150,6 +160,14 @@ async def test_the_process_ends_once_the_shutdown_was_answered(engine: Engine) -
     async with asyncio.timeout(10):
         while engine.exits != [True]:
             await asyncio.sleep(0.001)
+
+
+async def test_what_was_made_for_an_engine_is_given_back_once(engine: Engine) -> None:
+    own = Own()
+    handle = EngineHandle(engine.handle.facts, engine.handle.record, cast(OwnEngine, own))
+    await asyncio.gather(handle.shutdown(), handle.shutdown())
+    await handle.shutdown()
+    assert own.num_ends == 1
 
 
 async def test_a_call_under_way_ends_with_the_supervisor(engine: Engine) -> None:

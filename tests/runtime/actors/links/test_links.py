@@ -257,3 +257,12 @@ async def test_thread_hears_of_the_end_of_a_link_that_nobody_reads(
         assert await far.receive() == numbered(1)
     await far.close()
     await asyncio.wait_for(asyncio.to_thread(far.blocking.wait_ended), 20)
+
+
+async def test_a_link_that_is_cut_ends_at_its_peer(pair: Pair) -> None:
+    near, far = pair
+    await asyncio.to_thread(near.cut)
+    with pytest.raises(LinkClosed):
+        await far.receive()
+    assert near.is_closed
+    near.cut()

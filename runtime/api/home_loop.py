@@ -1,0 +1,34 @@
+"""Which event loop a handle is used on: one at a time, and one after the other."""
+
+import asyncio
+
+from raydix.errors import BadRequest
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.shared_failure import SharedFailure
+
+
+class HomeLoop:
+    """Owns: the loop on which the connection of a handle lives, and whose turn it is to connect."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.connecting = SharedFailure()
+
+    def enter(self, client: EngineClient | None) -> None:
+        """Make the running loop the home; a connection of a former one is abandoned.
+
+        Raises BadRequest if that one still runs.
+        """
+        running, former = asyncio.get_running_loop(), self._loop
+        if former is running:
+            return
+        if former is not None and former.is_running():
+            raise BadRequest(
+                "This AsyncLLM is in use on another event loop. Make one for each, by "
+                "AsyncLLM.connect."
+            )
+
+        self._loop = running
+        self.connecting = SharedFailure()
+        if client is not None:
+            client.abandon()
