@@ -172,7 +172,7 @@ async def prefetch_file(
     if not prompts:
         raise BadRequest(f"--file {path} holds no prompt; expected one per line.")
 
-    async with await where.reach() as engine:
+    async with where.handle() as engine:
         host = (await engine.stats()).get("host")
         if host is not None and host["l3_breaker"] == "none":
             raise BadRequest(
@@ -186,7 +186,7 @@ def ask_engine(where: Where, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:
     """The answer of a running engine, which goes on."""
 
     async def run() -> T:
-        async with await where.reach() as engine:
+        async with where.handle() as engine:
             return await ask(engine)
 
     return asyncio.run(run())

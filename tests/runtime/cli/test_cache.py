@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import BadRequest
+from raydix.runtime.api import client
 from raydix.runtime.cli import cache
 from raydix.runtime.cli.engine_access import Where
 from tests.runtime.api.fake_engine import FakeCluster
@@ -66,11 +67,14 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
 def test_each_verb_asks_the_running_engine_which_goes_on(
     run: Callable[..., int],
     cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: list[str],
     call: tuple[object, ...],
 ) -> None:
     cluster.engines["mine"] = cluster.handle
+    # That takes seconds, and is of no use here.
+    monkeypatch.setattr(client, "load_tokenizer", lambda path: pytest.fail("read the tokenizer"))
 
     assert run("cache", *command, "--connect", "mine") == 0
 
