@@ -205,7 +205,7 @@ def test_text_without_a_tokenizer_is_refused_before_an_engine_starts(
 def test_token_ids_need_no_tokenizer(
     run: Callable[..., int], cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     path = tmp_path / "prompts.jsonl"
     path.write_text("[1, 2]")
     assert run("generate", str(tmp_path), "--prompts-file", str(path)) == 0

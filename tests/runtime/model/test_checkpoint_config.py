@@ -1,5 +1,7 @@
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.rope_spec import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
 from tests.checkpoints import make_checkpoint
+
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,6 +48,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 512,
 }
 QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 8}
+
+
+def test_what_is_not_served_is_told_without_importing_torch() -> None:
+    code = (
+        "import sys; from raydix.runtime.model.checkpoint_config import require_checkpoint; "
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def write_config(folder: Path, **overrides: Any) -> Path:

@@ -51,9 +51,7 @@ def test_who_is_left_behind_says_nothing() -> None:
     """Its parent may end, say because there is no such cluster, before it has imported all."""
     code = f"from {checked_model.__name__} import answer; answer(0)"
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=b"", capture_output=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
