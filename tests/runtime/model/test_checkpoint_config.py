@@ -14,7 +14,6 @@ from raydix.runtime.model.rope_spec import DefaultRope, LinearRope, Llama3Rope, 
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
 from tests.checkpoints import make_checkpoint
 
-
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
