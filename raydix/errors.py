@@ -78,8 +78,8 @@ class DeadlineExceeded(RaydixError):
 class BatchFailed(RaydixError):
     """Some prompts of a batch have failed; all others are answered.
 
-    `errors` has the error of each by its position; `outputs` one output per prompt, None where
-    there is none.
+    `errors` has the error of each by its position; `outputs` one output per prompt (of prefetches
+    its tokens by source), None where there is none.
     """
 
     def __init__(self, errors: Mapping[int, RaydixError], outputs: Sequence[object] = ()) -> None:

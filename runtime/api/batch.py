@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 
 from raydix.errors import BatchFailed, Cancelled, EngineDead, Overloaded, RaydixError
 from raydix.runtime.api.outputs import RequestOutput
+
+T = TypeVar("T")
 
 MAX_IN_FLIGHT = 256
 """Requests of one batch that are with the engine at a time.
@@ -26,31 +29,43 @@ async def answer_batch(
 ) -> list[RequestOutput]:
     """Finished outputs in the order of the prompts; `on_output` has each as soon as it is there.
 
-    num_samples: of a prompt, at most; each is a request to the engine.
+    num_samples: of a prompt, at most; each is a request to the engine. Raises what `results_of`
+    does.
+    """
+
+    async def answer(index: int) -> RequestOutput:
+        output = await _answer_one(open_stream, index)
+        on_output(output)
+        return output
+
+    return await results_of(answer, num_prompts, max(1, MAX_IN_FLIGHT // num_samples))
+
+
+async def results_of(
+    ask: Callable[[int], Awaitable[T]], num_prompts: int, num_at_once: int
+) -> list[T]:
+    """What `ask` says of each position, a bounded number at a time.
 
     Raises BatchFailed once all others are answered if prompts have failed; of a single prompt its
     own error; EngineDead and Cancelled at once, as they concern all.
     """
-    outputs: list[RequestOutput | None] = [None] * num_prompts
+    results: dict[int, T] = {}
     errors: dict[int, RaydixError] = {}
 
-    async def answer(index: int) -> None:
+    async def keep(index: int) -> None:
         try:
-            output = await _answer_one(open_stream, index)
+            results[index] = await ask(index)
         except (EngineDead, Cancelled):
             raise
         except RaydixError as error:
             errors[index] = error
-        else:
-            outputs[index] = output
-            on_output(output)
 
-    await _in_window(answer, num_prompts, max(1, MAX_IN_FLIGHT // num_samples))
+    await _in_window(keep, num_prompts, num_at_once)
     if errors and num_prompts == 1:
         raise errors[0]
     if errors:
-        raise BatchFailed(errors, outputs)
-    return [output for output in outputs if output is not None]
+        raise BatchFailed(errors, [results.get(index) for index in range(num_prompts)])
+    return [results[index] for index in range(num_prompts)]
 
 
 async def _in_window(work: Callable[[int], Awaitable[None]], number: int, num_at_once: int) -> None:

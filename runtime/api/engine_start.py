@@ -13,7 +13,7 @@ from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.model.hub import require_checkpoint
+from raydix.runtime.model.checkpoint_config import require_checkpoint
 from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,8 @@ UNDO_S = 1.0
 def begin_tokenizer(folder: str) -> "Future[Tokenizer | None]":
     """Load a checkpoint's tokenizer on a thread, while its engine starts.
 
-    Raises CheckpointError for what is no checkpoint's folder, before seconds are spent on Ray.
+    Raises CheckpointError for what is no checkpoint's folder, or that of a model which is not
+    served, before seconds are spent on Ray.
     """
     require_checkpoint(folder)
     return on_thread("tokenizer", _load_tokenizer, folder)

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from rich.console import Console
 
 from raydix.errors import BadRequest, Cancelled, EngineDead, Overloaded
-from raydix.runtime.api.batch import Open, answer_batch
+from raydix.runtime.api.batch import Open, answer_batch, results_of
 from raydix.runtime.api.batch_progress import batch_progress
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.engine_start import UNDO_S
@@ -116,7 +116,11 @@ class LLM:
     def prefetch(
         self, prompts: Prompt | Iterable[Prompt], *, cache_salt: str | None = None
     ) -> list[dict[str, int]]:
-        """Bring to L2 what L3 has of a prompt or of several; see `AsyncLLM.prefetch`."""
+        """Bring to L2 what L3 has of a prompt or of several; see `AsyncLLM.prefetch`.
+
+        One that fails does not keep the others from it; then BatchFailed is raised, as by
+        `generate`.
+        """
         return self._wait(prefetch_all(self._engine, _list_prompts(prompts), cache_salt))
 
     def stats(self) -> dict[str, Any]:
@@ -220,24 +224,19 @@ class LLM:
 async def prefetch_all(
     engine: AsyncLLM, prompts: Sequence[Prompt], cache_salt: str | None
 ) -> list[dict[str, int]]:
-    """`AsyncLLM.prefetch` of each prompt, a bounded number at a time; results in their order."""
-    admitted = asyncio.Semaphore(MAX_PREFETCHES_IN_FLIGHT)
+    """`AsyncLLM.prefetch` of each prompt, a bounded number at a time; results in their order.
 
-    async def prefetch(prompt: Prompt) -> dict[str, int]:
-        async with admitted:
-            while True:
-                try:
-                    return await engine.prefetch(prompt, cache_salt=cache_salt)
-                except Overloaded as error:
-                    await asyncio.sleep(error.retry_after_s)
+    Raises what `results_of` does.
+    """
 
-    tasks = [asyncio.create_task(prefetch(prompt)) for prompt in prompts]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def prefetch(index: int) -> dict[str, int]:
+        while True:
+            try:
+                return await engine.prefetch(prompts[index], cache_salt=cache_salt)
+            except Overloaded as error:
+                await asyncio.sleep(error.retry_after_s)
+
+    return await results_of(prefetch, len(prompts), MAX_PREFETCHES_IN_FLIGHT)
 
 
 async def _end_of(task: asyncio.Task[Any], timeout_s: float) -> None:

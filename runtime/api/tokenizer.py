@@ -127,7 +127,8 @@ class Tokenizer:
         try:
             text = self._wrapped.apply_chat_template([dict(each) for each in messages], **options)
         except (TemplateError, *_TEMPLATE_ERRORS) as error:
-            raise BadRequest(f"The chat template refuses these messages: {error}.") from error
+            reason = str(error).rstrip(".")
+            raise BadRequest(f"The chat template refuses these messages: {reason}.") from error
         return list(self._wrapped.encode(text, add_special_tokens=False, verbose=False))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:

@@ -3,8 +3,6 @@
 import sys
 from typing import Any, Protocol, TextIO
 
-from rich.console import Console
-
 from raydix.errors import RaydixError
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.cli.output import print_json
@@ -26,10 +24,7 @@ class Printer(Protocol):
 class TextPrinter:
     """Text, or token ids where there is no tokenizer; failures go to standard error."""
 
-    def __init__(
-        self, console: Console, stdout: TextIO, *, has_tokenizer: bool, num_prompts: int
-    ) -> None:
-        self._console = console
+    def __init__(self, stdout: TextIO, *, has_tokenizer: bool, num_prompts: int) -> None:
         self._stdout = stdout
         self._has_tokenizer = has_tokenizer
         self._num_prompts = num_prompts
@@ -37,14 +32,14 @@ class TextPrinter:
     def answer(self, output: RequestOutput) -> None:
         """See `Printer`."""
         completion = output.outputs[0]
-        shown = completion.text if self._has_tokenizer else completion.token_ids
-        self._console.print(shown, markup=False, highlight=False)
+        shown = completion.text if self._has_tokenizer else list(completion.token_ids)
+        # Not by a console, which would break lines at its edge and drop control characters.
+        print(shown, file=self._stdout, flush=True)
 
     def piece(self, output: RequestOutput) -> None:
         """See `Printer`."""
         completion = output.outputs[0]
-        # Not by the console, which would break lines where a piece reaches its edge. A piece may
-        # have tokens and no text yet: those of a part of a character.
+        # A piece may have tokens and no text yet: those of a part of a character.
         ids = "".join(f"{token_id} " for token_id in completion.token_ids)
         self._stdout.write(completion.text if self._has_tokenizer else ids)
         if output.finished:

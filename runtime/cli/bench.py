@@ -85,7 +85,7 @@ def bench(
     *,
     url: options.Url = None,
     model: options.Model = None,
-    extra_body: options.ExtraBody = '{"ignore_eos": true}',
+    extra_body: options.ExtraBody = None,
     trace: options.Trace = None,
     max_requests: options.MaxRequests = None,
     block_tokens: options.BlockTokens = TRACE_BLOCK_TOKENS,
@@ -130,12 +130,14 @@ def bench(
     plan = Plan(requests=requests, load=load, slo=parse_slo(slo or []), salt=salt, with_cold=cold)
     if url is not None and (connect is not None or source is not None or settings):
         raise BadRequest("--url asks a server as it is. Leave out --connect, --set and CONFIG.")
+    if url is None and (model is not None or extra_body is not None):
+        raise BadRequest("--model and --extra-body are for a server that --url names. Add --url.")
     opening = (
         _on_engine(
             config_unless_connected(source, settings, connect), connect, address, secret_file
         )
         if url is None
-        else _on_server(url, model, extra_body)
+        else _on_server(url, model, options.EXTRA_BODY if extra_body is None else extra_body)
     )
     measure(plan, opening, png, as_json)
 

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
 
-from raydix.errors import BadRequest, ConfigError
+from raydix.errors import BadRequest, BatchFailed, ConfigError
 from raydix.runtime.cli.cache_tables import explanation_table, prefetch_table, stats_tables
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.listen_options import SecretFile
@@ -131,15 +131,23 @@ def prefetch(
 ) -> None:
     """Bring to L2 what L3 has of a file's prompts, and say where their tokens were.
 
-    Computes nothing.
+    Computes nothing. A prompt that fails does not keep the others from it; then this exits with 1.
     """
     where = Where(connect, address, secret_file)
     salt = Caller(Role.TENANT, tenant).within_tenant(cache_salt)
-    sources_by_prompt = asyncio.run(prefetch_file(where, file, salt))
+    sources_by_prompt: list[dict[str, int] | None]
+    failure: BatchFailed | None = None
+    try:
+        sources_by_prompt = [*asyncio.run(prefetch_file(where, file, salt))]
+    except BatchFailed as error:
+        sources_by_prompt, failure = cast(list[dict[str, int] | None], error.outputs), error
+
     if as_json:
         print_json(sources_by_prompt)
-        return
-    Console().print(prefetch_table(sources_by_prompt))
+    else:
+        Console().print(prefetch_table(sources_by_prompt))
+    if failure is not None:
+        raise failure
 
 
 @app.command()
@@ -164,7 +172,8 @@ async def prefetch_file(
 ) -> list[dict[str, int]]:
     """Prefetch a file's prompts on a running engine; for each prompt its tokens by source.
 
-    Raises BadRequest for a file without prompts, and if the engine has no L3 to fetch from.
+    Raises BadRequest for a file without prompts, and if the engine has no L3 to fetch from; and
+    BatchFailed if prompts fail.
     """
     from raydix.runtime.api.llm import prefetch_all
 
@@ -172,7 +181,7 @@ async def prefetch_file(
     if not prompts:
         raise BadRequest(f"--file {path} holds no prompt; expected one per line.")
 
-    async with await where.reach() as engine:
+    async with where.handle() as engine:
         host = (await engine.stats()).get("host")
         if host is not None and host["l3_breaker"] == "none":
             raise BadRequest(
@@ -186,7 +195,7 @@ def ask_engine(where: Where, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:
     """The answer of a running engine, which goes on."""
 
     async def run() -> T:
-        async with await where.reach() as engine:
+        async with where.handle() as engine:
             return await ask(engine)
 
     return asyncio.run(run())

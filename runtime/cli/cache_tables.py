@@ -74,10 +74,16 @@ def explanation_table(explanation: Figures) -> Table:
     return table
 
 
-def prefetch_table(sources_by_prompt: Sequence[Mapping[str, int]]) -> Table:
-    """A row per prompt: its tokens, those that each tier had, and the others."""
+def prefetch_table(sources_by_prompt: Sequence[Mapping[str, int] | None]) -> Table:
+    """A row per prompt: its tokens, those that each tier had, and the others; None: it failed.
+
+    Prompts are counted from 0, as in all messages.
+    """
     table = Table("prompt", "tokens", *TIERS, "absent")
-    for number, sources in enumerate(sources_by_prompt, start=1):
+    for number, sources in enumerate(sources_by_prompt):
+        if sources is None:
+            table.add_row(str(number), "failed")
+            continue
         found = [sources.get(tier, 0) for tier in TIERS]
         total = sum(sources.values())
         counts = (total, *found, total - sum(found))

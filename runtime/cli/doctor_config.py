@@ -1,6 +1,8 @@
 """What this machine has and lacks for one configuration."""
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from raydix.errors import CheckpointError, ConfigError
 from raydix.runtime.cli.config_check import check_config, machine_at_hand
@@ -8,7 +10,14 @@ from raydix.runtime.cli.doctor_storage import BackendReport
 from raydix.runtime.cli.findings import Finding
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.l3 import L3Section, RedisL3Section
+from raydix.runtime.config.l3 import (
+    AibrixL3Section,
+    FileL3Section,
+    Hf3fsL3Section,
+    L3Section,
+    NixlL3Section,
+    RedisL3Section,
+)
 from raydix.runtime.storage.trial import find_obstacle
 
 
@@ -44,12 +53,28 @@ def _storage(
         if report.name == section.backend and not report.is_usable:
             return Finding("config: cache.l3", False, f"{report.name}: {report.detail}")
 
-    obstacle = find_obstacle(section)
+    obstacle = find_obstacle(section) or _disk_below_bound(section)
     return Finding(
         "config: cache.l3",
         obstacle is None,
         f"{section.backend}: {'can be opened, and answers' if obstacle is None else obstacle}",
         is_optional=section.lazy,
+    )
+
+
+def _disk_below_bound(section: L3Section) -> str | None:
+    """Why the disk is full before anything is evicted; None if it is larger than the bound."""
+    if not isinstance(section, FileL3Section | NixlL3Section | AibrixL3Section | Hf3fsL3Section):
+        return None
+    path = Path(section.path)
+    folder = next(each for each in (path, *path.parents) if each.is_dir())
+    total_bytes = shutil.disk_usage(folder).total
+    if total_bytes >= section.max_bytes:
+        return None
+    return (
+        f"cache.l3.max_bytes is {format_bytes(section.max_bytes)}, but the whole disk of {path} "
+        f"has {format_bytes(total_bytes)}: once it is full, new pages are dropped and no old ones "
+        "go. Lower it, or use a larger disk"
     )
 
 

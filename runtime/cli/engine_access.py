@@ -60,8 +60,12 @@ class Where:
     cluster: str | None = None
     secret_file: Path | None = None
 
-    async def reach(self) -> "AsyncLLM":
-        """Reach the engine. Raises ConfigError for options that contradict each other."""
+    def handle(self) -> "AsyncLLM":
+        """A handle that looks for the engine when it is first asked something.
+
+        Control calls read no tokenizer, whose library takes seconds to import. Raises ConfigError
+        for options that contradict each other.
+        """
         from raydix.runtime.api.client import AsyncLLM
 
         name, address = split_connect(self.connect)
@@ -70,9 +74,13 @@ class Where:
                 "--secret-file is for engines on other hosts. Name where yours listens: "
                 f"--connect {name}@HOST:PORT."
             )
-        return await AsyncLLM.connect(
-            name, address, secret_file=self.secret_file, cluster=self.cluster
-        )
+        return AsyncLLM(name, address, self.secret_file, self.cluster)
+
+    async def reach(self) -> "AsyncLLM":
+        """A handle that is connected, for requests. Raises what `handle` does, and EngineDead."""
+        engine = self.handle()
+        await engine.connected()
+        return engine
 
 
 async def open_engine(

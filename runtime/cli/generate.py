@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, TypedDict
 
 import typer
-from rich.console import Console
 
 from raydix.errors import Cancelled, EngineDead, RaydixError
 from raydix.runtime.api.outputs import RequestOutput
@@ -107,11 +106,11 @@ def generate(
         temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos
     )
 
-    async def run(out: Console, stdout: TextIO) -> None:
+    async def run(stdout: TextIO) -> None:
         async with await open_engine(config, connect, address, secret_file) as engine:
             client = await engine.connected()
             as_text = TextPrinter(
-                out, stdout, has_tokenizer=client.has_tokenizer, num_prompts=len(prompts)
+                stdout, has_tokenizer=client.has_tokenizer, num_prompts=len(prompts)
             )
             show = JsonPrinter(stdout) if as_json else as_text
             asking = Asking(
@@ -120,8 +119,8 @@ def generate(
             show_all = stream_all if stream else print_all
             await show_all(asking, prompts, show, client.limits.max_model_len)
 
-    with standard_output(as_json) as (out, stdout):
-        asyncio.run(run(out, stdout))
+    with standard_output(as_json) as (_, stdout):
+        asyncio.run(run(stdout))
 
 
 async def print_all(

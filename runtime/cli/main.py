@@ -5,6 +5,8 @@ does. Help needs all of them, and must come at once: what is slow to import (ray
 brings, torch, the storage backends) is imported in the function that needs it.
 """
 
+import errno
+import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -63,6 +65,9 @@ def main() -> NoReturn:
     """
     # Ray prints a paragraph for each worker that dies. The Supervisor says the same in a line.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    # Models say everything; what a locale other than UTF-8 has no bytes for is written as \u4e2d.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except RaydixError as error:
@@ -79,6 +84,11 @@ def main() -> NoReturn:
         if text is None:
             raise
         sys.exit(text)
+    except OSError as error:
+        # Of a full disk, perhaps that on which our output lands, there is no more to say.
+        if error.errno != errno.ENOSPC:
+            raise
+        _fail(error)
     except (KeyboardInterrupt, StoppedWhileStarting):
         sys.exit(STOPPED_STATUS)
     sys.exit(0)

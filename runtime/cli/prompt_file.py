@@ -21,10 +21,14 @@ def read_prompts(prompts: Sequence[str], path: Path | None) -> list[Prompt]:
 def read_prompt_file(path: Path, option: str) -> list[Prompt]:
     """A prompt per line that is not blank, as JSON if the file's name ends in .jsonl.
 
+    Lines end at a line feed, perhaps with a carriage return before it: other characters that
+    Unicode takes for a line's end, such as U+2028, stand raw in JSON strings. A byte order mark is
+    none of the first prompt.
+
     Raises BadRequest, which names `option`, if the file cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise BadRequest(f"{option} {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:

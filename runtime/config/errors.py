@@ -31,6 +31,12 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
 
     match item["type"]:
         case "extra_forbidden":
+            others = _backends_that_know(item["loc"], root)
+            if others:
+                return (
+                    f"{key} is a key of the backends {', '.join(others)}, not of "
+                    f"{item['loc'][-2]}. Leave it out, also in a file under --set."
+                )
             return f"{key} is not a known key. {_suggest(key, siblings, root)}"
         case "missing":
             return f"{key} is missing and has no default.{_how_to_name_a_model(key)}"
@@ -42,9 +48,21 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
             expected = ", ".join(map(repr, _tags_at(item["loc"], root)))
             return f"{key}.backend is missing; expected one of {expected}."
         case "model_type" | "model_attributes_type":
-            return f"{key} is {value!r}; expected a section of keys."
+            advice = f" Set {key}.path to it." if key == "model" and isinstance(value, str) else ""
+            return f"{key} is {value!r}; expected a section of keys.{advice}"
 
     return f"{key} is {value!r}; {message.replace('Input should be', 'expected')}."
+
+
+def _backends_that_know(loc: tuple[int | str, ...], root: Model) -> list[str]:
+    """Of a key that its section's backend does not know: the backends that do."""
+    *parents, key = map(str, loc)
+    candidates, alternatives = [root], list[Model]()
+    for part in parents:
+        chosen = [model for model in candidates if part in _tags(model)]
+        alternatives = candidates if chosen else []
+        candidates = chosen or _children(candidates, part)
+    return [tag for model in alternatives if key in model.model_fields for tag in _tags(model)]
 
 
 def _refuse_tag(key: str, tag: str, tags: list[str]) -> str:
@@ -68,9 +86,7 @@ def _suggest(key: str, siblings: list[str], root: Model) -> str:
         return f"Did you mean {parent}.{near[0]}?" if parent else f"Did you mean {near[0]}?"
     by_leaf: dict[str, str] = {}
     for path in all_keys(root):
-        # Another backend may know the very key.
-        if path != key:
-            by_leaf.setdefault(path.rpartition(".")[2], path)
+        by_leaf.setdefault(path.rpartition(".")[2], path)
     near = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
     if near:
         return f"Did you mean {by_leaf[near[0]]}?"

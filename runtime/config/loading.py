@@ -110,7 +110,7 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         _require_unique_keys(yaml.compose(text, yaml.SafeLoader), path)
         values = yaml.safe_load(text)
     except OSError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
+from raydix.runtime.config.paths import HubName
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.hub import require_folder
 from raydix.runtime.model.late_import import import_late
@@ -57,13 +58,8 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     Raises CheckpointError, naming the limit, for whatever the decoder does not support.
     """
     folder = Path(folder)
-    _check_folder(folder)
-    raw = read_json(folder / "config.json")
-    family = _find_family(raw)
+    family = require_supported(folder)
     section = family.value.text_section
-    _check_quantisation(raw, family)
-    _check_sizes(raw if section is None else raw.get(section))
-
     whole = _read_with_transformers(folder)
     config = whole if section is None else getattr(whole, section)
     spec = family.value.read_spec(config)
@@ -75,6 +71,29 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
         ),
         eos_token_ids=_read_eos_token_ids(folder, whole, config),
     )
+
+
+def require_checkpoint(path: str) -> None:
+    """Raise CheckpointError for a resolved `model.path` whose config.json says it is not served.
+
+    Of a name on the Hub only the Hub can tell: it is not asked.
+    """
+    if HubName.parse(path) is None:
+        require_supported(Path(path))
+
+
+def require_supported(folder: Path) -> Family:
+    """The family of the checkpoint in `folder`, by its config.json alone, in no time.
+
+    Raises CheckpointError for another family or quantisation, and for sizes that are none.
+    """
+    _check_folder(folder)
+    raw = read_json(folder / "config.json")
+    family = _find_family(raw)
+    section = family.value.text_section
+    _check_quantisation(raw, family)
+    _check_sizes(raw if section is None else raw.get(section))
+    return family
 
 
 def read_json(path: Path) -> dict[str, Any]:

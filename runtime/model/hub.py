@@ -55,15 +55,6 @@ def checkpoint_folder(path: str, hub: Hub | None = None) -> Path:
     return _folder(path, WEIGHTS_PATTERNS, hub)
 
 
-def require_checkpoint(path: str) -> None:
-    """Raise CheckpointError if a resolved `model.path` is that of no checkpoint's folder.
-
-    Of a name on the Hub only the Hub can tell: it is not asked.
-    """
-    if HubName.parse(path) is None:
-        require_folder(Path(path))
-
-
 def require_folder(folder: Path) -> None:
     """Raise CheckpointError unless this is a folder with the configuration of a model."""
     if not folder.is_dir():

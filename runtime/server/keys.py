@@ -109,7 +109,7 @@ def load_keys(path: Path) -> Keys:
             raise ConfigError(
                 f"The key file {path} is open to others than its owner. Run chmod 600 {path}."
             )
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The key file {path} cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -6,7 +6,6 @@ it for seconds, and whoever serves clients would keep them.
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -50,11 +49,13 @@ def check_apart(config: EngineConfig) -> CheckedModel:
     """See `check_model`; in another process, which ends with this one."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import answer; answer()"],
+        [sys.executable, "-c", f"from {__name__} import answer; answer({os.getpid()})"],
         input=pickle.dumps(config),
         stdout=subprocess.PIPE,
         env=environment,
         check=False,
+        # A terminal's Ctrl-C is for us alone, from the first import there on.
+        process_group=0,
     )
     if done.returncode != 0:
         raise EngineDead(
@@ -67,11 +68,15 @@ def check_apart(config: EngineConfig) -> CheckedModel:
     return answered
 
 
-def answer() -> None:
-    """Check the model of the configuration on stdin, and write what came of it to stdout."""
-    # Ctrl-C is for the parent.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def answer(asker: int) -> None:
+    """Check the model of the configuration on stdin, and write what came of it to stdout.
+
+    asker: the process that waits for it, our parent. Once that has ended nobody does.
+    """
     end_with_parent()
+    if os.getppid() != asker:
+        # It ended while we imported all this, too early for the kernel to end us.
+        return
     config: EngineConfig = pickle.load(sys.stdin.buffer)
 
     # Libraries may print.

@@ -121,7 +121,8 @@ def find_cluster(address: str | None, engine: str) -> None:
         raise EngineDead(
             f"no engine named {engine} was found on this host. "
             + (f"Running here: {others}. " if others else "")
-            + "Start one, or give the address of its Ray cluster."
+            + "Start one; or say where it listens, as NAME@HOST:PORT or by address=, or the "
+            "address of its Ray cluster."
         )
     _connect(address)
 

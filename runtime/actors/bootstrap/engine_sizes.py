@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydix.errors import ConfigError
+from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.config.capacity import host_bytes_per_node, require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
@@ -96,6 +97,9 @@ def size_engine(
         )
     elif config.has_l2 and cache.l2 is not None:
         arena_bytes = cache.l2.bytes_per_node
+    if arena_bytes is not None:
+        # HostMemory would refuse one without room for a page, but only once it has started.
+        plan_arena(model.layout, arena_bytes)
 
     return EngineSizes(
         layout=model.layout,

@@ -1,5 +1,6 @@
 """Where an engine's actors run: one placement group on one node."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,14 @@ from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.engine import EngineConfig
 
+logger = logging.getLogger(__name__)
+
 _CPUS_PER_RANK = 1.0
 _LEAST_CPUS = 0.01
 """A bundle cannot be empty; the actors themselves ask for nothing."""
 _LEAST_MEMORY = 1 << 20
+_PATIENCE_S = 2.0
+"""For an engine that has just ended to give back what it held."""
 _TIMEOUT_S = 60.0
 
 
@@ -63,11 +68,7 @@ def require_node(
     bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]
 ) -> None:
     """Raise ConfigError unless one of `nodes`, given by whole resources, holds all bundles."""
-    needed: dict[str, float] = {}
-    for bundle in bundles:
-        for resource, amount in bundle.items():
-            needed[resource] = needed.get(resource, 0.0) + amount
-
+    needed = _sum_of(bundles)
     if any(not _lacking(needed, node) for node in nodes):
         return
 
@@ -82,6 +83,14 @@ def require_node(
         f"the engine needs {_shown(needed, sorted(needed))} on one node; the cluster's nodes have "
         f"{has or 'no resources'}. {', or '.join(advice)}."
     )
+
+
+def _sum_of(bundles: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    needed: dict[str, float] = {}
+    for bundle in bundles:
+        for resource, amount in bundle.items():
+            needed[resource] = needed.get(resource, 0.0) + amount
+    return needed
 
 
 def _lacking(needed: Mapping[str, float], node: Mapping[str, float]) -> set[str]:
@@ -109,12 +118,17 @@ def place(config: EngineConfig, sizes: EngineSizes | None) -> Placement:
     group = placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_PACK")
 
     # A node is large enough, but others may hold what it has.
+    if group.wait(_PATIENCE_S):
+        return Placement(group, is_own=True)
+    needed = _sum_of(bundles)
+    wanted = f"the engine needs {_shown(needed, sorted(needed))} on one node"
+    logger.warning("%s, and others hold it: waiting for %g s", wanted, _TIMEOUT_S)
     if not group.wait(_TIMEOUT_S):
         remove_placement_group(group)
-        free = _shown(ray.available_resources(), ["CPU", "GPU", "memory"])
+        free = _shown(ray.available_resources(), sorted(needed))
         raise ConfigError(
-            f"the cluster's resources stayed in use by others for {_TIMEOUT_S:g} s: {free} are "
-            f"free; the engine needs {bundles} on one node."
+            f"{wanted}; others hold what it has, and for {_TIMEOUT_S:g} s no more than {free} were "
+            "free in the cluster. Stop one of them, or lower parallel.dp or parallel.tp."
         )
     return Placement(group, is_own=True)
 

@@ -113,8 +113,8 @@ def plan_arena(layout: KvLayout, size_bytes: int) -> ArenaGeometry:
     if num_pages < num_groups:
         raise ConfigError(
             f"the host arena of {size_bytes} bytes holds {num_pages} pages of {largest} bytes; "
-            f"expected one for each of {num_groups} KV groups. Set cache.l2 to at least "
-            f"{largest * num_groups} bytes."
+            f"expected one for each of {num_groups} KV groups. Set cache.l2.bytes_per_node to at "
+            f"least {largest * num_groups}."
         )
 
     wanted_slabs = max(

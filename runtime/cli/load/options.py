@@ -15,9 +15,13 @@ Url = Annotated[
 Model = Annotated[
     str | None, typer.Option(help="--url: the model's name. Default: the first it names.")
 ]
+EXTRA_BODY = '{"ignore_eos": true}'
 ExtraBody = Annotated[
-    str,
-    typer.Option(help="--url: JSON laid over each request's body, for what this server knows."),
+    str | None,
+    typer.Option(
+        help="--url: JSON laid over each request's body, for what this server knows. "
+        f"Default: {EXTRA_BODY}"
+    ),
 ]
 Trace = Annotated[
     Path | None,

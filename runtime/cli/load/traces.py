@@ -28,7 +28,8 @@ def read_requests(
     line, if the file cannot be read.
     """
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             lines = [line for line in file if line.strip()]
     except (OSError, ValueError, EOFError) as error:
         # Of what the system refuses the text names the file again.

@@ -3,9 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from raydix.kernels.glu_form import ClampedGlu
 from raydix.kernels.routing import SoftmaxRouting
@@ -18,10 +16,12 @@ from raydix.runtime.model.families.config_fields import (
     window_by_type,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
-from raydix.runtime.model.families.mxfp4 import restore_mxfp4
 from raydix.runtime.model.families.restoring import Tensors
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
 from raydix.runtime.model.spec import LayerSpec, ModelSpec, MoeMlpSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SLOPE = 1.702
 """Of the activation, where the config does not say."""
@@ -61,6 +61,9 @@ def _read_spec(config: Any) -> ModelSpec:
 
 def _restore(tensors: Tensors) -> Tensors:
     """Unpack MXFP4, then take the experts' tensors apart, in which gate and up take turns."""
+    # Imported here, as it takes torch, which whoever only reads what a family is does without.
+    from raydix.runtime.model.families.mxfp4 import restore_mxfp4
+
     for name, tensor in restore_mxfp4(tensors):
         found = re.fullmatch(r"(.*\.experts\.(?:gate_up|down)_proj)(|_bias|\[\d+\])", name)
         if found is None:
@@ -77,7 +80,7 @@ def _restore(tensors: Tensors) -> Tensors:
                 yield from _parts(f"{stacked}[{expert}]", part_kind, each if kind else each.T)
 
 
-def _parts(name: str, kind: str, rows: Tensor) -> Tensors:
+def _parts(name: str, kind: str, rows: "Tensor") -> Tensors:
     """The tensors of one expert, of which `rows` are the outputs."""
     if ".down_proj[" in name:
         yield f"{name}.{kind}", rows

@@ -5,10 +5,13 @@ model. What it does not know it passes on as it is.
 """
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    # Whoever only reads what a family is does without torch, which takes seconds to import.
+    from torch import Tensor
 
-Tensors = Iterator[tuple[str, Tensor]]
+Tensors = Iterator[tuple[str, "Tensor"]]
 Restorer = Callable[[Tensors], Tensors]
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import json
 import pickle
 import shutil
 import threading
@@ -24,7 +25,7 @@ from tests.runtime.api.small_tokenizers import byte_level_backend
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return str(folder)
 
 
@@ -119,17 +120,35 @@ async def test_a_broken_tokenizer_is_told_before_the_engine_starts(cluster, chec
     assert cluster.configs == []
 
 
-@pytest.mark.parametrize(("name", "message"), [("absent", "not a folder"), ("", "config.json")])
-async def test_what_is_no_checkpoint_is_told_before_anything_starts(
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent", "not a folder"),
+        ("", "config.json"),
+        ("torn", "cannot be read as JSON"),
+        ("unknown", "says model_type 'mamba2'"),
+        ("quantised", "is quantised"),
+    ],
+)
+async def test_what_cannot_be_served_is_told_before_anything_starts(
     cluster, tmp_path, caplog, name, message
 ):
+    quantised = {"model_type": "llama", "quantization_config": {"quant_method": "awq"}}
+    for each, text in (
+        ("torn", "{"),
+        ("unknown", json.dumps({"model_type": "mamba2"})),
+        ("quantised", json.dumps(quantised)),
+    ):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "config.json").write_text(text)
+
     with pytest.raises(CheckpointError, match=message):
         await AsyncLLM.start({"model": {"path": str(tmp_path / name)}})
     assert (cluster.configs, caplog.records) == ([], [])
 
 
 async def test_a_start_without_a_tokenizer_is_warned_of_and_serves_ids(cluster, tmp_path, caplog):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     async with await AsyncLLM.start(str(tmp_path)) as engine:
         assert (await last(engine.generate([1, 2]))).outputs[0].token_ids == [1, 2]
     [warning] = [each for each in caplog.records if each.levelname == "WARNING"]

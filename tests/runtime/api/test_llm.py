@@ -1,5 +1,6 @@
 import asyncio
 import io
+import json
 import pickle
 import signal
 import threading
@@ -37,7 +38,7 @@ def once(function):
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return str(folder)
 
 
@@ -333,6 +334,15 @@ def test_a_start_that_cannot_be_interrupted_is_left_behind_and_taken_back_later(
 def test_prefetch_takes_one_prompt_or_several(llm):
     assert llm.prefetch([1, 2]) == [{"l3": 2}]
     assert llm.prefetch([[1, 2], [3], "text"]) == [{"l3": 2}, {"l3": 1}, {"l3": 4}]
+
+
+def test_a_prompt_that_cannot_be_prefetched_does_not_keep_others_from_it(llm):
+    with pytest.raises(BadRequest, match="token id -1"):
+        llm.prefetch([-1])
+    with pytest.raises(BatchFailed) as caught:
+        llm.prefetch([[1, 2], [-1], [3]])
+    assert caught.value.outputs == [{"l3": 2}, None, {"l3": 1}]
+    assert list(caught.value.errors) == [1]
 
 
 def test_prefetches_in_flight_are_bounded_and_a_full_engine_is_waited_for(

@@ -56,6 +56,12 @@ def test_variables_that_the_template_cannot_use_are_a_bad_request(
         byte_level.encode_chat([{"role": "user", "content": "a"}], n=0)
 
 
+def test_what_a_template_says_ends_with_one_full_stop(byte_level, monkeypatch):
+    monkeypatch.setattr(byte_level._wrapped, "chat_template", "{{ raise_exception('No user.') }}")
+    with pytest.raises(BadRequest, match=r"messages: No user\.$"):
+        byte_level.encode_chat([{"role": "system", "content": "a"}])
+
+
 @pytest.mark.parametrize("part", [{"type": "image", "url": "a.png"}, {"url": "a.png"}, 5])
 def test_messages_with_more_than_text_are_a_bad_request(byte_level, part):
     content = [{"type": "text", "text": "What is this?"}, part]

@@ -1,3 +1,4 @@
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tokenizer, which an engine that is a script takes for a checkpoint."""
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return str(folder)
 
 

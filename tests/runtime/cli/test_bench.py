@@ -36,6 +36,14 @@ def test_a_running_engine_is_measured(run: Run, capsys: Capture, engine: FakeClu
     assert found["goodput"] * 2 == pytest.approx(found["throughput"], rel=0.01)
 
 
+@pytest.mark.parametrize("option", ["--model", "--extra-body"])
+def test_what_is_said_to_a_server_is_refused_without_one(
+    run: Run, capsys: Capture, engine: FakeCluster, option: str
+) -> None:
+    assert run("bench", "--connect", "raydix", *SMALL, option, "{}") == 1
+    assert "are for a server that --url names. Add --url." in capsys.readouterr().err
+
+
 def test_cold_sends_what_was_measured_once_more_each_under_a_salt_of_its_own(
     run: Run, capsys: Capture, engine: FakeCluster
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import BadRequest
+from raydix.runtime.api import client
 from raydix.runtime.cli import cache
 from raydix.runtime.cli.engine_access import Where
 from tests.runtime.api.fake_engine import FakeCluster
@@ -43,7 +44,7 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
             for line in printed.splitlines()
             if "│" in line
         ]
-        assert rows == [["1", "1,012", "1", "2", "1,000", "9"], ["2", "7", "0", "0", "7", "0"]]
+        assert rows == [["0", "1,012", "1", "2", "1,000", "9"], ["1", "7", "0", "0", "7", "0"]]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +67,14 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
 def test_each_verb_asks_the_running_engine_which_goes_on(
     run: Callable[..., int],
     cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: list[str],
     call: tuple[object, ...],
 ) -> None:
     cluster.engines["mine"] = cluster.handle
+    # That takes seconds, and is of no use here.
+    monkeypatch.setattr(client, "load_tokenizer", lambda path: pytest.fail("read the tokenizer"))
 
     assert run("cache", *command, "--connect", "mine") == 0
 
@@ -150,6 +154,29 @@ async def test_a_file_is_prefetched_if_there_is_an_l3(cluster, tmp_path, monkeyp
         return
     with pytest.raises(BadRequest, match="cache attach"):
         await cache.prefetch_file(Where("mine"), path)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_prompt_that_cannot_be_prefetched_is_named_and_the_others_are(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"one"\n[-1]\n"four"\n')
+
+    assert run("cache", "prefetch", "--file", str(path), "--connect", "mine", *flags) == 1
+
+    printed = capsys.readouterr()
+    assert "prompt 1: BadRequest: The prompt has token id -1" in printed.err
+    if flags:
+        assert json.loads(printed.out) == [{"l3": 3}, None, {"l3": 4}]
+    else:
+        rows = [line for line in printed.out.splitlines() if "│" in line]
+        assert [("failed" in row) for row in rows] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ def test_json_has_the_figures_alone(run: Run, capsys: Capture, model: str) -> No
             ["--set", "cache.l3={backend: file, path: x, max_bytes: 64}"],
             "cache.l3.max_bytes is 64, less than the",
         ),
+        (
+            ["--set", "cache.l2={bytes_per_node: 64}"],
+            "the host arena of 64 bytes holds 0 pages of ",
+        ),
         (["--gpu-memory", "much"], "--gpu-memory is 'much'; expected bytes or a number"),
     ],
 )

@@ -111,3 +111,13 @@ def test_a_model_that_cannot_be_sized_is_a_finding_not_an_end(tmp_path: Path) ->
     [finding] = examine_config(load_config(tmp_path), 0, ())
     assert not finding.is_ok
     assert "config.json" in finding.detail
+
+
+def test_a_bound_beyond_the_whole_disk_is_an_obstacle(model: str, tmp_path: Path) -> None:
+    """Raydix evicts by its bound alone: a full disk below it would keep old pages for ever."""
+    for max_bytes, is_ok in (("1MiB", True), ("1000000TiB", False)):
+        l3 = {"backend": "file", "path": str(tmp_path / "absent"), "max_bytes": max_bytes}
+        config = load_config(model, {"cache": {"l3": l3}})
+        findings = {each.subject: each for each in examine_config(config, 0, ())}
+        found = findings["config: cache.l3"]
+        assert (found.is_ok, "the whole disk of" in found.detail) == (is_ok, not is_ok)

@@ -57,6 +57,24 @@ def test_a_prompt_that_fails_is_named_and_the_others_are_answered(
     ]
 
 
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_an_answer_is_printed_as_it_is(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    """Not broken at the terminal's edge, and with all its characters."""
+    cluster.engines["mine"] = cluster.handle
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "word " * 5 + "\x0c[bold]\x08\r."
+
+    assert run("generate", "--connect", "mine", "--prompt", text, *flags) == 0
+
+    assert capsys.readouterr().out == f"{text}\n"
+
+
 def test_a_single_prompt_fails_by_its_own_error(
     run: Callable[..., int], cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,7 +205,7 @@ def test_text_without_a_tokenizer_is_refused_before_an_engine_starts(
 def test_token_ids_need_no_tokenizer(
     run: Callable[..., int], cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     path = tmp_path / "prompts.jsonl"
     path.write_text("[1, 2]")
     assert run("generate", str(tmp_path), "--prompts-file", str(path)) == 0

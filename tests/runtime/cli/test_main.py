@@ -1,3 +1,4 @@
+import io
 import json
 import subprocess
 import sys
@@ -13,6 +14,35 @@ from raydix.runtime.cli import main as cli
 from raydix.runtime.cli.stop_signal import STOPPED_STATUS
 
 PROJECT = Path(__file__).parents[3]
+
+
+def test_output_that_the_locale_cannot_write_is_escaped(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(cli, "app", lambda: print("中 and more"))
+
+    assert run() == 0
+
+    sys.stdout.flush()
+    assert written.getvalue() == b"\\u4e2d and more\n"
+
+
+def test_a_full_disk_is_told_in_one_line(
+    run: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def write() -> None:
+        with Path("/dev/full").open("w") as file:
+            file.write("answer")
+
+    monkeypatch.setattr(cli, "app", write)
+
+    assert run() == 1
+
+    assert capsys.readouterr().err == "OSError: [Errno 28] No space left on device\n"
 
 
 def test_the_schema_is_json_with_every_section(

@@ -21,6 +21,16 @@ def test_prompts_come_from_the_command_line_and_then_from_the_file(tmp_path):
     assert read_prompts([], objects) == ["one", [1, 2], {"prompt": "three"}]
 
 
+def test_lines_end_where_json_and_editors_of_windows_end_them(tmp_path):
+    lines, objects = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    lines.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\x0c\r\n")
+    separators = "a\u2028b\u0085c"
+    objects.write_text("\ufeff" + json.dumps(separators, ensure_ascii=False) + "\n")
+
+    assert read_prompts([], lines) == ["one", "two\x0c"]
+    assert read_prompts([], objects) == [separators]
+
+
 @pytest.mark.parametrize("content", [None, b"[1,\n", b"\xff\xfe\n", b""])
 def test_a_file_without_readable_prompts_is_a_bad_request(tmp_path, content):
     path = tmp_path / "prompts.jsonl"

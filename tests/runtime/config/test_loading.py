@@ -114,8 +114,17 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
         ),
         (
             {"cache": {"l3": {"backend": "redis", "host": "h"}}},
-            ["cache.l3.host is not a known key. Valid keys here: "],
+            ["cache.l3.host is a key of the backends mooncake, not of redis. Leave it out"],
         ),
+        (
+            {"cache": {"l3": {"backend": "redis", "path": "/l3"}}},
+            ["cache.l3.path is a key of the backends file, ", ", not of redis", "under --set"],
+        ),
+        (
+            {"cache": {"l3": {"backend": "redis", "buckets": 3}}},
+            ["cache.l3.buckets is not a known key. Did you mean cache.l3.bucket?"],
+        ),
+        ({"model": "/models/small"}, ["model is '/models/small'", "Set model.path to it."]),
         ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend is 'tape'", ALL_BACKENDS]),
         ({"cache": {"l3": {"backend": "reddis"}}}, [ALL_BACKENDS, "Did you mean 'redis'?"]),
         ({"cache": {"l3": {"path": "x"}}}, ["cache.l3.backend is missing", ALL_BACKENDS]),

@@ -1,6 +1,7 @@
 """What a start knows of a model, by a process of its own."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -44,6 +45,30 @@ def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(checked_model.sys, "executable", "/bin/false")
     with pytest.raises(EngineDead, match="ended with exit code 1"):
         check_apart(config_of(tmp_path))
+
+
+def test_who_is_left_behind_says_nothing() -> None:
+    """Its parent may end, say because there is no such cluster, before it has imported all."""
+    code = f"from {checked_model.__name__} import answer; answer(0)"
+
+    done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_ctrl_c_of_a_terminal_is_not_for_the_other_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A terminal sends it to a whole process group; imports would tell of it by a traceback."""
+    program, group = tmp_path / "python", tmp_path / "group"
+    program.write_text(f"#!/bin/sh\ncut -d ' ' -f 5 /proc/$$/stat > {group}\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(checked_model.sys, "executable", str(program))
+
+    with pytest.raises(EngineDead):
+        check_apart(config_of(tmp_path))
+
+    assert int(group.read_text()) != os.getpgid(0)
 
 
 def test_whoever_has_no_torch_checks_a_model_without_importing_it(tmp_path: Path) -> None:

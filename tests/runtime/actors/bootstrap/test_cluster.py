@@ -39,7 +39,9 @@ def test_who_names_no_running_engine_is_told_which_run(monkeypatch: pytest.Monke
     ):
         find_cluster(None, "prd")
     monkeypatch.setattr(cluster, "running_names", list)
-    with pytest.raises(EngineDead, match=r"no engine named prd was found on this host\. Start"):
+    with pytest.raises(
+        EngineDead, match=r"prd was found on this host\. Start one; or say .* as NAME@HOST:PORT"
+    ):
         find_cluster(None, "prd")
 
 

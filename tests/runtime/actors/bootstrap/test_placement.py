@@ -1,11 +1,13 @@
 """What an engine reserves, and that what a cluster lacks is told before anything starts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap import placement
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.bootstrap.placement import bundles_for, require_node
 from raydix.runtime.config.engine import EngineConfig
@@ -88,3 +90,26 @@ def test_too_little_memory_names_the_keys_that_ask_for_it() -> None:
 
 def test_feasible_placement_passes() -> None:
     require_node([{"GPU": 1.0}, {"CPU": 0.01}], [{"CPU": 1.0}, {"GPU": 2.0, "CPU": 1.0}])
+
+
+def test_who_waits_for_resources_is_told_and_then_which(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = SimpleNamespace(wait=lambda timeout_s: False)
+    node = {"Alive": True, "Resources": {"CPU": 2.0, "memory": float(8 << 30)}}
+    fake_ray = SimpleNamespace(
+        util=SimpleNamespace(get_current_placement_group=lambda: None),
+        nodes=lambda: [node],
+        available_resources=lambda: {"CPU": 1.0, "memory": float(3 << 30)},
+    )
+    removed: list[object] = []
+    monkeypatch.setattr(placement, "ray", fake_ray)
+    monkeypatch.setattr(placement, "placement_group", lambda bundles, strategy: group)
+    monkeypatch.setattr(placement, "remove_placement_group", removed.append)
+
+    with pytest.raises(ConfigError, match="no more than 1 CPU, 3GiB memory were free"):
+        placement.place(config_on("cpu"), SIZES)
+
+    [record] = caplog.records
+    assert "the engine needs 1 CPU, 5.5GiB memory on one node" in record.getMessage()
+    assert removed == [group]

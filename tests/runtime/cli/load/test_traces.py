@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,25 @@ def test_the_conversation_trace_is_read_with_its_arrivals_lengths_and_blocks() -
         assert isinstance(request.prompt, BlockPrompt)
         assert len(request.prompt.token_ids()) == line["input_length"]
         assert request.prompt.block_ids == tuple(line["hash_ids"])
+
+
+def test_a_trace_is_utf_8_whatever_the_locale_and_may_begin_with_a_byte_order_mark(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes('\ufeff"Größe"\r\n"zwei"\r\n'.encode())
+    code = (
+        "import sys; from pathlib import Path; "
+        "from raydix.runtime.cli.load.traces import read_requests; "
+        "print([ascii(each.prompt) for each in read_requests(Path(sys.argv[1]), 9, 512, None)])"
+    )
+    not_utf_8 = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=not_utf_8, capture_output=True, text=True
+    )
+
+    assert (done.stdout, done.stderr) == (f"{[ascii('Größe'), ascii('zwei')]}\n", "")
 
 
 def test_smaller_blocks_shrink_prompts_and_outputs_alike() -> None:
