@@ -25,6 +25,10 @@ OnEnd = Callable[[int, Exception | None], None]
 """
 
 
+class AskedToEnd(EngineDead):
+    """An actor ends for the sake of another one: that is no crash of its own."""
+
+
 class Keeper:
     """Owns: one actor across its incarnations, which count from 1."""
 
@@ -87,9 +91,12 @@ class Keeper:
             self._condemned.set_result(error)
 
     async def end(self, reason: str) -> None:
-        """Condemn the current incarnation, if any, and wait until its process has ended."""
+        """End the current incarnation, if any, and wait until its process has ended.
+
+        It is not counted among those after which the actor is kept no more.
+        """
         if self._condemned is not None:
-            self.condemn(reason)
+            self.fail(AskedToEnd(reason))
             await self.gone(self.incarnation)
 
     async def gone(self, incarnation: int) -> None:
@@ -120,7 +127,8 @@ class Keeper:
             if not self._has_served and isinstance(error, RaydixError):
                 raise error
 
-            delay_s = self._history.record(time.monotonic())
+            was_asked = isinstance(error, AskedToEnd)
+            delay_s = 0.0 if was_asked else self._history.record(time.monotonic())
             if delay_s is None:
                 raise EngineDead(
                     f"{self.label} ended {self._supervision.max_crashes + 1} times: {error}"

@@ -103,6 +103,18 @@ async def test_end_returns_once_the_process_is_gone() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_an_actor_that_ends_for_anothers_sake_is_not_given_up() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    for _ in range(2 * (QUICK.max_crashes + 1)):
+        await bench.keeper.serving()
+        await bench.keeper.end("another one is restarted")
+    await bench.keeper.serving()
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_stall_of_the_keepers_own_loop_is_not_the_actors_silence() -> None:
     bench = Bench()
     task = asyncio.create_task(bench.keeper.run())
