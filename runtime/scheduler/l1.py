@@ -153,10 +153,7 @@ class L1:
         num_pages = sum(victim.num_pages for victim in victims)
         page_ids = join_page_ids([victim.page_ids for victim in victims], num_pages)
         # Among the first to go hardly one was used of late.
-        last_steps = [
-            self.last_step if victim.last_step is None else victim.last_step for victim in victims
-        ]
-        self.release(page_ids, last_step=max(last_steps))
+        self.release(page_ids, last_step=max([victim.last_step for victim in victims]))
 
 
 def duplicates(own: PageIds, kept: PageIds) -> PageIds:
