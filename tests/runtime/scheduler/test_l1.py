@@ -95,3 +95,12 @@ def test_room_that_many_short_prompts_make_is_given_back_at_once(releases: list[
     driver.core._replica.lanes[0].l1.make_room((12,))
     assert releases == [8]
     driver.core.check()
+
+
+def test_pages_for_all_decodes_of_a_step_are_evicted_at_once(releases: list[int]) -> None:
+    driver = cached_driver()
+    for prompt in ([1000], [2000], [3000]):
+        driver.submit(prompt, max_tokens=8)
+    releases.clear()
+    driver.run()
+    assert releases[0] == 2, "of the three that are wanted one is free"
