@@ -104,3 +104,19 @@ def test_pages_for_all_decodes_of_a_step_are_evicted_at_once(releases: list[int]
     releases.clear()
     driver.run()
     assert releases[0] == 2, "of the three that are wanted one is free"
+
+
+def test_a_prompt_waits_for_no_page_in_quarantine_while_others_are_to_be_had_at_once() -> None:
+    driver = cached_driver()
+    aborted = driver.submit(list(range(1000, 1009)), max_tokens=30)
+    driver.step()
+    driver.abort(aborted)
+    assert num_waiting(driver) == 1
+    driver.step()
+
+    prompt = driver.submit(list(range(2000, 2009)), max_tokens=1)
+
+    assert num_waiting(driver) == 1, "the others were free, or cached and not used of late"
+    assert driver.rows(driver.plans[0][-1]) == {prompt: 9}
+    driver.run()
+    driver.core.check()
