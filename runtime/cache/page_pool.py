@@ -45,7 +45,8 @@ class PagePool:
         self._quarantine: list[tuple[int, int, Int32Array]] = []
         """A heap of last step, serial number and page ids."""
         self._num_releases = 0
-        self._acknowledged_step = -1
+        self.acknowledged_step = -1
+        """What only older steps may name is free once it is released, unless a copy names it."""
 
     @property
     def num_used(self) -> int:
@@ -79,7 +80,7 @@ class PagePool:
             raise AccountingError(f"a page is released twice in one call: {page_ids.tolist()}")
 
         self.num_quarantined += len(page_ids)
-        if after_step <= self._acknowledged_step:
+        if after_step <= self.acknowledged_step:
             self._end_quarantine(page_ids)
             return
         self._states[page_ids] = GpuPageState.QUARANTINED
@@ -114,8 +115,8 @@ class PagePool:
 
         An older step changes nothing.
         """
-        self._acknowledged_step = max(self._acknowledged_step, acknowledged_step)
-        while self._quarantine and self._quarantine[0][0] <= self._acknowledged_step:
+        self.acknowledged_step = max(self.acknowledged_step, acknowledged_step)
+        while self._quarantine and self._quarantine[0][0] <= self.acknowledged_step:
             self._end_quarantine(heapq.heappop(self._quarantine)[2])
 
     def check(self) -> None:

@@ -43,6 +43,11 @@ class PagePools:
         """The pool of one group, to be looked at."""
         return self._pools[group]
 
+    @property
+    def acknowledged_step(self) -> int:
+        """The last step that every rank of the lane has acknowledged."""
+        return self._pools[0].acknowledged_step
+
     def count(self, what: Callable[[PagePool], int]) -> tuple[int, ...]:
         """A figure of each group's pool."""
         return tuple([what(pool) for pool in self._pools])

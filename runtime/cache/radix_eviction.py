@@ -88,8 +88,11 @@ class RadixEviction:
         """All pages that no lock protects, heads of chains before their tails."""
         return (node.as_victim() for node in self._forest if not node.num_locks)
 
-    def evict(self, num_pages: Sequence[int]) -> list[Victim]:
-        """Remove pages in order until so many are out of each group, or all that can go."""
+    def evict(self, num_pages: Sequence[int], last_step: float) -> list[Victim]:
+        """Remove pages in order until so many are out of each group, or all that can go.
+
+        Ends before the first that a step after `last_step` may name.
+        """
         # A leaf's pages leave all groups that need whole prefixes at once.
         num_lacking = 0
         for group in self._whole:
@@ -97,23 +100,31 @@ class RadixEviction:
                 num_lacking = num_pages[group]
 
         victims: list[Victim] = []
-        while num_lacking > 0 and (leaf := self._order.first()) is not None:
+        while (
+            num_lacking > 0
+            and (leaf := self._order.first()) is not None
+            and leaf.last_step <= last_step
+        ):
             is_enough = leaf.num_pages > num_lacking
             victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
             num_lacking -= victim.num_pages
             victims.append(victim)
 
         if self._windows is not None:
-            self._evict_windows(self._windows, num_pages, victims)
+            self._evict_windows(self._windows, num_pages, last_step, victims)
         return victims
 
     def _evict_windows(
-        self, windows: RadixWindows, num_pages: Sequence[int], victims: list[Victim]
+        self,
+        windows: RadixWindows,
+        num_pages: Sequence[int],
+        last_step: float,
+        victims: list[Victim],
     ) -> None:
         """Add to `victims` what they leave lacking of each WINDOW group."""
         for group in windows.groups:
             num_out = sum(int(np.count_nonzero(victim.page_ids[group])) for victim in victims)
-            for node, victim in windows.evict(group, num_pages[group] - num_out):
+            for node, victim in windows.evict(group, num_pages[group] - num_out, last_step):
                 victims.append(victim)
                 victims += self._remove_hollow(node)
 

@@ -35,8 +35,8 @@ class Victim:
     """Per KV group; 0 where it loses nothing of a page."""
     keys: bytes
     """32 bytes per page."""
-    last_step: int | None
-    """The last step that may name the pages; None: any that was sent."""
+    last_step: int
+    """The last step that may name the pages."""
     is_removed: bool = True
     """Whether the run leaves the tree. If not, WINDOW groups lose pages of it, and it stays."""
 
@@ -185,9 +185,9 @@ class RadixNode:
         groups[group] = frozen(kept)
         self.page_ids = tuple(groups)
         keys = self.keys[first * KEY_BYTES : stop * KEY_BYTES]
-        # Whoever holds a lock here may have used the pages until its window left them behind.
-        last_step = None if self.num_locks else self.last_step
-        return Victim(tuple(lost), keys, last_step, is_removed=False)
+        # A window moves on with what has been acknowledged: of those who still hold a lock here no
+        # step on its way looks back so far.
+        return Victim(tuple(lost), keys, self.last_step, is_removed=False)
 
     def attach(self, run: "RadixNode") -> None:
         """Take a node that continues this one as a child."""

@@ -6,6 +6,7 @@ where they are missing. A split makes a new upper node and leaves the lower one 
 matches name the node where they end, which a split therefore never moves.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -290,14 +291,16 @@ class RadixTree:
         """All pages that no lock protects, heads of chains before their tails. Changes nothing."""
         return self._eviction.unlocked()
 
-    def evict(self, num_pages: Sequence[int]) -> list[Victim]:
+    def evict(self, num_pages: Sequence[int], *, last_step: int | None = None) -> list[Victim]:
         """Remove pages until `num_pages` are out of each group, or all that no lock protects.
+
+        `last_step`: end before the first that a later step may name; None: whoever names them.
 
         What other than WINDOW groups need comes first: the first leaf in eviction order loses its
         last pages, in all groups. Once it has none left it is gone, and its parent may be a leaf.
         What WINDOW groups still need after that they lose alone, in the order of `WindowPages`.
         """
-        return self._eviction.evict(num_pages)
+        return self._eviction.evict(num_pages, math.inf if last_step is None else last_step)
 
     def flush(self) -> list[Victim]:
         """Remove everything that no lock protects."""

@@ -122,9 +122,11 @@ class RadixWindows:
         for pages in self._groups.values():
             pages.forget(node)
 
-    def evict(self, group: int, num_pages: int) -> Iterator[tuple[RadixNode, Victim]]:
-        """Take pages of one WINDOW group until so many are out, or all that no lock pins."""
-        return self._groups[group].evict(num_pages)
+    def evict(
+        self, group: int, num_pages: int, last_step: float
+    ) -> Iterator[tuple[RadixNode, Victim]]:
+        """Take pages of one WINDOW group: see `WindowPages.evict`."""
+        return self._groups[group].evict(num_pages, last_step)
 
     def check(self, nodes: Sequence[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the tree and their locks."""

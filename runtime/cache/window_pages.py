@@ -78,9 +78,12 @@ class WindowPages:
         """A node has left the tree."""
         self._note(node, _NOTHING)
 
-    def evict(self, num_pages: int) -> Iterator[tuple[RadixNode, Victim]]:
-        """Take pages in order until so many are out, or all that no lock pins."""
-        while num_pages > 0 and (node := self._first()) is not None:
+    def evict(self, num_pages: int, last_step: float) -> Iterator[tuple[RadixNode, Victim]]:
+        """Take pages in order until so many are out, or all that no lock pins.
+
+        Ends before the first that a step after `last_step` may name.
+        """
+        while num_pages > 0 and (node := self._first()) is not None and node.last_step <= last_step:
             share = self._shares[node]
             num_going = min(num_pages, share.num_inner or share.num_ending)
             # What is pinned comes last in a node.

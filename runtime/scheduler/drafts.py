@@ -165,6 +165,9 @@ def _admission_budget(replica: Replica, lane: Lane) -> int:
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
     """A row for each request of the batch that has, or gets, a place for its next token."""
     short = [lane.batch.request(slot) for slot in lane.batch.short_slots()]
+    if short:
+        # For all of them at once: to evict a page costs 20 us, and to evict sixteen 27.
+        lane.l1.make_room((len(short),) * replica.settings.num_groups)
     for request in short:
         if request.batch is not None:
             _extend_table(replica, lane, request)

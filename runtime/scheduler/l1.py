@@ -90,11 +90,17 @@ class L1:
 
     def make_room(self, num_pages: PageCounts) -> None:
         """Evict so that so many pages are free, at once or when their quarantine ends."""
-        self.evict(self.num_lacking(num_pages))
+        # What is in quarantine now may be others' by then, and yet others' pages be there.
+        free = self.num_free()
+        at_once = [max(0, num - num_free) for num, num_free in zip(num_pages, free, strict=True)]
+        self.evict(at_once, last_step=self.pools.acknowledged_step)
 
-    def evict(self, num_pages: Sequence[int]) -> None:
-        """Let so many pages go that no lock protects, or all of them."""
-        victims = self.tree.evict(num_pages)
+        if not self.has_free(num_pages):
+            self.evict(self.num_lacking(num_pages))
+
+    def evict(self, num_pages: Sequence[int], *, last_step: int | None = None) -> None:
+        """Let so many pages go that no lock protects, or all of them: see `RadixTree.evict`."""
+        victims = self.tree.evict(num_pages, last_step=last_step)
         for victim in victims:
             self._backups.count_eviction(victim)
         self._release_victims(victims)
@@ -153,10 +159,7 @@ class L1:
         num_pages = sum(victim.num_pages for victim in victims)
         page_ids = join_page_ids([victim.page_ids for victim in victims], num_pages)
         # Among the first to go hardly one was used of late.
-        last_steps = [
-            self.last_step if victim.last_step is None else victim.last_step for victim in victims
-        ]
-        self.release(page_ids, last_step=max(last_steps))
+        self.release(page_ids, last_step=max([victim.last_step for victim in victims]))
 
 
 def duplicates(own: PageIds, kept: PageIds) -> PageIds:

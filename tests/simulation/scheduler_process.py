@@ -13,6 +13,7 @@ from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.links import End, Link, Turns
+from tests.simulation.named_pages import NamedPages
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, ClusterRank
@@ -40,6 +41,8 @@ class SchedulerProcess:
     def start(self) -> None:
         """A process with a new core; whoever waits for it may dial."""
         self.core = SchedulerCore(self._cluster.settings)
+        self._named_pages = [NamedPages(lane) for lane in self.core._replica.lanes]
+        """By lane."""
         self._turns = Turns(
             self._cluster.clock,
             self._cluster.faults,
@@ -159,18 +162,24 @@ class SchedulerProcess:
         return self._links.get(connection)
 
     def _take(self, event: events.Event) -> None:
-        for effect in self.core.handle(event, self._cluster.now_s):
+        effects = self.core.handle(event, self._cluster.now_s)
+        for named in self._named_pages:
+            named.forget_done()
+        for effect in effects:
             self._carry_out(effect)
         if isinstance(event, events.ClientGone):
             self._leaving.pop(event.client_id).is_forgotten = True
         if self._cluster.is_check_due():
             self.core.check()
+            for named in self._named_pages:
+                named.check()
         for client in tuple(self._clients.values()):
             client.flush()
 
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:
             case events.SendPlan():
+                self._named_pages[effect.lane].send(effect.plan)
                 for connection in effect.connections:
                     self._send(connection, effect.plan)
             case events.SendHost():

@@ -3,7 +3,7 @@
 from tests.runtime.cache.model_radix_tree import Cache
 
 
-def last_steps(cache: Cache, num_pages: list[int]) -> list[tuple[int, int | None]]:
+def last_steps(cache: Cache, num_pages: list[int]) -> list[tuple[int, int]]:
     """Of each victim, how many pages it has, and the last step that may name them."""
     return [(victim.num_pages, victim.last_step) for victim in cache.tree.evict(num_pages)]
 
@@ -33,11 +33,15 @@ def test_both_parts_of_a_run_remember_it() -> None:
     assert last_steps(cache, [3]) == [(1, 6), (2, 6)]
 
 
-def test_what_a_window_has_left_behind_may_be_named_by_any_step() -> None:
+def test_a_window_leaves_behind_only_what_no_step_on_its_way_looks_back_on() -> None:
     cache = Cache(reaches=(None, 2))
     request = cache.start([])
     cache.extend(request, [1, 2, 3, 4, 5])
-    assert last_steps(cache, [0, 3]) == [(3, None)]
+    other = cache.start([1, 2, 3, 4])
+    assert last_steps(cache, [0, 1]) == [(1, 0)]
 
-    cache.tree.unlock(request.lock, last_step=3)
-    assert last_steps(cache, [0, 2]) == [(2, 3)]
+    cache.tree.unlock(other.lock, last_step=3)
+    assert last_steps(cache, [0, 2]) == [(1, 3), (1, 3)]
+
+    cache.tree.unlock(request.lock, last_step=5)
+    assert last_steps(cache, [0, 2]) == [(1, 5), (1, 5)]

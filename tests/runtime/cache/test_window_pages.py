@@ -37,14 +37,14 @@ def window_pages(num_nodes: int) -> WindowPages:
 def evict_one(pages: WindowPages) -> float:
     """Returns how long it took."""
     started_s = perf_counter()
-    deque(pages.evict(1), maxlen=0)
+    deque(pages.evict(1, 0), maxlen=0)
     return perf_counter() - started_s
 
 
 def test_an_eviction_costs_as_much_after_many_others_as_at_first() -> None:
     num_nodes = 60_000
     worn, fresh = window_pages(num_nodes), window_pages(NUM_LEFT)
-    deque(worn.evict(num_nodes - NUM_LEFT), maxlen=0)
+    deque(worn.evict(num_nodes - NUM_LEFT, 0), maxlen=0)
 
     # By turns, so that whatever else slows this machine slows both.
     seconds = [(evict_one(worn), evict_one(fresh)) for _ in range(NUM_LEFT)]

@@ -95,3 +95,28 @@ def test_room_that_many_short_prompts_make_is_given_back_at_once(releases: list[
     driver.core._replica.lanes[0].l1.make_room((12,))
     assert releases == [8]
     driver.core.check()
+
+
+def test_pages_for_all_decodes_of_a_step_are_evicted_at_once(releases: list[int]) -> None:
+    driver = cached_driver()
+    for prompt in ([1000], [2000], [3000]):
+        driver.submit(prompt, max_tokens=8)
+    releases.clear()
+    driver.run()
+    assert releases[0] == 2, "of the three that are wanted one is free"
+
+
+def test_a_prompt_waits_for_no_page_in_quarantine_while_others_are_to_be_had_at_once() -> None:
+    driver = cached_driver()
+    aborted = driver.submit(list(range(1000, 1009)), max_tokens=30)
+    driver.step()
+    driver.abort(aborted)
+    assert num_waiting(driver) == 1
+    driver.step()
+
+    prompt = driver.submit(list(range(2000, 2009)), max_tokens=1)
+
+    assert num_waiting(driver) == 1, "the others were free, or cached and not used of late"
+    assert driver.rows(driver.plans[0][-1]) == {prompt: 9}
+    driver.run()
+    driver.core.check()

@@ -107,6 +107,18 @@ def test_pages_behind_the_window_make_way_while_their_request_runs() -> None:
     assert driver.core.stats()["l1_used_pages"] <= 12
 
 
+def test_decodes_take_pages_behind_windows_without_a_wait() -> None:
+    driver = driver_with(num_pages=(64, 18), has_host_memory=False)
+    for first in (0, 100, 200):
+        driver.submit(list(range(first, first + 5)), max_tokens=60)
+    num_rows = []
+    while driver.plans[0]:
+        num_rows.append(len(driver.rows(driver.step())))
+
+    assert driver.core.stats()["l1_used_pages_1"] > 15, "the pool has long been full"
+    assert num_rows == [1, 1, *[3] * 58, 2, 2]
+
+
 def test_without_prefix_caching_pages_behind_the_window_go_back() -> None:
     driver = driver_with(MIXED, num_pages=(64, 14), prefix_caching=False, has_host_memory=False)
     name = driver.submit(PROMPT + PROMPT, max_tokens=19)
