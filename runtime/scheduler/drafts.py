@@ -254,13 +254,14 @@ def _draft_rows_of(
 def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
     """How many tokens this step computes; a chunk that is not the last ends with a page.
 
-    None of a prompt that could join others in part alone: to be cut once more costs a step's fixed
-    time, and would hold them up for nothing.
+    None of a prompt that could join others in part alone, if some step could take it whole: to be
+    cut costs another step's fixed time, and would hold the others up for nothing.
     """
     settings = replica.settings
     if request.num_to_plan <= draft.budget_tokens:
         return request.num_to_plan
-    if draft.has_prompt:
+    must_be_cut = request.num_to_plan > settings.prefill_budget_tokens
+    if draft.has_prompt and not (must_be_cut and settings.chunked_prefill):
         return 0
     if not settings.chunked_prefill:
         return request.num_to_plan
