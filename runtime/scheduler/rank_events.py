@@ -75,11 +75,11 @@ def on_rank_message(replica: Replica, event: events.RankMessage, now_s: float) -
     match event.message:
         case StepResult():
             on_step_result(replica, lane, event.message, now_s)
-            on_expert_step(replica, group, event.message, now_s)
+            on_expert_step(replica, group, event.message)
         case TransfersDone():
             on_transfers_done(replica, lane, event.message, now_s)
         case ExpertsCopied():
-            on_experts_copied(group, event.message, now_s)
+            on_experts_copied(group, event.message)
         case _:
             assert_never(event.message)
 
