@@ -117,11 +117,6 @@ class RadixTree:
         """Pages of a group that no lock protects. All of them can be evicted."""
         return self.num_cached_pages(group) - self.num_locked_pages(group)
 
-    @property
-    def num_inspected_pages(self) -> int:
-        """Pages of leaves that were inspected and not evicted, locked or touched since."""
-        return self._eviction.num_inspected_pages
-
     def match(self, identity: PageKey, packed_tokens: bytes) -> Match:
         """Find the longest cached prefix, in whole pages. Changes nothing.
 
@@ -272,17 +267,12 @@ class RadixTree:
         if self._windows is not None:
             self._windows.use(last, match.num_pages)
 
-    def inspect(self) -> Victim | None:
-        """The next whole leaf in eviction order that was not inspected yet; None if there is none.
-
-        It stays. One that is locked or touched counts as not inspected when it comes back.
-        """
-        return self._eviction.inspect()
-
     def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
-        """Inspect until all of the next `num_pages` pages to go are inspected; yields what was not.
+        """Look at the next `num_pages` pages to be evicted; yields those not inspected before.
 
-        `num_inspected_pages` alone does not tell: newcomers may go before the pages it counts.
+        They are yielded as whole leaves, in the order of eviction, and stay in the tree. A leaf
+        that is locked or touched afterwards counts as not inspected when it becomes evictable
+        again.
         """
         return self._eviction.inspect_ahead(num_pages)
 

@@ -189,10 +189,6 @@ class CheckedCache:
             inner = {key for key, chain in self.model.by_key.items() if chain in left}
             assert not (lost & ending[group] and inner - ending[group])
 
-    def inspect(self) -> None:
-        expected, found = self.order.inspect(), self.tree.inspect()
-        assert (found and found.keys) == (expected and expected.keys)
-
     def inspect_ahead(self, num_pages: int) -> None:
         """Afterwards the first `num_pages` pages of leaves were inspected, and none was twice."""
         for found in self.tree.inspect_ahead(num_pages):
@@ -216,7 +212,8 @@ class CheckedCache:
             assert self.tree.num_cached_pages(group) == len(self.model.cached(group))
             assert self.tree.num_locked_pages(group) == len(self.model.locked(group))
         assert self.tree.num_locks == len(self.running)
-        assert self.tree.num_inspected_pages == self.order.num_inspected_pages
+        for leaf in self.order.leaves():
+            assert leaf.is_inspected == self.order.is_inspected(leaf)
 
     def end(self) -> None:
         """Finish and flush everything: nothing may be left."""

@@ -169,11 +169,6 @@ class EvictionModel:
             self._handed_out[leaf] = leaf.ticket
         return leaf
 
-    @property
-    def num_inspected_pages(self) -> int:
-        """Pages of leaves that were handed out and are still there."""
-        return sum(leaf.num_pages for leaf in self.leaves() if self.is_inspected(leaf))
-
 
 @dataclass(slots=True)
 class Request:

@@ -264,56 +264,57 @@ def test_the_order_holds_under_any_mixture_of_adds_discards_and_inspections() ->
             order.check(set(waiting))
 
 
+def inspected(cache: Cache, num_pages: int = 100) -> list[int]:
+    """Inspect ahead; how many pages each leaf has that was not inspected before."""
+    return [victim.num_pages for victim in cache.tree.inspect_ahead(num_pages)]
+
+
 def test_an_inspected_leaf_that_comes_back_is_inspected_again() -> None:
     cache = Cache()
     cache.run(A)
     for use in (touch, hit):
-        assert cache.tree.inspect() is not None
-        assert cache.tree.inspect() is None
-        assert cache.tree.num_inspected_pages == 2
+        assert inspected(cache) == [2]
+        assert inspected(cache) == []
 
         use(cache, A)
-
-        assert cache.tree.num_inspected_pages == 0
         cache.check()
 
 
-def test_an_inspected_leaf_is_not_counted_while_it_is_locked() -> None:
+def test_a_leaf_is_not_inspected_while_it_is_locked() -> None:
     cache = Cache()
     cache.run(A)
-    cache.tree.inspect()
+    inspected(cache)
 
     request = cache.start(A)
 
-    assert (cache.tree.num_inspected_pages, cache.tree.inspect()) == (0, None)
+    assert inspected(cache) == []
     cache.tree.unlock(request.lock, last_step=0)
+    assert inspected(cache) == [2]
     cache.check()
 
 
 def test_a_lock_inside_an_inspected_leaf_leaves_its_rest_inspected() -> None:
     cache = Cache()
     cache.run([1, 2, 3, 4, 5])
-    cache.tree.inspect()
+    inspected(cache)
 
     request = cache.start([1, 2])
 
-    assert (cache.tree.num_inspected_pages, cache.tree.inspect()) == (3, None)
+    assert inspected(cache) == []
     cache.check()
     cache.tree.unlock(request.lock, last_step=0)
 
 
-def test_eviction_counts_inspected_pages_down() -> None:
+def test_evicted_pages_no_longer_count_as_inspected_ahead() -> None:
     cache = Cache()
     cache.run([1, 2, 3, 4, 5])
-    cache.tree.inspect()
+    inspected(cache)
+    cache.run(C)
 
-    counts = []
-    for num_pages in (2, 1, 2):
-        cache.evict(num_pages)
-        counts.append(cache.tree.num_inspected_pages)
-
-    assert counts == [3, 2, 0]
-    cache.check()
+    for num_evicted, num_ahead, expected in ((2, 3, []), (1, 3, [2])):
+        cache.evict(num_evicted)
+        assert inspected(cache, num_ahead) == expected
+        cache.check()
 
 
 def test_looking_ahead_inspects_leaves_until_they_have_enough_pages_and_each_once() -> None:

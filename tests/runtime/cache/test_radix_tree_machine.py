@@ -108,10 +108,6 @@ class TreeMachine(RuleBasedStateMachine):
     def evict_from_the_last_group(self, num_pages: int) -> None:
         self.checked.evict([*[0] * (len(self.checked.groups) - 1), num_pages])
 
-    @rule()
-    def inspect(self) -> None:
-        self.checked.inspect()
-
     @rule(num_pages=st.integers(0, 12))
     def inspect_ahead(self, num_pages: int) -> None:
         self.checked.inspect_ahead(num_pages)
@@ -159,10 +155,8 @@ def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:
             checked.evict([int(rng.integers(0, 13) * rng.integers(2)) for _ in checked.groups])
         case 7 if num_running:
             checked.heal(int(rng.integers(num_running)), int(rng.integers(9)), num_behind)
-        case 8:
-            checked.inspect_ahead(int(rng.integers(1, 40)))
         case _:
-            checked.inspect()
+            checked.inspect_ahead(int(rng.integers(1, 40)))
 
 
 @pytest.mark.parametrize(
