@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raydix.runtime.config.kv_layout import KvGroup
-from raydix.runtime.config.kv_layout import window_pages as window_pages
 from raydix.runtime.messages.host import PageSource
 
 Availability = bytes

@@ -15,10 +15,16 @@ from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, TOKEN_BYTES
 from raydix.runtime.cache.radix_eviction import RadixEviction
 from raydix.runtime.cache.radix_forest import RadixForest
-from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, join_page_ids, use_path
-from raydix.runtime.cache.radix_node import Segment as Segment
+from raydix.runtime.cache.radix_node import (
+    RadixNode,
+    Segment,
+    count_shared_pages,
+    join_page_ids,
+    use_path,
+)
 from raydix.runtime.cache.radix_node import Victim as Victim
 from raydix.runtime.cache.radix_windows import RadixWindows
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 
 
@@ -80,14 +86,9 @@ class RadixTree:
         *,
         page_size: int,
         reaches: Sequence[int | None] = (None,),
-        eviction: str = "lru",
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
         """`reaches`: per KV group `KvLayout.reaches`, a number of pages for a WINDOW group."""
-        if eviction not in EVICTION_POLICIES:
-            raise ValueError(
-                f"eviction is {eviction!r}; expected one of {', '.join(EVICTION_POLICIES)}"
-            )
-
         self.page_size = page_size
         self.num_groups = len(reaches)
         self.num_locks = 0

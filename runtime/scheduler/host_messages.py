@@ -100,7 +100,7 @@ def tell_if_drained(replica: Replica) -> None:
     replica.tell_host(CopiesDrained())
 
 
-def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
+def on_host_message(replica: Replica, message: FromHost) -> None:
     """Take a report of the HostMemory that is attached."""
     replica.host.hear()
 

@@ -36,6 +36,8 @@ from raydix.runtime.scheduler.waiting import Place
 
 _NUM_EXPLAINED = 1024
 _MAX_SESSIONS = 65_536
+_START_DECODE_S = 0.01
+"""Believed of a step in which `max_running_requests` decode, before one is observed."""
 _FULL_LOAD_S = 0.002
 """A load that should take so long teaches the load rate in full; a shorter one teaches it less."""
 
@@ -82,7 +84,7 @@ class Replica:
             fixed_s=settings.start_prefill_s,
         )
         self.decode_rate = TimePredictor(
-            settings.max_running_requests / settings.start_decode_s,
+            settings.max_running_requests / _START_DECODE_S,
             full_amount=settings.max_running_requests,
         )
         self.load_rate = TimePredictor(

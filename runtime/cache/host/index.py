@@ -87,10 +87,6 @@ class HostIndex:
         """Whether the page exists, is FILLING, and has not changed hands since `generation`."""
         return self._pages.is_filling(page_id, generation)
 
-    def ready_keys(self, group: int) -> list[PageKey]:
-        """All READY keys of a group; O(pages)."""
-        return list(self._groups[group].ready)
-
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
         """The first READY pages with ids from `start` on; fewer than `max_pages` if no more are.
 

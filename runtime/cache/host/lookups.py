@@ -285,10 +285,9 @@ class HostLookups:
     def _end(self, lookup: OpenLookup, now_s: float) -> None:
         del self._lookups[lookup.lookup_id]
         self._turns.end(lookup)
-        if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
-            self.times.observe(now_s - lookup.asked_s)
         # What a hint has brought is pinned for nobody.
         if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
+            self.times.observe(now_s - lookup.asked_s)
             self._staged.end(lookup.lookup_id, lookup.runs(), now_s)
         if lookup is not self._arrived:
             self._touch(lookup)

@@ -10,8 +10,9 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, split_keys
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.cache.radix_node import RadixNode, take_back_hit
-from raydix.runtime.cache.radix_tree import Match, Segment, Victim
+from raydix.runtime.cache.radix_node import RadixNode, Segment, Victim, take_back_hit
+from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.config.policies import EvictionPolicy
 from tests.runtime.cache.model_radix_tree import Cache, Chain, EvictionModel, PrefixModel, Request
 
 
@@ -38,7 +39,7 @@ class CheckedCache:
     """
 
     def __init__(
-        self, *, page_size: int, eviction: str, reaches: tuple[int | None, ...] = (None,)
+        self, *, page_size: int, eviction: EvictionPolicy, reaches: tuple[int | None, ...] = (None,)
     ) -> None:
         self.cache = Cache(page_size=page_size, num_pages=300, eviction=eviction, reaches=reaches)
         self.tree = self.cache.tree
