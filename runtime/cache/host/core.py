@@ -28,11 +28,11 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.grants import HostGrants
-from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.host.mirror import HostMirror
 from raydix.runtime.cache.host.pages import HostPageState
+from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
