@@ -30,7 +30,7 @@ class KvMatch:
 def match_groups(
     groups: Sequence[KvGroup], availability: Sequence[Availability], *, page_size: int
 ) -> KvMatch:
-    """The longest prefix whose last token, or the one behind it, can be computed.
+    """The longest prefix from which a request can be taken up.
 
     It may end at page n only if every FULL and LATENT page of [0, n) is available, and every WINDOW
     page of the last `window_pages`. Raises ValueError if the maps differ in length or number.
@@ -64,8 +64,8 @@ def longest_prefix(reaches: Sequence[int | None], gaps: Sequence[bytes], max_pag
             gap = group_gaps.find(_GAP, 0, num_pages)
             num_pages = num_pages if gap < 0 else gap
 
-    # A window may shorten the prefix to an end that suits no earlier one, so all are asked again
-    # until none objects. Whatever is shorter suits the other groups, too.
+    # One window may shorten the prefix to an end that another one does not suit, so all are asked
+    # again until none shortens it. FULL and LATENT groups suit any shorter prefix.
     earlier = None
     while windows and num_pages != earlier:
         earlier = num_pages
@@ -80,7 +80,7 @@ def last_window_end(has_page: Callable[[int], bool], reach: int, max_pages: int)
     Asks about as few pages as it can: in a long chain that has no window, one in `reach`.
     """
     end = max_pages
-    # A gap takes away all ends behind it whose windows it is in: the first one takes most.
+    # A gap rules out all ends whose windows it is in, so go on before the first gap of this window.
     while (
         gap := next((page for page in range(max(0, end - reach), end) if not has_page(page)), None)
     ) is not None:
