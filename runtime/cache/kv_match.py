@@ -45,9 +45,17 @@ def match_groups(
     gaps = [pages.translate(_PAGES_AND_GAPS) for pages in availability]
     num_pages = longest_prefix(reaches, gaps, num_pages)
 
-    starts = tuple([0 if needed is None else max(0, num_pages - needed) for needed in reaches])
+    starts = first_needed(reaches, num_pages)
     sources = tuple([pages[s:num_pages] for pages, s in zip(availability, starts, strict=True)])
     return KvMatch(num_pages=num_pages, starts=starts, sources=sources)
+
+
+def first_needed(reaches: Sequence[int | None], num_pages: int) -> tuple[int, ...]:
+    """Per group, the first page that a request needs if it is taken up after `num_pages`.
+
+    `reaches`: see `KvLayout.reaches`.
+    """
+    return tuple([0 if reach is None else max(0, num_pages - reach) for reach in reaches])
 
 
 def longest_prefix(reaches: Sequence[int | None], gaps: Sequence[bytes], max_pages: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydix.runtime.cache.kv_match import last_window_end, match_groups
+from raydix.runtime.cache.kv_match import first_needed, last_window_end, match_groups
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PageSource
@@ -104,14 +104,9 @@ def tiers_of(settings: SchedulerSettings, num_pages: int, loads: Sequence[Sequen
         for page in pages:
             tiers[page] = PageSource.L2
     if not settings.has_full and num_pages:
-        start = min(first_needed(settings, num_pages))
+        start = min(first_needed(settings.reaches, num_pages))
         tiers[:start] = bytes([max(tiers[start:], default=PageSource.L1)]) * start
     return bytes(tiers)
-
-
-def first_needed(settings: SchedulerSettings, num_pages: int) -> tuple[int, ...]:
-    """Per KV group, the first page that a request needs if it is taken up after `num_pages`."""
-    return tuple([0 if reach is None else max(0, num_pages - reach) for reach in settings.reaches])
 
 
 def _no_loads(settings: SchedulerSettings) -> tuple[Sequence[int], ...]:

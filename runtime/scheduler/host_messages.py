@@ -1,6 +1,5 @@
 """How the Scheduler lives with HostMemory: its reports, its silence, its death."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -8,8 +7,8 @@ from typing import assert_never
 import numpy as np
 
 from raydix.ids import ConnectionId, LeaseId, LookupId
-from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
-from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.cache.page_pools import PageIds, join_columns, num_pages_of, pages_between
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     AbandonPages,
     CopiesDrained,
@@ -324,17 +323,12 @@ def abandon_transfers(replica: Replica, lane: Lane) -> None:
         replica.release_lease(load.lease_id, load.host_connection)
 
     if lost_backups or lost_leases:
+        # The columns are of all KV groups together: a host page's id tells its group.
         replica.tell_host(
             AbandonPages(
-                host_page_ids=_joined([backup.host_page_ids for backup in lost_backups]),
-                generations=_joined([backup.generations for backup in lost_backups]),
+                host_page_ids=join_columns([backup.host_page_ids for backup in lost_backups]),
+                generations=join_columns([backup.generations for backup in lost_backups]),
                 lease_ids=tuple(lost_leases),
                 pids=lane.pids,
             )
         )
-
-
-def _joined(columns: list[PageIds]) -> Int32Array:
-    """Of all KV groups, as ids of host pages tell their group."""
-    parts = list(itertools.chain.from_iterable(columns))
-    return int32_array(np.concatenate(parts)) if parts else empty()
