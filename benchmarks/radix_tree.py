@@ -30,7 +30,9 @@ from benchmarks.record import Figure, report
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key
 from raydix.runtime.cache.page_pool import PagePool
-from raydix.runtime.cache.radix_tree import RadixTree, Segment
+from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.cache.radix_tree import RadixTree
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 
 TRACE = Path(__file__).parent / "traces" / "conversation.jsonl.gz"
@@ -61,7 +63,7 @@ def trace_prompts(num_requests: int) -> Iterator[Int32Array]:
 class Replay:
     """One L1 that serves prompts one at a time; times are in seconds, one list per operation."""
 
-    def __init__(self, *, page_size: int, num_pages: int, eviction: str) -> None:
+    def __init__(self, *, page_size: int, num_pages: int, eviction: EvictionPolicy) -> None:
         self.tree = RadixTree(page_size=page_size, eviction=eviction)
         self.pool = PagePool(num_pages)
         self.times: Times = defaultdict(list)
@@ -132,7 +134,7 @@ class Replay:
 
 
 def replay_trace(
-    eviction: str, *, page_size: int, capacity_tokens: int, num_requests: int
+    eviction: EvictionPolicy, *, page_size: int, capacity_tokens: int, num_requests: int
 ) -> list[Figure]:
     """Medians in microseconds over the second half of the trace's first `num_requests` requests."""
     replay = Replay(page_size=page_size, num_pages=capacity_tokens // page_size, eviction=eviction)
@@ -188,7 +190,7 @@ def best_of(replays: list[list[Figure]]) -> list[Figure]:
     return [min(same, key=lambda figure: figure.value) for same in zip(*replays, strict=True)]
 
 
-def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figure]:
+def sweep_eviction(eviction: EvictionPolicy, *, page_size: int, repeats: int) -> list[Figure]:
     """Time per victim in trees of two sizes, and their ratio."""
     tails_s = [
         min(_time_eviction(eviction, num_nodes, page_size) for _ in range(repeats))
@@ -215,7 +217,7 @@ def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figur
     ]
 
 
-def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
+def _time_eviction(eviction: EvictionPolicy, num_nodes: int, page_size: int) -> float:
     """Median seconds per victim in a full tree of about `num_nodes` nodes."""
     # A full tree gives up one leaf per prompt.
     num_first_blocks = min(SWEEP_FIRST_BLOCKS, num_nodes // 2)
@@ -240,7 +242,7 @@ def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
     return median(replay.times["evict_per_victim"])
 
 
-def time_steps(eviction: str) -> list[Figure]:
+def time_steps(eviction: EvictionPolicy) -> list[Figure]:
     """Percentiles of taking a page and of looking ahead, with as many leaves as an L1 may hold."""
     tree = RadixTree(page_size=1, eviction=eviction)
     times: Times = defaultdict(list)
@@ -253,11 +255,11 @@ def time_steps(eviction: str) -> list[Figure]:
         tree.evict((1,))
         times["evict_1"].append(perf_counter() - started)
 
-        while tree.num_inspected_pages < NUM_STEP_LEAVES // 16:
-            started = perf_counter()
-            if tree.inspect() is None:
-                break
+        leaves = tree.inspect_ahead(NUM_STEP_LEAVES // 16)
+        started = perf_counter()
+        while next(leaves, None) is not None:
             times["inspect"].append(perf_counter() - started)
+            started = perf_counter()
     tree.check()
 
     return [
@@ -285,7 +287,7 @@ def _put_leaf(tree: RadixTree, number: int) -> None:
 def time_tails(page_size: int) -> list[Figure]:
     """Time per page of a long leaf that goes one page at a time: each shortens what is left."""
     num_pages = TAIL_TOKENS // page_size
-    replay = Replay(page_size=page_size, num_pages=num_pages, eviction="lru")
+    replay = Replay(page_size=page_size, num_pages=num_pages, eviction=EvictionPolicy.LRU)
     replay.serve(np.arange(TAIL_TOKENS, dtype=np.int32))
 
     seconds = []
@@ -355,7 +357,7 @@ def main() -> int:
     options = parser.parse_args()
 
     figures: list[Figure] = []
-    for eviction in ("lru", "fifo"):
+    for eviction in (EvictionPolicy.LRU, EvictionPolicy.FIFO):
         replays = [
             replay_trace(
                 eviction,

@@ -27,9 +27,8 @@ from benchmarks.scheduler_engine import OUTPUT_TOKEN, Engine
 from benchmarks.workloads import Contexts
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.actors.torch_model import load_gpu_model
-from raydix.runtime.cache.kv_match import window_pages
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout, window_pages
 from raydix.runtime.config.pool_sizes import pool_pages
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.kv_groups import derive_kv_groups, make_kv_layout

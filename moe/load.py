@@ -36,24 +36,6 @@ def balance(loads_LR: FloatArray) -> Balance:
     return Balance(float(ratio_L.mean()), float(mean_L.sum() / total) if total > 0 else 1.0)
 
 
-def drift(old_LE: NDArray[Any], new_LE: NDArray[Any]) -> float:
-    """How far the new counts are from the old ones' shares: mean over layers of the KL divergence
-    in nats, less what counting so few rows gives by chance; about 0 while nothing changes.
-    """
-    num_experts = old_LE.shape[1]
-    old_rows_L = old_LE.sum(axis=1, keepdims=True)
-    new_rows_L = new_LE.sum(axis=1, keepdims=True)
-    # Half a row more for every expert, so that one which had none is possible.
-    old_share_LE = (old_LE + 0.5) / (old_rows_L + 0.5 * num_experts)
-    new_share_LE = (new_LE + 0.5) / (new_rows_L + 0.5 * num_experts)
-
-    divergence_L = (new_share_LE * np.log(new_share_LE / old_share_LE)).sum(axis=1)
-    # Both counts are samples; each adds (E - 1) / (2 rows) in expectation.
-    rows_L = [np.maximum(rows[:, 0], 1.0) for rows in (old_rows_L, new_rows_L)]
-    chance_L = (num_experts - 1) / 2 * sum(1 / rows for rows in rows_L)
-    return max(0.0, float((divergence_L - chance_L).mean()))
-
-
 class LoadAverage:
     """Owns: rows per expert, summed over ranks in windows of steps and averaged over windows.
 
@@ -63,7 +45,6 @@ class LoadAverage:
     def __init__(
         self, num_layers: int, num_experts: int, num_ranks: int, *, half_life_windows: float
     ) -> None:
-        self.num_windows = 0
         self._num_ranks = num_ranks
         self._keep = 0.5 ** (1 / half_life_windows)
         self._sum_LE = np.zeros((num_layers, num_experts))
@@ -92,7 +73,6 @@ class LoadAverage:
 
         self._sum_LE = self._keep * self._sum_LE + self._window_LE
         self._steps_sum = self._keep * self._steps_sum + num_steps
-        self.num_windows += 1
         return True
 
     @property
@@ -109,11 +89,3 @@ class LoadAverage:
     def rows_per_step_LE(self) -> FloatArray:
         """Rows of one step, from all ranks."""
         return self._sum_LE / max(self._steps_sum, 1.0)
-
-    def forget(self) -> None:
-        """Start anew, as when ranks are made again and count from nothing."""
-        self._sum_LE = np.zeros_like(self._sum_LE)
-        self._steps_sum = 0.0
-        self._window_end = -1
-        self._reported.clear()
-        self.num_windows = 0

@@ -43,7 +43,6 @@ class Flip:
 class Orders:
     """What one step's plan carries to all ranks. A rank flips before it runs that step."""
 
-    incarnation: int
     copies: tuple[Copy, ...] = ()
     flip: Flip | None = None
 
@@ -82,19 +81,19 @@ class _Begun:
 class Migration:
     """Owns: which slots are live, being filled or not yet free, and the placement's version.
 
-    `placement` and `version` are the newest that a flip has named: what ranks of the next
-    incarnation start from.
+    It is for one life of the ranks' processes. `placement` and `version` are the newest that a flip
+    has named.
     """
 
     def __init__(self, placement: Placement, *, version: int = 0, pacing: Pacing) -> None:
         self.placement = placement
         self.version = version
-        self.incarnation = 0
-        """Of the group's processes. What a rank says of an older one counts for nothing."""
         self.num_copies = 0
         self.num_flips = 0
         self._pacing = pacing
-        self._states_LP = _fresh(placement)
+        self._states_LP = np.where(placement.experts_LP != EMPTY, _Slot.LIVE, _Slot.FREE).astype(
+            np.int8
+        )
         self._waiting: deque[Relocation] = deque()
         self._begun: list[_Begun] = []
         self._unsent: deque[Copy] = deque()
@@ -105,7 +104,7 @@ class Migration:
         self._flip_step: int | None = None
         """The step of a flip that some rank may not have made: there is one at a time."""
         self._flipped: set[int] = set()
-        self._progress_s = 0.0
+        """Ranks that have made it."""
 
     @property
     def is_open(self) -> bool:
@@ -118,11 +117,7 @@ class Migration:
         begun = sum(len(begun.copies) - len(begun.landed) for begun in self._begun)
         return begun + sum(len(relocation.added) for relocation in self._waiting)
 
-    def stall_s(self, now_s: float) -> float:
-        """How long an open plan has seen no progress; 0 while none is open."""
-        return max(0.0, now_s - self._progress_s) if self.is_open else 0.0
-
-    def start(self, wanted: Placement, *, now_s: float) -> int:
+    def start(self, wanted: Placement) -> int:
         """Take up a plan; returns how many copies it needs.
 
         Raises ValueError while one is open, and if a rank has no room to add before it removes: it
@@ -142,57 +137,33 @@ class Migration:
                         f"{held.expert}. Leave a spare slot of every rank empty in every layer."
                     )
         self._waiting.extend(plan)
-        self._progress_s = now_s
         return self.num_copies_left
 
-    def plan_step(self, step: int, *, now_s: float) -> Orders:
+    def plan_step(self, step: int) -> Orders:
         """What rides on `step`, which is being planned for all ranks."""
         early = self._begin()
         return Orders(
-            incarnation=self.incarnation,
             copies=self._send(),
-            flip=self._flip(step, early, now_s) if self._flip_step is None else None,
+            flip=self._flip(step, early) if self._flip_step is None else None,
         )
 
-    def copied(
-        self, rank: int, copies: tuple[Copy, ...], *, incarnation: int, now_s: float
-    ) -> None:
+    def copied(self, rank: int, copies: tuple[Copy, ...]) -> None:
         """A rank acknowledges copies into its slots: their weights are there for every stream."""
-        if incarnation != self.incarnation:
-            return
         for copy in copies:
             begun = self._open.pop(copy, None)
             if begun is None or self._rank_of(copy) != rank:
                 raise AccountingError(f"rank {rank} acknowledges {copy}, which it does not owe")
             begun.landed.add(copy)
-        if copies:
-            self._progress_s = now_s
 
-    def finished(self, rank: int, step: int, *, incarnation: int, now_s: float) -> None:
+    def finished(self, rank: int, step: int) -> None:
         """A rank has finished `step` and all before it, so it has made their flips."""
-        is_flip = self._flip_step is not None and step >= self._flip_step
-        if incarnation != self.incarnation or not is_flip:
+        if self._flip_step is None or step < self._flip_step:
             return
         self._flipped.add(rank)
-        self._progress_s = now_s
-
         if self._have_all_flipped():
             self._states_LP[self._states_LP == _Slot.RETIRED] = _Slot.FREE
             self._flip_step = None
             self._flipped.clear()
-
-    def lost(self) -> None:
-        """The group's processes are gone. New ones, of the next incarnation, load `placement`.
-
-        What had not been flipped is forgotten: start a plan anew.
-        """
-        self.incarnation += 1
-        self._states_LP = _fresh(self.placement)
-        self._flip_step = None
-        for work in (self._waiting, self._begun, self._unsent, self._open):
-            work.clear()
-        self._dropped_early.clear()
-        self._flipped.clear()
 
     def check(self) -> None:
         """Raise AccountingError unless slots are in the states that open work says."""
@@ -270,7 +241,7 @@ class Migration:
         self.num_copies += len(sent)
         return tuple(sent)
 
-    def _flip(self, step: int, early: list[tuple[int, Held]], now_s: float) -> Flip | None:
+    def _flip(self, step: int, early: list[tuple[int, Held]]) -> Flip | None:
         """Route to all relocations whose copies have landed, and away from what they drop."""
         ended = [begun for begun in self._begun if self._has_landed(begun)]
         drops = set(early)
@@ -292,15 +263,14 @@ class Migration:
         self._dropped_early = (self._dropped_early | set(early)) - {
             (begun.relocation.layer, held) for begun in ended for held in begun.relocation.early
         }
-        return self._commit(experts_LP, step, now_s)
+        return self._commit(experts_LP, step)
 
-    def _commit(self, experts_LP: np.ndarray, step: int, now_s: float) -> Flip:
+    def _commit(self, experts_LP: np.ndarray, step: int) -> Flip:
         layers = (experts_LP != self.placement.experts_LP).any(axis=1).nonzero()[0]
         self.placement = Placement(experts_LP, self.placement.num_experts, self.placement.num_ranks)
         self.version += 1
         self.num_flips += 1
         self._flip_step = step
-        self._progress_s = now_s
         return Flip(self.version, self.placement, tuple(layers.tolist()))
 
     def _has_landed(self, begun: _Begun) -> bool:
@@ -311,8 +281,3 @@ class Migration:
 
     def _rank_of(self, copy: Copy) -> int:
         return copy.physical // self.placement.slots_per_rank
-
-
-def _fresh(placement: Placement) -> np.ndarray:
-    """States of slots in processes that have just loaded `placement`."""
-    return np.where(placement.experts_LP != EMPTY, _Slot.LIVE, _Slot.FREE).astype(np.int8)

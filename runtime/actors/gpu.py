@@ -53,8 +53,7 @@ logger = logging.getLogger(__name__)
 MAX_STEPS_IN_FLIGHT = 8
 """Steps that are enqueued and not yet reported; the Scheduler plans one ahead."""
 FINISH_S = 5.0
-"""How long a stopping rank waits for the end of its steps in flight, of which a peer may know less.
-"""
+"""How long a stopping rank waits for its steps in flight, which a peer may never have received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ class _Step:
     output: StepOutput | None
     timer: StepTimer | None
     loads: PendingLoads | None = None
-    """Of experts, when it is time for them."""
+    """Counts of rows per expert, in steps in which they are reported."""
 
 
 class GpuActor:
@@ -237,7 +236,7 @@ class GpuActor:
             link.close()
         for thread in self._threads:
             thread.join(FINISH_S)
-        # A peer that has stopped before a plan can leave this rank in its step or its loads.
+        # A peer that stopped before it received the last plan leaves this rank stuck in it.
         if self._model is not None:
             self._model.close()
         self._copies.abandon_peers()
@@ -249,7 +248,7 @@ class GpuActor:
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
         self._model.enter_thread()
-        # Forget what warming up has counted, and load the kernels that this takes.
+        # Forgets what warming up has counted, and loads the kernels that this takes.
         self._experts.restore()
         try:
             while (link := redial(dial, self._stop)) is not None:
@@ -260,11 +259,11 @@ class GpuActor:
             self._reports.close()
 
     def _follow_watched(self, link: BlockingLink) -> None:
-        """Follow, then end all that the link brought: the next Scheduler must find nothing moving.
+        """Follow a link to its end, then finish all work that it brought.
 
-        If a peer has not heard of the last plan, and so never ends its copies, nor comes to its
-        step, all ranks that step together start afresh. So does a rank alone whose device hangs:
-        who minded its deadline may be gone, and no other Scheduler knows of it.
+        The next Scheduler must find nothing in motion. But work may never end: if a peer has not
+        received the last plan, or the device of a rank alone hangs and no Scheduler minds that.
+        Then `LinkWatch` ends this process, and all ranks that step together start afresh.
         """
         patience_s = ALONE_S if self._config.parallel.ranks_per_group == 1 else 2 * FINISH_S
         with LinkWatch(link, lambda: self._num_steps, patience_s, self._give_up):
@@ -296,13 +295,13 @@ class GpuActor:
         self._model.runner.apply(plan)
         self._experts.apply(plan)
 
-        # Removed first: a slot may be given to another request in the same plan.
+        # Removals come first: a plan may give the same slot to another request.
         if len(plan.removed_slots):
             self._slots.difference_update(plan.removed_slots.tolist())
         if plan.added:
             self._slots.update(int(request.slot) for request in plan.added)
 
-        # Begun before the rows, which wait for what these loads bring.
+        # Copies begin first, because the rows wait for what these loads bring.
         if len(plan.loads) or len(plan.backups):
             self._copies.start(plan)
         self._steps.put(self._run_rows(plan, link))

@@ -62,10 +62,8 @@ _SLOW_CLIENT_RETRY_S = 0.02
 _CLIENT_BURST = 64
 """Messages of one client that are taken in a row: others get their turn even if it floods us."""
 _CLIENT_EXTRA_BYTES = 256 << 10
-"""What a request's frame may hold besides its prompt. To read a larger one would only cost time and
-memory.
-"""
-_KILL_ORDERS = 64
+"""What a request's frame may hold besides its prompt. Larger frames are refused unread."""
+_MAX_KILL_ORDERS = 64
 _DRAIN_POLL_S = 0.02
 
 
@@ -108,7 +106,7 @@ class SchedulerActor:
         self._ranks: dict[int, Link] = {}
         self._host: Link | None = None
         self._links: dict[ConnectionId, Link] = {}
-        """Those to ranks and to HostMemory, by the number under which the core knows them."""
+        """Links to ranks and to HostMemory, by the numbers under which the core knows them."""
         self._num_connections = 0
         self._num_ranks = 0
 
@@ -119,7 +117,7 @@ class SchedulerActor:
         """Clients that have news waiting."""
 
         self._attached = asyncio.Event()
-        self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_KILL_ORDERS)
+        self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_MAX_KILL_ORDERS)
         self._cpu_start_s = 0.0
 
     def __repr__(self) -> str:
@@ -181,10 +179,10 @@ class SchedulerActor:
         return int(before - self.stats()["l1_cached_pages"])
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests, let those that there are end, and copy what L2 is owed.
+        """Refuse new requests, wait until the others have ended, and copy to L2 what it is to have.
 
-        Requests that have not ended after `timeout_s` fail; copies, those that `write_back` owes
-        too, then have as long again. False: something was left.
+        Requests that have not ended after `timeout_s` fail. Then copies have as long again, also
+        those that `write_back` has put off. False: something was left.
         """
         core = self._running_core()
         self._turns.post(RefuseRequests())
@@ -197,7 +195,7 @@ class SchedulerActor:
     async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until the condition holds, for `timeout_s` at most. Returns whether it does."""
         deadline_s = time.monotonic() + timeout_s
-        # One pass of the loop, in which a turn takes what was posted before.
+        # Give the loop one pass, in which a turn takes what was posted before.
         await asyncio.sleep(0)
         while not condition() and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
@@ -241,7 +239,7 @@ class SchedulerActor:
         if older is not None:
             self._lose_rank(rank, older)
         self._ranks[rank] = link
-        connection = self._number(link)
+        connection = self._add_link(link)
         self._turns.post(
             RankAttached(
                 rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid
@@ -265,13 +263,13 @@ class SchedulerActor:
     def _lose_rank(self, rank: int, link: Link) -> None:
         del self._ranks[rank]
         link.close()
-        self._turns.post(RankLost(rank=rank, connection=self._forget(link)))
+        self._turns.post(RankLost(rank=rank, connection=self._remove_link(link)))
 
     async def _serve_host(self, link: Link) -> None:
         if self._host is not None:
             self._lose_host(self._host)
         self._host = link
-        connection = self._number(link)
+        connection = self._add_link(link)
         self._turns.post(HostAttached(connection=connection))
 
         try:
@@ -289,16 +287,16 @@ class SchedulerActor:
     def _lose_host(self, link: Link) -> None:
         self._host = None
         link.close()
-        self._turns.post(HostLost(connection=self._forget(link)))
+        self._turns.post(HostLost(connection=self._remove_link(link)))
 
-    def _number(self, link: Link) -> ConnectionId:
-        """Number a new link to a rank or to HostMemory: what is for it goes to it alone."""
+    def _add_link(self, link: Link) -> ConnectionId:
+        """Number a new link to a rank or to HostMemory, so that effects can name this very link."""
         self._num_connections += 1
         connection = ConnectionId(self._num_connections)
         self._links[connection] = link
         return connection
 
-    def _forget(self, link: Link) -> ConnectionId:
+    def _remove_link(self, link: Link) -> ConnectionId:
         connection = next(number for number, known in self._links.items() if known is link)
         del self._links[connection]
         return connection

@@ -32,11 +32,10 @@ from raydix.runtime.messages.hello import Role
 class AsyncLLM:
     """A handle on one engine, known by its name. Works in plain asyncio and in async Ray actors.
 
-    Make one with `start` or `connect`. It can be pickled; the copy connects by name on its first
-    use, as does this one after the connection was lost. It belongs to the event loop it is used on,
-    and to the next one once that runs no more.
-    At the end of its `async with` an engine that it started is shut down; one that it reached goes
-    on.
+    Make one with `start` or `connect`. It can be pickled: the copy connects by name on its first
+    use, as this one does after a lost connection. It belongs to the event loop on which it is used,
+    until that runs no more. At the end of its `async with` an engine that it has started is shut
+    down; one that it has reached goes on.
     """
 
     def __init__(
@@ -70,13 +69,13 @@ class AsyncLLM:
         """Start an engine and connect to it.
 
         source: a YAML file, a checkpoint folder, `ORG/NAME` on the Hub, or a dict with the
-        configuration; `sections` (`cache={...}`) are laid over it. name: by which others reach it;
-        None: one of its own, as a name is free for one engine of a user and host. address: of the
-        Ray cluster; None: the one at hand, else a private one. drain_s: how long requests may go on
-        when the engine is shut down, and then writes to L3; new ones are refused meanwhile.
-        listen: `HOST:PORT` for clients on other hosts, who must know the secret, as `connect` finds
-        it; without one only this user may connect, by a loopback address. The engine ends with this
-        process.
+        configuration; `sections` (`cache={...}`) are laid over it. name: by which others reach it,
+        one engine of each user and host; None: a made-up one. address: of the Ray cluster; None:
+        the one at hand, else a private one. drain_s: when the engine is shut down, how long
+        requests may go on, and then writes to L3; new requests are refused meanwhile. listen:
+        `HOST:PORT` for clients on other hosts, who must know the secret, which is found as in
+        `connect`. Without one it must be a loopback address, and only this user may connect. The
+        engine ends with this process.
 
         Raises ConfigError, CheckpointError or EngineDead.
         """
@@ -84,7 +83,7 @@ class AsyncLLM:
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
-        # One that is broken is told before the weights are read, which may take minutes.
+        # A broken tokenizer is reported before the weights are read, which may take minutes.
         tokenizer = begin_tokenizer(config.model.path)
         handle = await start_or_undo(
             config, name, address, supervision, gateway=gateway, tokenizer=tokenizer
@@ -95,7 +94,7 @@ class AsyncLLM:
         engine._tokenizers[config.model.path] = await asyncio.wrap_future(tokenizer)
         engine._handle = handle
         engine._has_started_engine = True
-        # The caller has nothing yet to shut down: what fails from here on ends the engine.
+        # The caller has no handle yet to shut it down, so a failure from here on ends the engine.
         try:
             await engine.connected()
         except BaseException:
@@ -348,7 +347,7 @@ class AsyncLLM:
             self._handle = None
 
     def _forget(self) -> None:
-        """The name may stand for another engine now. Our own keeps its address."""
+        """Find the engine anew next time, by its name, unless this handle has started it."""
         if not self._has_started_engine:
             self._handle = None
 

@@ -47,8 +47,8 @@ class EngineClient:
     on that loop alone. What a slow caller has not taken is merged into one output, so that a stream
     holds no more than one request's output.
 
-    A request id is free again as soon as the Scheduler has been told to end its request: what it
-    sent before that names the earlier asking, and nobody listens to that one any more.
+    A request id is free again as soon as the Scheduler has been told to end its request. What the
+    Scheduler sent before it heard that quotes the former asking, to which nobody listens any more.
     """
 
     def __init__(
@@ -56,12 +56,10 @@ class EngineClient:
         link: Link,
         limits: ModelLimits,
         tokenizer: Tokenizer | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._limits = limits
         self._tokenizer = tokenizer
-        self._clock = clock
 
         self._num_askings = 0
         self._live: dict[AskingId, OpenRequest] = {}
@@ -111,7 +109,7 @@ class EngineClient:
     async def _stream_samples(
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
-        """One request for each sample; they meet where the first one is."""
+        """Submit one request for each sample; all go where the first one is, to share its pages."""
         self._limits.check_num_requests(params.n)
         names = [id_of_sample(name, index) for index in range(params.n)]
         with self._names.reserved(names):
@@ -156,8 +154,8 @@ class EngineClient:
         assert params.n == 1, "several samples are several requests"
         submission = self._submission(params, request_id, prompt.token_ids, options)
         self._names.require_free(request_id)
-        submitted_s = self._clock()
-        # Only what was sent is live: sending may fail. What is made here is not waited for there.
+        submitted_s = time.monotonic()
+        # Sent first, as that may fail; and what is made below then delays the request by nothing.
         self._ask(submission)
 
         streamed = StreamedRequest(
@@ -308,7 +306,7 @@ class EngineClient:
         except LinkClosed as error:
             reason = str(error) or "the link closed"
         except (Exception, asyncio.CancelledError):
-            # The end of its loop cancels it: the engine is not to work for nobody.
+            # Cancelled at the end of its event loop: nobody waits for the requests any more.
             self._link.close()
             raise
         finally:
@@ -320,7 +318,7 @@ class EngineClient:
             )
 
     def _route(self, frame: TokenFrame) -> None:
-        now_s = self._clock()
+        now_s = time.monotonic()
 
         # Plain tokens come as columns, all else as deltas.
         for asking, token_id in zip(frame.askings, frame.token_ids.tolist(), strict=True):

@@ -45,7 +45,7 @@ def priority(node: RadixNode) -> EvictionKey:
     return -node.priority, node.last_use_s
 
 
-EVICTION_POLICIES: dict[str, PolicyKey] = {
+EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
     EvictionPolicy.LRU: lru,
     EvictionPolicy.LFU: lfu,
     EvictionPolicy.FIFO: fifo,

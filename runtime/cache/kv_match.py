@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raydix.runtime.config.kv_layout import KvGroup
-from raydix.runtime.config.kv_layout import window_pages as window_pages
 from raydix.runtime.messages.host import PageSource
 
 Availability = bytes
@@ -31,7 +30,7 @@ class KvMatch:
 def match_groups(
     groups: Sequence[KvGroup], availability: Sequence[Availability], *, page_size: int
 ) -> KvMatch:
-    """The longest prefix whose last token, or the one behind it, can be computed.
+    """The longest prefix from which a request can be taken up.
 
     It may end at page n only if every FULL and LATENT page of [0, n) is available, and every WINDOW
     page of the last `window_pages`. Raises ValueError if the maps differ in length or number.
@@ -46,9 +45,17 @@ def match_groups(
     gaps = [pages.translate(_PAGES_AND_GAPS) for pages in availability]
     num_pages = longest_prefix(reaches, gaps, num_pages)
 
-    starts = tuple([0 if needed is None else max(0, num_pages - needed) for needed in reaches])
+    starts = first_needed(reaches, num_pages)
     sources = tuple([pages[s:num_pages] for pages, s in zip(availability, starts, strict=True)])
     return KvMatch(num_pages=num_pages, starts=starts, sources=sources)
+
+
+def first_needed(reaches: Sequence[int | None], num_pages: int) -> tuple[int, ...]:
+    """Per group, the first page that a request needs if it is taken up after `num_pages`.
+
+    `reaches`: see `KvLayout.reaches`.
+    """
+    return tuple([0 if reach is None else max(0, num_pages - reach) for reach in reaches])
 
 
 def longest_prefix(reaches: Sequence[int | None], gaps: Sequence[bytes], max_pages: int) -> int:
@@ -65,8 +72,8 @@ def longest_prefix(reaches: Sequence[int | None], gaps: Sequence[bytes], max_pag
             gap = group_gaps.find(_GAP, 0, num_pages)
             num_pages = num_pages if gap < 0 else gap
 
-    # A window may shorten the prefix to an end that suits no earlier one, so all are asked again
-    # until none objects. Whatever is shorter suits the other groups, too.
+    # One window may shorten the prefix to an end that another one does not suit, so all are asked
+    # again until none shortens it. FULL and LATENT groups suit any shorter prefix.
     earlier = None
     while windows and num_pages != earlier:
         earlier = num_pages
@@ -81,7 +88,7 @@ def last_window_end(has_page: Callable[[int], bool], reach: int, max_pages: int)
     Asks about as few pages as it can: in a long chain that has no window, one in `reach`.
     """
     end = max_pages
-    # A gap takes away all ends behind it whose windows it is in: the first one takes most.
+    # A gap rules out all ends whose windows it is in, so go on before the first gap of this window.
     while (
         gap := next((page for page in range(max(0, end - reach), end) if not has_page(page)), None)
     ) is not None:

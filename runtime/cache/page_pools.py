@@ -1,9 +1,12 @@
 """The page pools of one L1: one per KV group, used together."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from raydix.runtime.cache.page_pool import PagePool
-from raydix.runtime.messages.arrays import Int32Array, empty
+from raydix.runtime.messages.arrays import Int32Array, empty, frozen
 
 PageIds = tuple[Int32Array, ...]
 """Per KV group one id per page of a run; 0, the padding page, where a group has nothing."""
@@ -22,6 +25,12 @@ def pages_between(page_ids: PageIds, start: int, stop: int | None = None) -> Pag
 def no_pages(num_groups: int) -> PageIds:
     """An empty run."""
     return (empty(),) * num_groups
+
+
+def join_columns(runs: Sequence[PageIds]) -> Int32Array:
+    """One column of several runs: run after run, and of each run group after group."""
+    columns = list(itertools.chain.from_iterable(runs))
+    return frozen(np.concatenate(columns)) if columns else empty()
 
 
 class PagePools:

@@ -34,11 +34,6 @@ class RadixEviction:
         self._whole = [group for group, reach in enumerate(reaches) if reach is None]
         """The groups that lose no page without its leaf."""
 
-    @property
-    def num_inspected_pages(self) -> int:
-        """Pages of leaves that were inspected and not evicted, locked or touched since."""
-        return self._order.num_inspected_pages
-
     def lock(self, node: RadixNode) -> None:
         """Protect a node's pages. The caller locks those above it, too."""
         if node.lock():
@@ -75,13 +70,8 @@ class RadixEviction:
             self._windows.split(upper, node)
         return upper
 
-    def inspect(self) -> Victim | None:
-        """The next whole leaf that was not inspected yet."""
-        leaf = self._order.inspect()
-        return None if leaf is None else leaf.as_victim()
-
     def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
-        """Inspect what holds the next `num_pages` pages to go. Yields what was not inspected."""
+        """Look at the next `num_pages` pages to be evicted; yields those not inspected before."""
         return (leaf.as_victim() for leaf in self._order.inspect_ahead(num_pages))
 
     def unlocked(self) -> Iterator[Victim]:

@@ -16,10 +16,16 @@ from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, TOKEN_BYTES
 from raydix.runtime.cache.radix_eviction import RadixEviction
 from raydix.runtime.cache.radix_forest import RadixForest
-from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, join_page_ids, use_path
-from raydix.runtime.cache.radix_node import Segment as Segment
+from raydix.runtime.cache.radix_node import (
+    RadixNode,
+    Segment,
+    count_shared_pages,
+    join_page_ids,
+    use_path,
+)
 from raydix.runtime.cache.radix_node import Victim as Victim
 from raydix.runtime.cache.radix_windows import RadixWindows
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 
 
@@ -81,14 +87,9 @@ class RadixTree:
         *,
         page_size: int,
         reaches: Sequence[int | None] = (None,),
-        eviction: str = "lru",
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
         """`reaches`: per KV group `KvLayout.reaches`, a number of pages for a WINDOW group."""
-        if eviction not in EVICTION_POLICIES:
-            raise ValueError(
-                f"eviction is {eviction!r}; expected one of {', '.join(EVICTION_POLICIES)}"
-            )
-
         self.page_size = page_size
         self.num_groups = len(reaches)
         self.num_locks = 0
@@ -117,11 +118,6 @@ class RadixTree:
     def num_evictable_pages(self, group: int) -> int:
         """Pages of a group that no lock protects. All of them can be evicted."""
         return self.num_cached_pages(group) - self.num_locked_pages(group)
-
-    @property
-    def num_inspected_pages(self) -> int:
-        """Pages of leaves that were inspected and not evicted, locked or touched since."""
-        return self._eviction.num_inspected_pages
 
     def match(self, identity: PageKey, packed_tokens: bytes) -> Match:
         """Find the longest cached prefix, in whole pages. Changes nothing.
@@ -273,17 +269,12 @@ class RadixTree:
         if self._windows is not None:
             self._windows.use(last, match.num_pages)
 
-    def inspect(self) -> Victim | None:
-        """The next whole leaf in eviction order that was not inspected yet; None if there is none.
-
-        It stays. One that is locked or touched counts as not inspected when it comes back.
-        """
-        return self._eviction.inspect()
-
     def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
-        """Inspect until all of the next `num_pages` pages to go are inspected; yields what was not.
+        """Look at the next `num_pages` pages to be evicted; yields those not inspected before.
 
-        `num_inspected_pages` alone does not tell: newcomers may go before the pages it counts.
+        They are yielded as whole leaves, in the order of eviction, and stay in the tree. A leaf
+        that is locked or touched afterwards counts as not inspected when it becomes evictable
+        again.
         """
         return self._eviction.inspect_ahead(num_pages)
 

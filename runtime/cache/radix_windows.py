@@ -59,10 +59,10 @@ class RadixWindows:
             self._leave_behind(node)
 
     def _leave_behind(self, node: RadixNode) -> None:
-        """A session has gone on from a node's end: it is not likely to come back there.
+        """A session has gone on from a node's end with a new prompt, and will hardly return there.
 
-        Nor to the end of the prompt, if the node is its only answer. To the end of its own prompt a
-        request goes on with the answer, and the same prompt may be asked again.
+        If the node is the only answer to its prompt, nor to that prompt's end. This is not called
+        when an answer follows its own prompt: the same prompt may be asked again.
         """
         node.leave_behind()
         parent = node.parent
@@ -98,9 +98,9 @@ class RadixWindows:
             pages.refresh(node, self._nearest_end(node))
 
     def reshape(self, node: RadixNode) -> None:
-        """A node has got or lost its end, or a child: requests return to other places.
+        """A node has got or lost its end or a child, which changes where requests may return to.
 
-        That concerns the windows before its end, and before its start.
+        So the windows before its end and before its start are counted anew.
         """
         near = [*self._reached(node, node.end)]
         if node.parent is not None:

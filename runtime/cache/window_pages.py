@@ -1,10 +1,10 @@
 """The pages of one WINDOW group in a radix tree: which are pinned, and in which order others go.
 
-First go pages that nobody is likely to come back to, the oldest first: nothing but a prefix that
-ends at a new place would use them. Then the windows before places that requests return to: where
-a chain ends, where chains part, and where a request ended that no other has taken further since.
-They go in the order of the eviction policy as it saw them when a lock last reached them. Each loses
-its first pages first, as what follows in the chain may still use the others.
+First go inner pages, which are in no window that requests return to, the oldest first. Then go the
+windows before places that requests return to: where a chain ends, where chains part, and where a
+request ended that no later one has continued. They go in the order of the eviction policy, by their
+nodes' state when a lock last reached them. A window loses its first pages first, as what follows in
+the chain may still use the others.
 
 Where a conversation went on, the window of the turn before is not kept: in a full pool it would
 push out those of other conversations, whose turn comes sooner.
@@ -59,9 +59,9 @@ class WindowPages:
         """Of all nodes of which the group holds anything."""
         # Not a dict, which would look for its first entry among all that have left it.
         self._inner: OrderedDict[RadixNode, None] = OrderedDict()
-        """Those that can lose pages before such a window, oldest first."""
+        """Nodes with inner pages to lose, oldest first."""
         self._order = SortedEntries()
-        """Those that can lose pages of such a window."""
+        """Nodes with pages to lose of a window that requests return to."""
         self._entries: dict[RadixNode, OrderEntry] = {}
         self._last_ticket = 0
 
@@ -119,7 +119,7 @@ class WindowPages:
         )
 
     def _num_kept_of(self, node: RadixNode) -> int:
-        """Last pages of a node that belong to the window of a place to return to, or would."""
+        """Last pages of a node that the window before the next place to return to reaches into."""
         num_kept = self.reach
         while num_kept > 0 and not node.is_return_point:
             (node,) = node.children.values()

@@ -12,7 +12,7 @@ class SchedulingPolicy(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """Which leaf of the radix tree leaves L1 first; `cache/eviction.py` has the keys."""
+    """Which leaf of the radix tree leaves L1 first; `runtime/cache/eviction.py` has the keys."""
 
     LRU = "lru"
     LFU = "lfu"

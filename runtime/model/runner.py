@@ -56,17 +56,17 @@ class _Ran:
     prompts: PromptTensors | None
 
 
-def never(num_tokens: int) -> bool:
-    """Every step is one batch."""
+def never_halved(num_tokens: int) -> bool:
+    """For runners whose every step is one batch."""
     return False
 
 
 class ModelRunner:
     """Runs plans on one device, in order. Owns: the request slots. The pools belong to the caller.
 
-    `pools`: one zeroed tensor per KV group, as of `make_pools`; page 0 is padding. `is_halved`:
-    whether a step that is not captured goes through the layers as two micro-batches, by the tokens
-    of the busiest lane; the same on all ranks that share experts, and asked for them alone.
+    `pools`: one zeroed tensor per KV group, from `make_pools`; page 0 is padding. `is_halved` is
+    asked only where ranks share experts, and says the same on all of them: whether a step that is
+    not captured goes through the layers as two micro-batches, given the tokens of the busiest lane.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ModelRunner:
         max_slots: int,
         max_model_len: int,
         device: torch.device,
-        is_halved: Callable[[int], bool] = never,
+        is_halved: Callable[[int], bool] = never_halved,
     ) -> None:
         self._decoder = decoder
         self._pools = pools
@@ -94,7 +94,7 @@ class ModelRunner:
             device=device,
         )
         self._inputs = InputMaker(decoder, pools, self.slots, device)
-        # First in line for what is free of the device: while rows travel others compute.
+        # Of high priority: rows are sent at once while the other micro-batch computes.
         self._stream = torch.cuda.Stream(priority=-1) if device.type == "cuda" else None
         self.num_halved_steps = 0
         """Steps that went through the layers as two micro-batches."""
@@ -106,14 +106,13 @@ class ModelRunner:
         for num_tokens, start in warm_up_rows(longest, self.slots.max_model_len):
             self._run_padding(num_tokens, start)
 
-        # The largest batch, with all that rows may ask for at once: the memory that takes must be
-        # known.
+        # The largest batch, with all that rows may ask for: it takes the most memory of all steps.
         for sampling in (CUTTING, ASKING_FOR_ALL):
             self.slots.sampling.put(self.slots.scratch_slot, sampling)
             self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
         self.slots.sampling.put(self.slots.scratch_slot, GREEDY)
         if self._decoder.experts is not None:
-            # What padding asked for is nobody's load.
+            # Padding's rows do not count as load of experts.
             self._decoder.experts.routes.take_loads()
 
     @torch.inference_mode()
@@ -218,8 +217,8 @@ class ModelRunner:
         sampling: SamplingRows,
         on_layer: Callable[[int], None] | None = None,
     ) -> _Ran:
-        """Everything up to the hidden states of what samples; prompts are looked at."""
-        # Nothing is sampled before both halves have been run.
+        """Run the layers; returns hidden states of the rows that sample, and looks at prompts."""
+        # Of two halves the second carries the sampling of both: nothing is sampled before it ran.
         of_part = [*(SAMPLES_NOTHING for _ in parts[1:]), sampling]
         inputs = [
             self._inputs.batch(rows if len(rows.slots) else idle_row(self.slots), sampled)
@@ -257,10 +256,10 @@ class ModelRunner:
         sampling: SamplingRows,
         on_layer: Callable[[int], None] | None,
     ) -> StepOutput:
-        """A captured step; what is asked of its prompts is not captured."""
+        """Replay a captured step, then do what is asked of its prompts, which is not captured."""
         if on_layer is not None and not shape.waits_by_layer:
-            # A load's events are the plan's own, so no graph can hold them: all of it has to arrive
-            # first.
+            # The events of a load are made for this plan, so no graph can hold them: wait for the
+            # last layer, and so for all of the load, first.
             on_layer(self._decoder.spec.num_layers - 1)
             on_layer = None
 
@@ -334,7 +333,7 @@ class ModelRunner:
         return padding_columns(self.slots, shape)
 
     def _sample(self, ran: _Ran, sampling: SamplingRows) -> StepOutput:
-        """As in captured steps, one operation after another."""
+        """Sample as captured steps do, but enqueue one operation after another."""
         if not len(ran.hidden_RC):
             return self._nothing(ran.prompts)
         inputs = ran.inputs

@@ -8,13 +8,14 @@ from enum import Enum
 import numpy as np
 
 from raydix.ids import PageKey, RequestId
+from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.block_table import BlockTable
-from raydix.runtime.scheduler.cached_prefix import CachedPrefix, first_needed, tiers_of
+from raydix.runtime.scheduler.cached_prefix import CachedPrefix, tiers_of
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.page_needs import PageCounts, add_pages, pages_to_compute
@@ -370,7 +371,7 @@ def _first_table(
 ) -> BlockTable:
     """The pages that a request begins behind, in WINDOW groups those of its window."""
     columns = []
-    needed = first_needed(replica.settings, start.num_pages)
+    needed = first_needed(replica.settings.reaches, start.num_pages)
     for group, ids in enumerate(found.prefix.match.page_ids):
         column = np.zeros(start.num_pages, dtype=np.int32)
         locked = found.num_locked_pages

@@ -6,9 +6,9 @@ since: all that wait for one read from L3 count it as theirs.
 
 from collections.abc import Iterator
 
+from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.scheduler.cached_prefix import first_needed
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
@@ -32,7 +32,7 @@ def attribute(
     num_full = num_prompt // size
     num_cached = len(tiers)
     runs = [
-        *prefetch.arrival_runs(tiers, first_needed(settings, num_cached)),
+        *prefetch.arrival_runs(tiers, first_needed(settings.reaches, num_cached)),
         (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
     ]
     runs += _missed_runs(prefetch, settings, num_cached + num_left_pages, num_full)

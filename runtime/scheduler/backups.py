@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.cache.radix_tree import RadixTree, Victim
+from raydix.runtime.cache.radix_node import Victim
+from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.host_view import HostView

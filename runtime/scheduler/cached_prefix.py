@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydix.runtime.cache.kv_match import last_window_end, match_groups
+from raydix.runtime.cache.kv_match import first_needed, last_window_end, match_groups
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PageSource
@@ -28,7 +28,9 @@ class CachedPrefix:
     num_pages: int
     """The same with what L2 holds, too."""
     num_known_pages: int
-    """So many pages are cached but for windows: more than `num_pages` where those are gone."""
+    """Cached pages, whatever windows are cached. If they are more than `num_pages`, the window that
+    a request would need to be taken up behind them is gone.
+    """
     loads: tuple[Sequence[int], ...]
     """Per KV group, the pages that L1 lacks before `num_pages`, in order.
 
@@ -92,23 +94,19 @@ def ends_in_l1(settings: SchedulerSettings, match: Match, num_pages: int) -> tup
 
 
 def tiers_of(settings: SchedulerSettings, num_pages: int, loads: Sequence[Sequence[int]]) -> bytes:
-    """The tier that each page of a prefix is taken from: the farther, where groups differ.
+    """The tier that each page of a prefix is taken from: the farther one, where groups differ.
 
-    A page behind all windows counts as the window's pages do if no group needs it.
+    A page that no group needs, because all look back over windows that begin later, counts for the
+    farthest tier of these windows.
     """
     tiers = bytearray(_L1 * num_pages)
     for pages in loads:
         for page in pages:
             tiers[page] = PageSource.L2
     if not settings.has_full and num_pages:
-        start = min(first_needed(settings, num_pages))
+        start = min(first_needed(settings.reaches, num_pages))
         tiers[:start] = bytes([max(tiers[start:], default=PageSource.L1)]) * start
     return bytes(tiers)
-
-
-def first_needed(settings: SchedulerSettings, num_pages: int) -> tuple[int, ...]:
-    """Per KV group, the first page that a request needs which is taken up after `num_pages`."""
-    return tuple([0 if reach is None else max(0, num_pages - reach) for reach in settings.reaches])
 
 
 def _no_loads(settings: SchedulerSettings) -> tuple[Sequence[int], ...]:
@@ -118,12 +116,12 @@ def _no_loads(settings: SchedulerSettings) -> tuple[Sequence[int], ...]:
 def _end_without_windows(
     settings: SchedulerSettings, host: HostView | None, keys: bytes, num_path: int, max_pages: int
 ) -> int:
-    """How far FULL and LATENT groups alone would reach."""
+    """How far L1 and L2 hold the chain in FULL and LATENT groups, whatever windows they hold."""
     if host is None:
         return num_path
     stop = max_pages
     for group, reach in enumerate(settings.reaches):
-        # No group is of use past a page that another one lacks, if that needs all pages.
+        # Where a group that needs all pages lacks one, no group is of use behind it.
         if reach is None:
             stop = num_path + host.count_resident(group, keys, num_path, stop)
     return stop
@@ -185,7 +183,7 @@ def _match_with_l2(
         gap = _first_gap(host, loads, keys, found.num_pages)
         if gap is None:
             return found.num_pages, loads
-        # A lease is one run: it would end at a page of a window that L1 alone holds.
+        # A lease is one run of pages that L2 holds: it cannot pass this page, which L1 alone has.
         stop = gap
 
 

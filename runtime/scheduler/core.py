@@ -196,7 +196,7 @@ class SchedulerCore:
                 on_host_attached(replica, event.connection)
             case events.HostMessage():
                 if event.connection == replica.host.connection:
-                    on_host_message(replica, event.message, now_s)
+                    on_host_message(replica, event.message)
             case events.HostLost():
                 if event.connection == replica.host.connection:
                     on_host_lost(replica)

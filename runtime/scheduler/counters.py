@@ -31,12 +31,12 @@ class Count(StrEnum):
     """Those of the evicted pages that L2 did not hold: they are lost."""
     LOADED_PAGES = "loaded_pages"
     PROMOTED_PAGES = "promoted_pages"
-    """Those of the loaded pages whose request still waited."""
+    """Those of the loaded pages that were loaded while their request still waited."""
     STALE_LOADS = "stale_loads"
     BACKED_UP_PAGES = "backed_up_pages"
     BACKUP_QUEUE_FULL = "backup_queue_full"
     WRONG_TIMES = "wrong_times"
-    """Ranks told that something took less than nothing, or more than can be."""
+    """Reports of ranks that a step or copy took less than no time, or impossibly long."""
     LOST_RANKS = "lost_ranks"
     LOST_HOSTS = "lost_hosts"
     HOST_SILENCES = "host_silences"
@@ -91,7 +91,7 @@ class Counters:
         self._counts[what] += number
 
     def add_s(self, what: Duration, seconds: float) -> None:
-        """It took so long."""
+        """Add seconds to a sum."""
         self._seconds[what] += seconds
 
     def count_end(self, reason: FinishReason) -> None:
@@ -133,7 +133,7 @@ class Timings:
         self._times = {timing: Histogram(timing.bounds_s) for timing in Timing}
 
     def observe(self, what: Timing, seconds: float) -> None:
-        """Once more it took so long."""
+        """Add one value to a distribution."""
         self._times[what].observe(seconds)
 
     def observe_completion(self, *, num_later: int, later_s: float, total_s: float) -> None:

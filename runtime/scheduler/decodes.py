@@ -49,7 +49,9 @@ class DecodeBatch:
         self._page_size = page_size
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)
-        """The joining that has the slot, counted from 1; 0: free. Rows are planned for one."""
+        """The number of the request that has the slot, counted as they join; 0: the slot is free.
+        Rows quote it, so that none counts for a later request in its slot.
+        """
         self._num_joined = 0
         self._slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         """Who is here, in order of slots."""
@@ -64,7 +66,7 @@ class DecodeBatch:
 
         self._stop_ids: NDArray[np.int32] = np.full((num_slots, 1), _NO_STOP, dtype=np.int32)
         self._has_stops = False
-        """Some slot has stop ids, or had when the last request joined."""
+        """Some slot has stop ids, as of when the last request joined."""
         self._long_stops: dict[int, frozenset[int]] = {}
         """By slot: the stop ids of those that have too many for the columns."""
 
@@ -76,8 +78,10 @@ class DecodeBatch:
         self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
         """Known tokens that the request's own bytes do not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
-        self._num_sure = 0
-        """Steps for which every request surely has a page to write to and a token to sample."""
+        self._num_sure_steps = 0
+        """For so many further steps every request has a page to write to and a token to sample, so
+        they are planned without looking at each.
+        """
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -103,7 +107,7 @@ class DecodeBatch:
         self._set_stop_ids(slot, request.submit.stop_token_ids)
 
         self.table_grew(slot, len(request.table))
-        self._num_sure = 0
+        self._num_sure_steps = 0
         request.join(self)
 
     def leave(self, request: RequestState) -> None:
@@ -148,7 +152,7 @@ class DecodeBatch:
 
     def short_slots(self) -> list[int]:
         """Slots whose next token has no place in the block table."""
-        if self._num_sure:
+        if self._num_sure_steps:
             return []
         slots = self._slots
         next_token = self._num_prompt[slots] + self._num_sampled[slots] - 1
@@ -167,8 +171,8 @@ class DecodeBatch:
             return None
         sampled = self._num_sampled[slots]
         starts = self._num_prompt[slots] + sampled - 1
-        if self._num_sure:
-            self._num_sure -= 1
+        if self._num_sure_steps:
+            self._num_sure_steps -= 1
             self._num_sampled[slots] = sampled + 1
             return DecodeRows(
                 slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled
@@ -179,7 +183,7 @@ class DecodeBatch:
             return None
         if ready.all():
             room = np.minimum(self._num_paged[slots] - starts, self._max_output[slots] - sampled)
-            self._num_sure = int(room.min()) - 1
+            self._num_sure_steps = int(room.min()) - 1
         else:
             slots, sampled, starts = slots[ready], sampled[ready], starts[ready]
         self._num_sampled[slots] = sampled + 1
@@ -188,7 +192,7 @@ class DecodeBatch:
         )
 
     def is_current(self, rows: DecodeRows) -> NDArray[np.bool_]:
-        """Which rows are still wanted: their request is in the run that they were planned for."""
+        """Which rows still count: their slot has the request for which they were planned."""
         return self._stamps[rows.slots] == rows.stamps
 
     def take(self, slots: Int32Array, token_ids: Int32Array) -> TakenTokens:
@@ -256,9 +260,11 @@ class DecodeBatch:
         for slot in present:
             request = self.request(slot)
             num_steps = self._num_paged[slot] - self._num_prompt[slot] - self._num_sampled[slot] + 1
-            if self._num_sure > min(num_steps, self._max_output[slot] - self._num_sampled[slot]):
+            if self._num_sure_steps > min(
+                num_steps, self._max_output[slot] - self._num_sampled[slot]
+            ):
                 raise AccountingError(
-                    f"slot {slot} has room for {num_steps} steps; {self._num_sure} are sure"
+                    f"slot {slot} has room for {num_steps} steps; {self._num_sure_steps} are sure"
                 )
 
             room = len(request.table) * self._page_size
@@ -280,8 +286,7 @@ class DecodeBatch:
         number = self._client_of.get(client_id)
         if number is None:
             if not len(self):
-                # Nobody's number is in use: start over, or the table would grow with every client
-                # that ever came.
+                # No number is in use: start over, lest the table grow with every client.
                 self._client_of.clear()
                 self._clients.clear()
             number = self._client_of[client_id] = len(self._clients)

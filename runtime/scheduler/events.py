@@ -65,7 +65,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAttached:
-    """HostMemory said hello. An earlier connection counts as lost, if its process lives or not."""
+    """HostMemory said hello. An earlier connection counts as lost, even if its process lives."""
 
     connection: ConnectionId
 

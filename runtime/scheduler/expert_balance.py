@@ -43,7 +43,7 @@ class PlanningWanted:
 class ExpertBalance:
     """Owns: the migration of a step group's experts, and their average load.
 
-    Ranks are numbered within the group here. What the ranks of an earlier generation say never
+    Ranks are numbered within the group here. What the ranks of an earlier incarnation say never
     comes here: it belongs to a connection that is over.
     """
 
@@ -105,12 +105,12 @@ class ExpertBalance:
         """What rides on `step`, which is being planned for all ranks."""
         self._steps_since_plan += 1
         if self._due is not None and not self._migration.is_open:
-            self._migration.start(self._due, now_s=now_s)
+            self._migration.start(self._due)
             self._due, self._steps_without_progress = None, 0
         if not self._migration.is_open:
             return ExpertOrders()
 
-        orders = self._migration.plan_step(step, now_s=now_s)
+        orders = self._migration.plan_step(step)
         self._watch_progress(now_s)
         copies = {next(self._copy_ids): copy for copy in orders.copies}
         self._open |= copies
@@ -118,17 +118,17 @@ class ExpertBalance:
         change = None if orders.flip is None else self._change(orders.flip)
         return ExpertOrders(copies=self._columns(copies), change=change)
 
-    def take_copied(self, rank: int, copy_ids: Int32Array, now_s: float) -> None:
+    def take_copied(self, rank: int, copy_ids: Int32Array) -> None:
         """A rank acknowledges copies. Raises AccountingError if it does not owe them."""
         unknown = [copy_id for copy_id in copy_ids.tolist() if copy_id not in self._open]
         if unknown:
             raise AccountingError(f"rank {rank} acknowledges copies {unknown}, which nobody owes")
         copies = tuple([self._open.pop(copy_id) for copy_id in copy_ids.tolist()])
-        self._migration.copied(rank, copies, incarnation=self._migration.incarnation, now_s=now_s)
+        self._migration.copied(rank, copies)
 
-    def take_step(self, rank: int, step: int, loads: Int32Array, now_s: float) -> None:
+    def take_step(self, rank: int, step: int, loads: Int32Array) -> None:
         """A rank has done a step, and perhaps reports its loads."""
-        self._migration.finished(rank, step, incarnation=self._migration.incarnation, now_s=now_s)
+        self._migration.finished(rank, step)
         if not len(loads):
             return
         counts_LE = loads.reshape(self.settings.num_layers, self.settings.num_experts)

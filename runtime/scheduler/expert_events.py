@@ -7,23 +7,23 @@ from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.step_group import StepGroup
 
 
-def on_expert_step(replica: Replica, group: StepGroup, result: StepResult, now_s: float) -> None:
+def on_expert_step(replica: Replica, group: StepGroup, result: StepResult) -> None:
     """A rank has done a step: with it the change of placement that it carried, if any."""
     experts = group.experts
     if experts is None:
         return
-    experts.take_step(result.rank - group.ranks.start, result.step, result.expert_loads, now_s)
+    experts.take_step(result.rank - group.ranks.start, result.step, result.expert_loads)
     wanted = experts.take_asked()
     if wanted is not None:
         index = replica.step_groups.index(group)
         replica.emit(PlanExperts(group=index, wanted=wanted))
 
 
-def on_experts_copied(group: StepGroup, done: ExpertsCopied, now_s: float) -> None:
+def on_experts_copied(group: StepGroup, done: ExpertsCopied) -> None:
     """Copies have landed on a rank."""
     if group.experts is None:
         raise AccountingError(f"rank {done.rank} copied experts, and has all to itself")
-    group.experts.take_copied(done.rank - group.ranks.start, done.copy_ids, now_s)
+    group.experts.take_copied(done.rank - group.ranks.start, done.copy_ids)
 
 
 def on_experts_planned(replica: Replica, event: ExpertsPlanned) -> None:

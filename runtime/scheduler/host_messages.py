@@ -1,6 +1,5 @@
 """How the Scheduler lives with HostMemory: its reports, its silence, its death."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -8,8 +7,8 @@ from typing import assert_never
 import numpy as np
 
 from raydix.ids import ConnectionId, LeaseId, LookupId
-from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
-from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.cache.page_pools import PageIds, join_columns, num_pages_of, pages_between
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     AbandonPages,
     CopiesDrained,
@@ -33,7 +32,7 @@ from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NARROWED_FRACTION = 0.125
-"""A claim on room in L2 shrinks in steps of at least so much of it."""
+"""A claim on room in L2 is narrowed once at least so much of it is not needed any more."""
 
 
 def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
@@ -77,7 +76,7 @@ def _give_up_load(replica: Replica, lane: Lane, load: Load) -> None:
 
 
 def tell_if_drained(replica: Replica) -> None:
-    """Once no older copy is in flight on any lane, a HostMemory that attached may grant pages."""
+    """Tell HostMemory to grant pages, once no copy of an earlier connection is in flight."""
     host = replica.host
     # A rank says hello once its copies have ended: one that is missing may still be copying.
     if (
@@ -100,7 +99,7 @@ def tell_if_drained(replica: Replica) -> None:
     replica.tell_host(CopiesDrained())
 
 
-def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
+def on_host_message(replica: Replica, message: FromHost) -> None:
     """Take a report of the HostMemory that is attached."""
     replica.host.hear()
 
@@ -160,7 +159,7 @@ def _narrow_claim(replica: Replica, request: RequestState) -> None:
     prefetch = request.prefetch
     claimed = (PageSource.PENDING, PageSource.L3)
     num_claimed = replica.lookups.num_claimed_by(request)
-    # Not for each page less: that would cost as much as the chain is long, at every report.
+    # Not for every single page: narrowing costs time in proportion to the chain.
     if num_claimed and prefetch.count(*claimed) <= (1 - _NARROWED_FRACTION) * num_claimed:
         keys = request.chain.short_keys(prefetch.pages(*claimed))
         replica.lookups.narrow_claim(request, keys)
@@ -177,17 +176,17 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
     wanted = replica.host.take_lease(message.lease_id)
     connection = replica.host.connection
     assert connection is not None, "only an attached HostMemory answers"
-    taken = None if wanted is None else _take_lease(replica, wanted, message)
-    if wanted is None or taken is None:
+    copies = None if wanted is None else _copies_of_lease(replica, wanted, message)
+    if wanted is None or copies is None:
         replica.release_lease(message.lease_id, connection)
         return
 
     lane = replica.lanes[wanted.request.lane]
     load = Load(
         transfer_id=lane.in_flight.new_transfer_id(),
-        page_ids=taken.page_ids,
-        host_page_ids=taken.host_page_ids,
-        generations=taken.generations,
+        page_ids=copies.page_ids,
+        host_page_ids=copies.host_page_ids,
+        generations=copies.generations,
         host_connection=connection,
         lease_id=message.lease_id,
         request_id=wanted.request.request_id,
@@ -200,16 +199,21 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    """What is copied of a lease: to which GPU pages, from which host pages, per KV group."""
+class _LeasedCopies:
+    """Copies that a lease allows, per KV group: to these GPU pages, from these host pages."""
 
     page_ids: PageIds
     host_page_ids: PageIds
     generations: PageIds
 
 
-def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> _Taken | None:
-    """What is to be copied; None if that is nothing, or nobody waits for it any more."""
+def _copies_of_lease(
+    replica: Replica, wanted: LeaseWanted, message: PagesLeased
+) -> _LeasedCopies | None:
+    """What a lease is used for; None if it is empty, or nobody waits for it any more.
+
+    The request of a lease for a run runs from now on; a promotion without pages ends.
+    """
     request, promotion = wanted.request, wanted.promotion
     if promotion is None:
         return _run_with_leased(replica, request, message) if wanted.is_current else None
@@ -221,13 +225,13 @@ def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> 
         replica.lanes[request.lane].promotions.drop_part(promotion)
         return None
     page_ids = pages_between(promotion.part, 0, num_leased)
-    return _Taken(page_ids, message.host_page_ids, message.generations)
+    return _LeasedCopies(page_ids, message.host_page_ids, message.generations)
 
 
 def _run_with_leased(
     replica: Replica, request: RequestState, message: PagesLeased
-) -> _Taken | None:
-    """A request that waited for its lease runs, if what was leased lets it; returns the copies."""
+) -> _LeasedCopies | None:
+    """Let a request that waited for its lease run, on what was leased; returns the copies."""
     loads = request.start.loads
     wanted = [request.start.num_pages - pages[0] if pages else 0 for pages in loads]
     leased = [len(ids) for ids in message.host_page_ids]
@@ -235,7 +239,7 @@ def _run_with_leased(
         return _run_with_fewer(replica, request, message)
 
     start_running(replica, request, request.start)
-    return _Taken(
+    return _LeasedCopies(
         request.table.at(loads),
         tuple(map(_pick, message.host_page_ids, loads)),
         tuple(map(_pick, message.generations, loads)),
@@ -243,13 +247,13 @@ def _run_with_leased(
 
 
 def _pick(column: Int32Array, pages: Sequence[int]) -> Int32Array:
-    """Of a leased run, which begins with the first of `pages`, the entries of these pages."""
+    """The entries of these pages in a column of a leased run, which begins with the first."""
     return column[np.asarray(pages, dtype=np.intp) - pages[0]] if len(pages) else column[:0]
 
 
 def _run_with_fewer(
     replica: Replica, request: RequestState, message: PagesLeased | None
-) -> _Taken | None:
+) -> _LeasedCopies | None:
     """L2 has dropped pages in the meantime, or is gone: the request begins behind fewer of them.
 
     GPU pages that were kept for those go back. Where there are windows it is looked at anew, for
@@ -267,7 +271,7 @@ def _run_with_fewer(
     if message is None or not num_leased:
         return None
     page_ids = request.table.pages(held, start.num_pages)
-    return _Taken(page_ids, message.host_page_ids, message.generations)
+    return _LeasedCopies(page_ids, message.host_page_ids, message.generations)
 
 
 def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
@@ -289,16 +293,16 @@ def time_out_host(replica: Replica, now_s: float) -> None:
     replica.counters.count(Count.HOST_SILENCES)
     replica.host.fall_silent()
 
-    for asking in late:
-        replica.host.unanswered.discard(asking)
-        if asking in replica.host.leases:
-            _give_up_lease(replica, LeaseId(asking))
+    for question in late:
+        replica.host.unanswered.discard(question)
+        if question in replica.host.leases:
+            _give_up_lease(replica, LeaseId(question))
             continue
-        asker = replica.lookups.find(LookupId(asking))
+        asker = replica.lookups.find(LookupId(question))
         assert asker is not None, "a lookup that is owed an answer is open"
         replica.cancel_lookup(asker)
         if isinstance(asker, PrefetchHint):
-            # Nothing tells whether storage was asked, so it is not said to be late.
+            # Storage may never have been asked, so the reason is not that it was late.
             end_hint(replica, asker, PageSource.IO_ERROR)
     for lane in replica.lanes:
         lane.waiting.wake_all()
@@ -319,17 +323,12 @@ def abandon_transfers(replica: Replica, lane: Lane) -> None:
         replica.release_lease(load.lease_id, load.host_connection)
 
     if lost_backups or lost_leases:
+        # The columns are of all KV groups together: a host page's id tells its group.
         replica.tell_host(
             AbandonPages(
-                host_page_ids=_joined([backup.host_page_ids for backup in lost_backups]),
-                generations=_joined([backup.generations for backup in lost_backups]),
+                host_page_ids=join_columns([backup.host_page_ids for backup in lost_backups]),
+                generations=join_columns([backup.generations for backup in lost_backups]),
                 lease_ids=tuple(lost_leases),
                 pids=lane.pids,
             )
         )
-
-
-def _joined(columns: list[PageIds]) -> Int32Array:
-    """Of all KV groups, as ids of host pages tell their group."""
-    parts = list(itertools.chain.from_iterable(columns))
-    return int32_array(np.concatenate(parts)) if parts else empty()

@@ -20,11 +20,11 @@ from raydix.runtime.scheduler.transfers import Promotion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWanted:
-    """Who asked for a lease: a promotion, or else run `run` of a request.
+    """Who asked for a lease: a promotion of a request, or else the request's run number `run`.
 
-    The asker itself, for its name may come again.
-    Its answer is stale if the request has ended or is in another run, or the promotion waits for
-    another lease or none.
+    The request is held itself and not by its name, which a later request may have. The answer is
+    stale if the request has ended or is in another run, or if the promotion waits for another lease
+    or for none.
     """
 
     request: RequestState
@@ -40,8 +40,8 @@ class LeaseWanted:
 class HostView:
     """Owns: what the Scheduler believes of HostMemory. Only a lease is certain.
 
-    HostMemory is usable while it is attached and answers. After one was lost, copies to and from
-    its pages may still be in flight; the next one grants pages once it is told that they are not.
+    HostMemory is usable while it is attached and answers. When it is lost, copies to and from its
+    pages may still be in flight; the next one grants no page until it is told that they have ended.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -114,12 +114,12 @@ class HostView:
         self.unanswered.add(lease_id)
 
     def take_lease(self, lease_id: LeaseId) -> LeaseWanted | None:
-        """It is answered, or will not be; returns who wanted it, unless nobody does any more."""
+        """A lease is answered or given up; returns who wanted it, None if nobody does any more."""
         self.unanswered.discard(lease_id)
         return self.leases.pop(lease_id, None)
 
     def has(self, group: int, key: bytes) -> bool:
-        """Is this page of a group READY in L2, as far as is known?"""
+        """Whether this page of a group is READY in L2, as far as is known."""
         return key[:MIRROR_KEY_BYTES] in self._mirrors[group]
 
     def has_page(self, group: int, keys: bytes, page: int) -> bool:

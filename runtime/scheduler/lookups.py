@@ -20,8 +20,8 @@ Pages = Sequence[bytes]
 class Unanswered(Generic[Id]):
     """Owns: since when HostMemory has owed which answers, oldest first.
 
-    The clock of an asking starts at the first event after it: until then it may not have been sent,
-    and the Scheduler's own turn is nobody else's silence.
+    The clock of a question starts at the first event after it: until then it may not have been
+    sent, and the time that the Scheduler's own turn takes is not HostMemory's silence.
     """
 
     def __init__(self) -> None:
@@ -36,29 +36,29 @@ class Unanswered(Generic[Id]):
         """Something was asked by the event that is being handled."""
         return bool(self._unsent)
 
-    def add(self, asking: Id) -> None:
-        """HostMemory is asked by the event that is being handled."""
-        self._unsent.append(asking)
+    def add(self, question: Id) -> None:
+        """HostMemory is asked this while an event is handled."""
+        self._unsent.append(question)
 
     def start_clocks(self, now_s: float) -> bool:
-        """A new event: what was asked before it has been sent. True if that concerns anything."""
+        """A new event has come: what was asked before it is sent. True if there was any."""
         has_new = bool(self._unsent)
         self._since_s.update(dict.fromkeys(self._unsent, now_s))
         self._unsent.clear()
         return has_new
 
-    def discard(self, asking: Id) -> None:
+    def discard(self, question: Id) -> None:
         """It is answered, or of no interest any more."""
-        if self._since_s.pop(asking, None) is None and asking in self._unsent:
-            self._unsent.remove(asking)
+        if self._since_s.pop(question, None) is None and question in self._unsent:
+            self._unsent.remove(question)
 
     def overdue(self, patience_s: float, now_s: float) -> list[Id]:
         """What has been owed for `patience_s` or longer."""
         found: list[Id] = []
-        for asking, since_s in self._since_s.items():
+        for question, since_s in self._since_s.items():
             if since_s + patience_s > now_s:
                 break
-            found.append(asking)
+            found.append(question)
         return found
 
     def clear(self) -> None:
@@ -70,10 +70,11 @@ class Unanswered(Generic[Id]):
 class Lookups:
     """Owns: which lookups are open and for whom, who is next, and which pages of L2 they claim.
 
-    What comes from L3 takes room in L2 until its request has loaded it, and that room belongs to
-    those whose turn is next: lookups are sent in the order of the queue while the pages that they
-    may bring fit. Pages that several requests want count once. The first waits only for claims that
-    end without it: not for those of others who wait for their own turn behind it.
+    What comes from L3 takes room in L2 until its request has loaded it. So a request claims room
+    for the pages that its lookup may bring, and lookups are sent in the order of the queue while
+    their claims fit. A page that several requests claim counts once. If the claim of the first in
+    the queue does not fit, it waits for another claim to end; but not for those of requests that
+    are in the queue again themselves, since these wait for it.
     """
 
     def __init__(self) -> None:
@@ -85,11 +86,13 @@ class Lookups:
         self._claims: dict[RequestId, Pages] = {}
         self._num_claims: dict[bytes, int] = {}
         """By page: how many requests claim it."""
-        self._num_ended = 0
+        self._num_ended_claims = 0
         self._retries_after: dict[RequestId, int] = {}
-        """How many claims had ended when a lookup found no room: until more have, it is in vain."""
+        """For a request whose lookup found no room in L2: how many claims had ended by then. It is
+        sent again once more of them have.
+        """
         self._blocked: tuple[RequestId, int] | None = None
-        """Who was first and did not fit, and how many claims had ended then."""
+        """Who was first and did not fit, and how many claims had ended by then."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -127,16 +130,19 @@ class Lookups:
     def enqueue(self, request: RequestState, pages: Pages, key: OrderKey) -> None:
         """A request is to be looked up in its turn, which may bring `pages` from L3."""
         if request.request_id in self._claims:
-            # From now on its claim ends after its turn, which whoever is first need not wait for.
+            # From now on whoever is first need not wait for this claim, so look at it again.
             self._blocked = None
         self._wanted[request.request_id] = pages
         self._turns.put(request, key)
 
     def enqueue_again(self, request: RequestState, pages: Pages, key: OrderKey) -> bool:
-        """L2 had no room for a request's pages. False: no other claim will end before its turn."""
-        if not self._may_others_end(request.request_id):
+        """L2 had no room for a request's pages: look it up again when another claim has ended.
+
+        False, and it is not queued, if no other claim will end before its turn.
+        """
+        if not self._may_other_claims_end(request.request_id):
             return False
-        self._retries_after[request.request_id] = self._num_ended
+        self._retries_after[request.request_id] = self._num_ended_claims
         self.enqueue(request, pages, key)
         return True
 
@@ -148,13 +154,15 @@ class Lookups:
     def next_to_send(self) -> RequestState | None:
         """Take out who is to be looked up now; its claim begins."""
         request = self._turns.first()
-        if request is None or self._blocked == (request.request_id, self._num_ended):
+        if request is None or self._blocked == (request.request_id, self._num_ended_claims):
             return None
         name = request.request_id
         pages = self._wanted[name]
-        has_no_room = self._retries_after.get(name) == self._num_ended or not self._fits(pages)
-        if has_no_room and self._may_others_end(name):
-            self._blocked = name, self._num_ended
+        has_no_room = self._retries_after.get(name) == self._num_ended_claims or not self._fits(
+            pages
+        )
+        if has_no_room and self._may_other_claims_end(name):
+            self._blocked = name, self._num_ended_claims
             return None
         self.withdraw(request)
         self._claim(name, pages)
@@ -202,7 +210,7 @@ class Lookups:
         num_new = sum(page not in self._num_claims for page in pages)
         return not num_new or len(self._num_claims) + num_new <= self._max_claimed_pages
 
-    def _may_others_end(self, name: RequestId) -> bool:
+    def _may_other_claims_end(self, name: RequestId) -> bool:
         """Some other claim will end by itself: its request does not wait for a turn again."""
         return any(other != name and other not in self._wanted for other in self._claims)
 
@@ -219,5 +227,5 @@ class Lookups:
                 del counts[page]
             else:
                 counts[page] -= 1
-        # One that ends counts even if others claim the same pages: it is waited for no longer.
-        self._num_ended += len(counts) < num_before or (bool(former) and not pages)
+        # A claim that ends counts even if others claim the same pages.
+        self._num_ended_claims += len(counts) < num_before or (bool(former) and not pages)

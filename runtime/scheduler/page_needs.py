@@ -1,7 +1,7 @@
 """How many L1 pages of each KV group requests need at once. Pure functions.
 
-A page of a chain takes one in every group. Of a WINDOW group a request gives pages back while it
-goes on, so that it never needs more than a window and what its steps in flight compute.
+A page of a chain takes one page in every group. To a WINDOW group a request gives pages back as it
+goes on, so it never needs more than a window and what its steps in flight compute.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,16 @@ PageCounts = tuple[int, ...]
 
 
 def pages_to_compute(settings: SchedulerSettings, num_pages: int) -> PageCounts:
-    """What a request needs at most at once that computes `num_pages` pages of a chain."""
+    """The most that a request needs at once while it computes `num_pages` pages of a chain."""
     return tuple([num_pages if most is None else min(num_pages, most) for most in _most(settings)])
 
 
 def total_pages_to_compute(
     settings: SchedulerSettings, needs: Sequence[int], num_others: int
 ) -> PageCounts:
-    """The same for several requests together, and for `num_others` pages of further ones."""
+    """The same for several requests, each of which computes so many pages of `needs`, and for
+    `num_others` pages of further requests.
+    """
     total = sum(needs) + num_others
     return tuple(
         [

@@ -5,27 +5,35 @@ from dataclasses import dataclass
 
 _KEEP_S = 30.0
 """After so long without an observation the prediction drifts back to the start values."""
+_WEIGHT = 0.3
+"""After each full amount that is observed, older observations count by this part less."""
+_LOG_KEEP = math.log1p(-_WEIGHT)
 _START_WEIGHT = 0.01
 """Of the start values, beside observations that weigh 1 each."""
 _SURPRISE = 2.0
-"""What takes so many times as long as predicted is believed once it has been so slow thrice: a
-kernel was compiled, or the host held up. Nothing is so many times as quick by accident.
+"""A piece that takes so many times as long as predicted is not believed until three have been that
+slow: a kernel may have been compiled, or the host held up. One that is so many times as quick is
+believed at once, as no accident makes a piece quick.
 """
 _NUM_SUSPECTS = 2
-"""Pieces that were so slow before the one that is believed."""
+"""How many such slow pieces come before the one that is believed."""
 _REFUTED = 0.3
-"""What was known of a size counts so much once it is believed to be that much slower or quicker."""
+"""How much of what was known of a size still counts, once it is believed to be so much slower or
+quicker than predicted.
+"""
 _FADE = 0.1
-"""Forgetting what observations of other sizes have told, beside what those of one size have."""
+"""An observation makes others of its size fade at the full pace, and those of other sizes at this
+part of it.
+"""
 _MIN_SLOPE = 0.25
-"""The least that a unit is believed to take, as a part of what it takes by the start rate."""
+"""A unit is never believed to take less than this part of its time at the start rate."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of weighted observations: all that a straight line through them depends on.
+    """The sums over weighted observations from which a least-squares line is computed.
 
-    Amounts are parts of the full one.
+    Amounts are parts of the full amount.
     """
 
     weight: float = 0.0
@@ -53,7 +61,7 @@ class _Sums:
         )
 
     def fade(self, keep: float) -> None:
-        """All of them count so much of what they did."""
+        """Multiply the weight of all observations by `keep`."""
         self.weight *= keep
         self.amount *= keep
         self.amount_squared *= keep
@@ -61,11 +69,11 @@ class _Sums:
         self.product *= keep
 
     def fade_along(self, amount: float, keep: float) -> None:
-        """What they say of this amount counts so much of what it did; the rest as before.
+        """Forget what is known of pieces of this amount, but for the part `keep`; nothing else.
 
-        Pieces of one size tell what such a piece takes, but not how much of it is fixed. What is
-        known of that would be forgotten meanwhile, and the fixed time be held for that of units.
-        This is directional forgetting (Kulhavy, 1987).
+        Pieces of one size show how long such a piece takes, but not how much of that is fixed. If
+        everything were forgotten at the same pace, the fixed time would be forgotten while only
+        one size is observed. This is directional forgetting (Kulhavy, 1987).
         """
         weight = self.weight + amount * self.amount
         mixed = self.amount + amount * self.amount_squared
@@ -84,7 +92,7 @@ class _Sums:
         self.product -= lost_s * mixed_part
 
     def line(self) -> tuple[float, float]:
-        """Seconds at nothing, and more for a full amount: least squares."""
+        """Seconds of an empty piece, and how many more a full amount takes."""
         spread = self.weight * self.amount_squared - self.amount**2
         fixed_s = self.seconds * self.amount_squared - self.product * self.amount
         return fixed_s / spread, (self.weight * self.product - self.amount * self.seconds) / spread
@@ -93,23 +101,20 @@ class _Sums:
 class TimePredictor:
     """A line through recent observations: some time per piece of work, and some per unit of it.
 
-    A large observation outweighs older ones; small ones add up, and tell of the time that does not
-    depend on the size. So steps of 16 tokens say little about the time per token, and large loads
-    little about the least that one takes.
+    A large observation outweighs older ones. Small ones weigh little one by one, and show the time
+    that does not depend on the size. So steps of 16 tokens say little about the time per token, and
+    large loads say little about the fixed time of a load.
     """
 
-    def __init__(
-        self, start_rate: float, *, full_amount: float, fixed_s: float = 0.0, weight: float = 0.3
-    ) -> None:
+    def __init__(self, start_rate: float, *, full_amount: float, fixed_s: float = 0.0) -> None:
         """`start_rate`: units per second after `fixed_s`, believed before anything is observed.
 
-        Rather too high than too low: what is observed beyond it is first held for fixed time, so
-        that larger pieces are tried, which tell. Observations that add up to `full_amount` units
-        make older ones count by `weight` less.
+        It should be too high rather than too low. What a piece takes beyond the prediction is first
+        put down to fixed time; that makes larger pieces attractive, and they show the true rate.
+        Observations that add up to `full_amount` units make older ones count by `_WEIGHT` less.
         """
         self._full_amount = full_amount
         self._full_s = full_amount / start_rate
-        self._log_keep = math.log1p(-weight)
         self._start = _Sums()
         self._start.add(0.0, fixed_s, _START_WEIGHT)
         self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
@@ -129,10 +134,10 @@ class TimePredictor:
             return
 
         part = amount / self._full_amount
-        log_keep = self._log_keep * min(1.0, part)
+        log_keep = _LOG_KEEP * min(1.0, part)
         keep_along = math.exp(log_keep)
         if not 1.0 / _SURPRISE <= believed_s / predicted_s <= _SURPRISE:
-            # What other sizes take is kept: no more need have changed.
+            # What is known of other sizes is kept: only this one is known to have changed.
             keep_along *= _REFUTED
         self._observed.fade(self._kept(now_s) * math.exp(_FADE * log_keep))
         self._observed.fade_along(part, keep_along)
@@ -140,11 +145,12 @@ class TimePredictor:
         self._observed_s = now_s
 
     def _believe_s(self, amount: float, seconds: float, now_s: float) -> float | None:
-        """How long it takes by what is known now; None: this is too slow to be believed yet."""
+        """The seconds to learn from; None if this is too slow to be believed yet."""
         fixed_s, slope_s = self.line(now_s)
 
-        # No piece takes longer than a larger one, or longer by the unit than a smaller one. So what
-        # small ones take does not contradict large ones that are slow by their units.
+        # A suspect is dropped if it is as predicted by now, or if this piece contradicts it: a
+        # piece takes no longer than a larger one, and no longer per unit than a smaller one. Per
+        # unit small pieces take long, for their fixed time, so they seldom contradict a large one.
         self._suspects = [
             (size, size_s)
             for size, size_s in self._suspects
@@ -159,7 +165,7 @@ class TimePredictor:
         self._suspects = [*suspects, suspect][-_NUM_SUSPECTS:]
         if len(suspects) < _NUM_SUSPECTS:
             return None
-        # As slow as the least slow of them.
+        # Believe the least slow of the three.
         slowness = [size_s / (fixed_s + size * slope_s) for size, size_s in [*suspects, suspect]]
         return predicted_s * min(slowness)
 

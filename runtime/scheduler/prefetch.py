@@ -33,14 +33,14 @@ class PrefetchState:
     """Per KV group one `PageSource` per full page of the prompt; none if it was never looked up."""
     state: LookupState = LookupState.CLOSED
     lookup_id: LookupId | None = None
-    """The latest lookup, until what it brought is leased or not wanted any more."""
+    """The latest lookup; None once what it brought is leased or not wanted any more."""
     has_report: bool = False
     first_runnable_s: float | None = None
     """When the request would have been admitted but for its pages on their way."""
     alarm: Alarm = field(default_factory=Alarm)
     """For the time at which the request waits no longer."""
     _earlier: tuple[bytes, ...] = ()
-    """What an earlier lookup said, which brought some pages and found no room for others."""
+    """What an earlier lookup said, if that brought some pages and found no room for others."""
 
     @property
     def is_pending(self) -> bool:
@@ -83,7 +83,7 @@ class PrefetchState:
             self.state = LookupState.CLOSED
 
     def close(self) -> None:
-        """Nobody waits for the lookup any more. One that was never sent found no room in L2."""
+        """Nobody waits for the lookup any more. If it was never sent, L2 had no room for it."""
         if self.state is LookupState.DUE:
             self.by_group = self._earlier or self.by_group
             self.give_up(PageSource.NO_HOST_PAGE)
@@ -121,9 +121,9 @@ class PrefetchState:
     def arrival_runs(self, tiers: bytes, starts: Sequence[int]) -> Iterator[tuple[int, PageSource]]:
         """The tier that held each page of a prefix on arrival, by runs of pages with their ends.
 
-        That is the farthest over the KV groups that need it, group g from page `starts[g]` on; a
-        page behind all windows counts as they do. `tiers`: where the pages are now, which counts
-        for those that came later.
+        Where KV groups differ it is the farthest of those that need the page; group g needs it from
+        page `starts[g]` on. Pages before all starts, which no group needs, count for the farthest
+        tier of the others. `tiers`: where the pages are now, for those that came later.
         """
         num_pages = min(len(tiers), self.num_pages)
         known = np.zeros(num_pages, dtype=np.uint8)
@@ -137,18 +137,18 @@ class PrefetchState:
         codes = _column(tiers).copy()
         now, arrived = codes[:num_pages], known <= PageSource.L3
         if self.has_report:
-            # The mirror shows a page as soon as it has arrived, its report comes later: a page that
-            # was PENDING in a report has come from L3.
+            # The mirror shows a page as soon as it has arrived, and its report comes later: a page
+            # that is in L2 but was PENDING in the last report has come from L3.
             came = (now == PageSource.L2) & (known == PageSource.PENDING)
             known[came], arrived[came] = PageSource.L3, True
         now[arrived] = known[arrived]
         yield from _runs(codes)
 
     def missed_runs(self, start: int, stop: int) -> Iterator[tuple[int, PageSource]]:
-        """What was said of the pages in [start, stop), the first of which some KV group lacks.
+        """Why the pages in [start, stop) are computed, by runs of pages, each with its end.
 
-        By runs of pages, each with its end. Of a page that all groups have nothing was said that
-        makes it of no use: its reason is that of the page before it.
+        Some KV group lacks the first of them. A page that all groups have is computed all the same,
+        as the one before it is: it has the same reason.
         """
         codes = np.full(stop - start, PageSource.NOT_FOUND, dtype=np.uint8)
         known = [_column(sources)[start:stop] for sources in self.by_group]

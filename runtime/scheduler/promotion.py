@@ -17,11 +17,11 @@ from raydix.runtime.scheduler.transfers import Load, Promotion
 from raydix.runtime.scheduler.waiting import WaitingQueue
 
 _L1_PAGES_PER_PROMOTED_PAGE = 2
-"""Promotions together keep at most one page of L1 in so many."""
+"""Promotions together keep at most one of so many pages of L1."""
 
 
 def _min_part_pages(settings: SchedulerSettings) -> int:
-    """Pages of a part whose copies are large; only FULL and LATENT groups have pages there."""
+    """Pages of the smallest part whose copies are large enough, without WINDOW groups."""
     pairs = zip(settings.loaded_bytes, settings.reaches, strict=True)
     page_bytes = sum(num_bytes for num_bytes, reach in pairs if reach is None)
     return -(-settings.min_part_bytes // max(1, page_bytes))

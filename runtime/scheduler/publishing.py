@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from raydix.runtime.cache.checkpoints import checkpoints_between, window_before
+from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
 from raydix.runtime.cache.radix_node import Segment
@@ -24,7 +25,7 @@ def advance(lane: Lane, request: RequestState, now_s: float) -> None:
         if num_full > request.num_held_pages:
             publish_computed(lane, request, now_s)
     elif settings.has_windows:
-        lane.l1.release(request.table.leave(_window_starts(lane, num_full)))
+        lane.l1.release(request.table.leave(first_needed(settings.reaches, num_full)))
 
 
 def publish_computed(lane: Lane, request: RequestState, now_s: float) -> None:
@@ -93,7 +94,7 @@ def _publish_segment(
 
     if lane.settings.has_windows:
         _keep_windows(lane, request, start, stop)
-        request.table.leave(_window_starts(lane, stop))
+        request.table.leave(first_needed(lane.settings.reaches, stop))
     first_new = insertion.num_existing_pages
     return list(pages_with_keys(keys[first_new:], pages_between(own, first_new)))
 
@@ -156,8 +157,3 @@ def _spread(page_ids: Int32Array, pages: Sequence[int], start: int, stop: int) -
     run = np.zeros(stop - start, dtype=np.int32)
     run[np.asarray(pages, dtype=np.intp) - start] = page_ids
     return int32_array(run)
-
-
-def _window_starts(lane: Lane, end: int) -> list[int]:
-    """Per KV group, the first page that the tokens behind the first `end` pages need."""
-    return [0 if reach is None else max(0, end - reach) for reach in lane.settings.reaches]

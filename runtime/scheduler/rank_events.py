@@ -17,7 +17,7 @@ from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
 from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
 
 _PATIENCE = 10
-"""A step or a copy may take so many times as long as predicted."""
+"""A step or a copy is late once it has taken so many times as long as predicted."""
 _Due = tuple[float, str, set[int]]
 """When something is due, its name, and the ranks that owe it."""
 
@@ -27,7 +27,7 @@ def on_rank_attached(replica: Replica, event: events.RankAttached) -> None:
     group = replica.group_of_rank(event.rank)
     if event.rank in group.attached:
         lose_rank(replica, event.rank)
-    if not _joins_generation(replica, group, event):
+    if not _admit_to_group(replica, group, event):
         return
     attached = AttachedRank(
         connection=event.connection, incarnation=event.incarnation, pid=event.pid
@@ -42,21 +42,22 @@ def on_rank_attached(replica: Replica, event: events.RankAttached) -> None:
                 replica.displace(other.start_over())
 
 
-def _joins_generation(replica: Replica, group: StepGroup, event: events.RankAttached) -> bool:
-    """Whether a rank is of the newest generation of its group. Those of others are ended.
+def _admit_to_group(replica: Replica, group: StepGroup, event: events.RankAttached) -> bool:
+    """Let a rank step with the others of its group, which lose an older incarnation of theirs.
 
-    Incarnations of a group's ranks go in step: the larger number is the newer generation.
+    Ranks of a group are restarted together, so all that step together are of one incarnation.
+    False: they have a newer one than this rank, which is ended.
     """
     if len(group.ranks) == 1:
         return True
     for rank, attached in list(group.attached.items()):
         if attached.incarnation < event.incarnation:
-            # Its death was never heard of, perhaps because the Scheduler was dead, too.
+            # The end of that incarnation went unnoticed, perhaps while the Scheduler was down.
             lose_rank(replica, rank)
             break
 
-    if event.incarnation < group.oldest_generation():
-        _end_rank(replica, event.rank, event.incarnation, "its generation is over")
+    if event.incarnation < group.min_incarnation():
+        _end_rank(replica, event.rank, event.incarnation, "its group has a newer incarnation")
         return False
     return True
 
@@ -75,11 +76,11 @@ def on_rank_message(replica: Replica, event: events.RankMessage, now_s: float) -
     match event.message:
         case StepResult():
             on_step_result(replica, lane, event.message, now_s)
-            on_expert_step(replica, group, event.message, now_s)
+            on_expert_step(replica, group, event.message)
         case TransfersDone():
             on_transfers_done(replica, lane, event.message, now_s)
         case ExpertsCopied():
-            on_experts_copied(group, event.message, now_s)
+            on_experts_copied(group, event.message)
         case _:
             assert_never(event.message)
 
@@ -111,9 +112,10 @@ def lose_rank(replica: Replica, rank: int) -> None:
 
 
 def _requeue_or_fail(replica: Replica, request: RequestState) -> None:
-    """A request that ends every rank it runs on must not do so for ever.
+    """Let a request wait again, unless it seems to be what ends the ranks that it runs on.
 
-    Suspects run one at a time, so the last loss can be nobody else's doing.
+    After `MAX_LOSSES` losses it is a suspect. Suspects run one at a time, so one more loss is its
+    own doing.
     """
     request.note_loss()
     if request.num_losses > MAX_LOSSES:
@@ -127,14 +129,14 @@ def _requeue_or_fail(replica: Replica, request: RequestState) -> None:
 
 
 def _end_group(replica: Replica, group: StepGroup, lost_rank: int) -> None:
-    """End all ranks of a group, the lost one too if only its link broke: all meet anew or none.
+    """End all ranks of a group, for they can only meet anew together.
 
-    One rank alone, its link broken, would just say hello again.
+    That includes the lost one if only its link broke: it would say hello again without the others.
     """
     for rank, attached in group.attached.items():
         reason = f"rank {lost_rank} of its group was lost"
         _end_rank(replica, rank, attached.incarnation, reason)
-    group.end_generation()
+    group.end_incarnation()
 
 
 def _end_rank(replica: Replica, rank: int, incarnation: int, reason: str) -> None:
@@ -158,7 +160,8 @@ def _condemn_late_ranks_of(
     due_s, what, ranks = min(_dues(replica, lanes, deadline_s, now_s), key=lambda due: due[0])
     is_late = due_s <= now_s
 
-    # Ranks that are condemned now, or whose first step may end, are looked at again after a while.
+    # A rank that is condemned now may not end, and the deadline becomes shorter when the first step
+    # has ended: look again after a while in both cases.
     look_again_s = now_s + settings.step_deadline_s
     if group.is_warm and not is_late:
         look_again_s = due_s
@@ -173,25 +176,25 @@ def _condemn_late_ranks_of(
 
 
 def _dues(replica: Replica, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:
-    """Of the step that a group's ranks work on, and of the oldest copy of each lane."""
+    """When the step that a group's ranks work on is due, and the oldest copy of each lane."""
     dues: list[_Due] = []
     oldest = [step for lane in lanes if (step := lane.in_flight.oldest_step) is not None]
     if oldest:
-        # A lane that has done it waits in the next one: that begins when all have.
+        # A lane that has done this step waits in the next one, which begins when all lanes have.
         number = min([step.step for step in oldest])
         steps = [step for step in oldest if step.step == number]
         predicted_s = replica.prefill_rate.predict_s(steps[0].most_tokens, now_s)
         started_s = max([step.started_s for step in steps])
         ranks = {rank for step in steps for rank in step.waiting_ranks}
         patience_s = max(deadline_s, _PATIENCE * predicted_s)
-        # One that waits for a load has had no time yet: the load itself is what may be late.
+        # A step that waits for a load has not begun: only the load can be late.
         if not any(step.loads for step in steps):
             dues.append((started_s + patience_s, f"step {number}", ranks))
 
     for lane in lanes:
         copy = lane.in_flight.oldest_transfer
         if copy is not None and copy.first_s is not None:
-            # Ranks copy one after the other: what was sent behind others has had no time yet.
+            # A rank makes its copies one after the other: the oldest is the one that has begun.
             predicted_s = replica.load_rate.predict_s(
                 replica.bytes_of(map(len, copy.page_ids)), now_s
             )

@@ -36,8 +36,10 @@ from raydix.runtime.scheduler.waiting import Place
 
 _NUM_EXPLAINED = 1024
 _MAX_SESSIONS = 65_536
+_START_DECODE_S = 0.01
+"""Believed of a step in which `max_running_requests` decode, before one is observed."""
 _FULL_LOAD_S = 0.002
-"""A load that should take so long teaches the load rate in full; a shorter one teaches it less."""
+"""A load that is predicted to take so long counts in full for the load rate, a shorter one less."""
 
 
 class Replica:
@@ -82,7 +84,7 @@ class Replica:
             fixed_s=settings.start_prefill_s,
         )
         self.decode_rate = TimePredictor(
-            settings.max_running_requests / settings.start_decode_s,
+            settings.max_running_requests / _START_DECODE_S,
             full_amount=settings.max_running_requests,
         )
         self.load_rate = TimePredictor(
@@ -97,11 +99,11 @@ class Replica:
         self._ids = itertools.count(1)
 
     def group_of_rank(self, rank: int) -> StepGroup:
-        """The ranks that it steps with."""
+        """The step group that a rank is in."""
         return self.step_groups[rank // self.settings.ranks_per_group]
 
     def lane_of_rank(self, rank: int) -> Lane:
-        """The lane whose L1 is on it."""
+        """The lane whose L1 a rank holds."""
         return self.lanes[rank // self.settings.ranks_per_lane]
 
     def lanes_of(self, group: StepGroup) -> list[Lane]:
@@ -109,7 +111,7 @@ class Replica:
         return self.lanes[group.lanes.start : group.lanes.stop]
 
     def bytes_of(self, num_pages: Iterable[int]) -> int:
-        """What one rank loads if these are the pages of each KV group."""
+        """What one rank loads for so many pages of each KV group."""
         pairs = zip(self.settings.loaded_bytes, num_pages, strict=True)
         return sum(num_bytes * num for num_bytes, num in pairs)
 
@@ -118,18 +120,18 @@ class Replica:
         return next(self._ids)
 
     def emit(self, effect: Effect) -> None:
-        """The shell is to do this, after what was emitted before."""
+        """Add an effect, for the shell to carry out after those before."""
         self._effects.append(effect)
 
     def take_effects(self) -> list[Effect]:
-        """What the event that was handled has led to."""
+        """The effects of the event that was handled."""
         effects, self._effects = self._effects, []
         return effects
 
     def first_of_samples(self, request: RequestState) -> RequestState | None:
-        """The living request with which this one shares its prompt, if it is on a lane."""
+        """The living request whose prompt this one is a further sample of, if it is on a lane."""
         name = request.submit.sample_of
-        # Where suspects may run is not theirs to choose.
+        # A suspect runs on the lane of suspects, wherever its prompt is cached.
         first = None if name is None or request.is_suspect else self.requests.get(name)
         if first is None or first.client_id != request.client_id or name in self.unplaced:
             return None
@@ -149,11 +151,11 @@ class Replica:
         self.unplaced[request.request_id] = request
 
     def displace(self, places: Iterable[Place]) -> None:
-        """These waited on lanes whose ranks are lost. Whose turn was next gets a lane first."""
+        """Requests that waited on lanes whose ranks are lost get another lane, in their order."""
         self.unplaced.update({request.request_id: request for _, request in sorted(places)})
 
     def take_unplaced(self, request: RequestState) -> None:
-        """A request gets a lane, where it is looked up, anew if it was displaced."""
+        """A request gets a lane now, and is looked up for it: a displaced one once more."""
         del self.unplaced[request.request_id]
         self.cancel_lookup(request)
         self.lookups.end_claim(request)

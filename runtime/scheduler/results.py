@@ -20,8 +20,8 @@ from raydix.runtime.scheduler.request import RequestState, RowOutcome
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NO_TOKENS = int32_array((NO_TOKEN,))
-_MAX_TOLD_S = 86_400.0
-"""No step and no copy takes a day. Sums and predictions would never get over a time without end."""
+_MAX_REPORTED_S = 86_400.0
+"""No step and no copy takes a day. One infinite time would spoil all sums and predictions."""
 
 
 def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: float) -> None:
@@ -34,7 +34,7 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
 def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
     result = flight.result
     assert result is not None, "every rank has answered"
-    if _is_told(lane, result.compute_s):
+    if _accept_time(lane, result.compute_s):
         _learn_step(replica, lane, flight, result.compute_s, now_s)
     num_decodes = flight.num_decodes
     num_sampling = num_decodes + sum(row.output_position is not None for row in flight.rows)
@@ -54,13 +54,13 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     _take_tokens(replica, lane, slots, token_ids, now_s)
 
 
-def _is_told(lane: Lane, seconds: float) -> bool:
-    """Whether a rank tells a time that can be; another one teaches nothing and is counted."""
-    # Written so that NaN cannot be, either.
-    can_be = 0.0 <= seconds <= _MAX_TOLD_S
-    if not can_be:
+def _accept_time(lane: Lane, seconds: float) -> bool:
+    """Whether to learn from a time that a rank has reported; an impossible one is counted."""
+    # Written so that NaN is impossible, too.
+    is_possible = 0.0 <= seconds <= _MAX_REPORTED_S
+    if not is_possible:
         lane.counters.count(Count.WRONG_TIMES)
-    return can_be
+    return is_possible
 
 
 def _learn_step(
@@ -68,8 +68,8 @@ def _learn_step(
 ) -> None:
     lane.counters.add_s(Duration.COMPUTE, seconds)
     if flight.num_rows < flight.num_tokens == flight.most_tokens:
-        # A decode step's time says little about the time per prompt token, nor does that of a lane
-        # that waits for one with more.
+        # Only steps with prompt tokens show the time per prompt token, and only on the lane with
+        # the most tokens: the others wait for it.
         predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
         replica.counters.count_prediction(Prediction.PREFILL, predicted_s, seconds)
         replica.prefill_rate.observe(flight.num_tokens, seconds, now_s)
@@ -84,10 +84,10 @@ def _take_rows(
     result: StepResult,
     now_s: float,
 ) -> tuple[list[int], list[int]]:
-    """Take the outcomes of the rows that were not of the batch.
+    """Take the outcomes of the rows that were planned outside the decode batch.
 
-    Returns slots and tokens of those whose requests have joined it since: their tokens are to be
-    taken there.
+    Some of their requests have joined the batch since. Returns the slots and tokens of those, which
+    the batch takes.
     """
     slots: list[int] = []
     token_ids: list[int] = []
@@ -96,7 +96,7 @@ def _take_rows(
     not_finite = set(result.not_finite_slots.tolist())
     start = flight.num_decodes
     for row in flight.rows:
-        # A view of at most one token: an array of its own would cost ten times as much.
+        # A view of at most one token: to make an array would cost ten times as much.
         stop = start if row.output_position is None else start + 1
         tokens, start = result.token_ids[start:stop], stop
         row_logprobs = None if row.output_position is None else next(logprobs, None)
@@ -232,7 +232,7 @@ def _count_latency(
 
 def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: float) -> None:
     """One rank has done loads or backups. Each counts once every rank of the lane has."""
-    if _is_told(lane, done.seconds):
+    if _accept_time(lane, done.seconds):
         if done.num_bytes:
             predicted_s = replica.load_rate.predict_s(done.num_bytes, now_s)
             replica.counters.count_prediction(Prediction.LOAD, predicted_s, done.seconds)
@@ -293,7 +293,7 @@ def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: flo
         if request.run != run:
             return
         if request.batch is not None and request.slot is not None:
-            # It joined with the first of them.
+            # The first of these outcomes has let it join the batch.
             slots = int32_array((request.slot,))
             _take_tokens(replica, lane, slots, outcome.token_ids, now_s)
         else:

@@ -9,8 +9,8 @@ from raydix.ids import RequestId
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
 
-_Group = tuple[int, str]
-"""A level, and a routing key."""
+_Bucket = tuple[int, str]
+"""The requests of one level and one routing key wait in a bucket of their own."""
 _NO_KEY = ""
 """Of a request that waits without one: it sorts before all others."""
 
@@ -63,19 +63,19 @@ class RunningKeys:
 class RoutingTurns:
     """Owns: some requests in an order that changes with the keys of those that run.
 
-    Within a level come the keys that run, those of most requests first and then by name, after
-    them all others by name, those without a key before the rest. Requests of one key come as they
-    arrive, and all do while none with a key runs. Levels go before keys, so ageing bounds for how
-    long a key can wait. Whose turn it is costs a look at each key that runs: nothing is sorted.
+    Levels come first, so ageing bounds for how long a key can wait. Within a level come the keys
+    that run: first the key of most running requests, among equals by name. Then come requests
+    without a key, and then the other keys by name. Requests of one key come as they arrive; all do
+    while no request with a key runs. To find whose turn it is takes a look at each key that runs.
     """
 
     def __init__(self, running: RunningKeys) -> None:
         self._running = running
         self._all = RequestOrder()
-        self._groups: dict[_Group, RequestOrder] = {}
-        self._group_of: dict[RequestId, _Group] = {}
+        self._buckets: dict[_Bucket, RequestOrder] = {}
+        self._bucket_of: dict[RequestId, _Bucket] = {}
         self._keys: dict[int, list[str]] = {}
-        """By level: the keys of its groups, sorted."""
+        """By level: the keys of its buckets, sorted."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -90,23 +90,23 @@ class RoutingTurns:
         """Enter a request, or move it."""
         self.discard(request.request_id)
         self._all.put(request, key)
-        group = key.level, request.submit.routing_key or _NO_KEY
-        if group not in self._groups:
-            self._groups[group] = RequestOrder()
-            bisect.insort(self._keys.setdefault(key.level, []), group[1])
-        self._groups[group].put(request, key)
-        self._group_of[request.request_id] = group
+        bucket = key.level, request.submit.routing_key or _NO_KEY
+        if bucket not in self._buckets:
+            self._buckets[bucket] = RequestOrder()
+            bisect.insort(self._keys.setdefault(key.level, []), bucket[1])
+        self._buckets[bucket].put(request, key)
+        self._bucket_of[request.request_id] = bucket
 
     def discard(self, name: RequestId) -> None:
         """Take a request out, if it is in."""
-        group = self._group_of.pop(name, None)
-        if group is None:
+        bucket = self._bucket_of.pop(name, None)
+        if bucket is None:
             return
         self._all.discard(name)
-        self._groups[group].discard(name)
-        if not self._groups[group]:
-            del self._groups[group]
-            self._drop_key(*group)
+        self._buckets[bucket].discard(name)
+        if not self._buckets[bucket]:
+            del self._buckets[bucket]
+            self._drop_key(*bucket)
 
     def _drop_key(self, level: int, key: str) -> None:
         keys = self._keys[level]
@@ -120,5 +120,5 @@ class RoutingTurns:
         if level is None or not self._running:
             return self._all.first()
         # If no key of the level runs, all are others, and come by name.
-        keys = (key for key in self._running if (level, key) in self._groups)
-        return self._groups[level, next(keys, self._keys[level][0])].first()
+        keys = (key for key in self._running if (level, key) in self._buckets)
+        return self._buckets[level, next(keys, self._keys[level][0])].first()

@@ -90,12 +90,10 @@ class SchedulerSettings:
     waited 4.7 s under turns of 32 streams, and nothing was gained.
     """
     start_prefill_tokens_per_s: float = 50_000.0
-    """Rather too many: see `TimePredictor`. So are the bytes of loads."""
+    """What is believed before a step is observed: rather too many, see `TimePredictor`."""
     start_prefill_s: float = 0.0
-    """Of a step with prompts, whatever their tokens."""
+    """Time of a step with prompts that does not depend on its tokens."""
     start_load_bytes_per_s: float = 10e9
-    start_decode_s: float = 0.01
-    """Of a step in which the most requests that may run decode."""
 
     @property
     def page_size(self) -> int:

@@ -20,7 +20,7 @@ class AttachedRank:
 
 
 class StepGroup:
-    """Owns: which ranks of a step group are there, of what generation, and whether they are warm.
+    """Owns: which ranks of a step group are there, of what incarnation, and whether they are warm.
 
     Its lanes get each plan under one step number, and lose their ranks together.
     """
@@ -36,8 +36,8 @@ class StepGroup:
         """For the deadline of the oldest step or copy."""
         self.experts = None if settings.experts is None else ExpertBalance(settings.experts)
         """None if its lanes have experts to themselves, or none."""
-        self._ended_generation = 0
-        """The newest incarnation of its ranks that was ended as a group."""
+        self._ended_incarnation = 0
+        """The newest incarnation that was ended as a group."""
         self._warm_lanes: set[int] = set()
         """Lanes that have done a step."""
 
@@ -73,17 +73,17 @@ class StepGroup:
                 f"group of ranks {self.ranks}"
             )
 
-    def oldest_generation(self) -> int:
-        """The incarnation that a rank of several must have at least to step with the others."""
+    def min_incarnation(self) -> int:
+        """Where several ranks step together, a rank of an older incarnation cannot join them."""
         attached = [rank.incarnation for rank in self.attached.values()]
-        return max([self._ended_generation + 1, *attached])
+        return max([self._ended_incarnation + 1, *attached])
 
-    def end_generation(self) -> None:
+    def end_incarnation(self) -> None:
         """The ranks that are there are to end: none of this incarnation steps here again."""
-        self._ended_generation = self.oldest_generation()
+        self._ended_incarnation = self.min_incarnation()
 
     def lose_ranks(self) -> None:
-        """A rank is gone. The others will say hello anew."""
+        """A rank is gone, and with it the others, which are to say hello anew."""
         self.attached.clear()
         self._warm_lanes.clear()
         if self.experts is not None:

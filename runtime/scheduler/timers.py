@@ -8,7 +8,7 @@ from collections import Counter
 from raydix.ids import RequestId
 
 _MIN_FORGOTTEN = 64
-"""Entries of requests that have ended are removed when they are so many, at least."""
+"""Entries of requests that have ended are not removed while they are no more than this."""
 _Who = tuple[RequestId, int] | None
 
 
@@ -21,7 +21,7 @@ class Alarm:
         self._time_s = -math.inf
 
     def advance(self, time_s: float, now_s: float) -> bool:
-        """Look at it at `time_s`, too. False: an alarm before that is to come."""
+        """Set the alarm for `time_s`; False, and no change, if it goes off before that anyway."""
         if now_s < self._time_s <= time_s:
             return False
         self._time_s = time_s
@@ -31,8 +31,8 @@ class Alarm:
 class Timers:
     """Owns: when the Scheduler, or one request of it, is to be looked at again.
 
-    A request that has ended may leave a time far ahead behind: half of the entries are such at
-    most.
+    A request that ends may leave entries with times far ahead. They are removed before they are
+    more than half of all.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_s: float) -> list[_Who]:
-        """Forget the times that have come; returns whom they were for."""
+        """Take out the times that have come; returns whom they were for."""
         due: list[_Who] = []
         while self._heap and self._heap[0][0] <= now_s:
             request = heapq.heappop(self._heap)[2]

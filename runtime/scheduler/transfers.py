@@ -1,14 +1,18 @@
 """Loads and backups between L1 and L2, and what is loaded ahead for a waiting request."""
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from raydix.ids import ConnectionId, LeaseId, RequestId, TransferId
-from raydix.runtime.cache.page_pools import PageIds, no_pages, num_pages_of, pages_between
+from raydix.runtime.cache.page_pools import (
+    PageIds,
+    join_columns,
+    no_pages,
+    num_pages_of,
+    pages_between,
+)
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import CommitPages
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.scheduler.timers import Alarm
@@ -154,11 +158,7 @@ def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:
     return PageCopies(
         transfer_ids=np.repeat(transfer_ids, counts),
         groups=np.repeat(groups, counts),
-        page_ids=_joined([transfer.page_ids for transfer in transfers]),
-        host_page_ids=_joined([transfer.host_page_ids for transfer in transfers]),
-        generations=_joined([transfer.generations for transfer in transfers]),
+        page_ids=join_columns([transfer.page_ids for transfer in transfers]),
+        host_page_ids=join_columns([transfer.host_page_ids for transfer in transfers]),
+        generations=join_columns([transfer.generations for transfer in transfers]),
     )
-
-
-def _joined(columns: list[PageIds]) -> Int32Array:
-    return np.concatenate(list(itertools.chain.from_iterable(columns)))

@@ -20,9 +20,9 @@ Place = tuple[OrderKey, RequestState]
 class WaitingQueue:
     """Owns: which requests wait on a lane, their order, and when each of them is looked at again.
 
-    A request whose turn has come either runs, lacks room, or waits for something of its own. Then
-    it is parked, so that others have their turn, and comes back when that may have happened: by
-    `wake`, by `page_came` for the page that it was parked for, or by `leader_stopped`.
+    A request whose turn has come is admitted, or lacks room, or waits for something of its own. In
+    the last case it is parked, so that others have their turn, until what it waits for may have
+    happened: until `wake`, `page_came` for the page that it lacks, or `leader_stopped`.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -52,7 +52,7 @@ class WaitingQueue:
         """Those whose match has grown since their place was chosen, first come first."""
 
         self._leader_of: dict[PageKey, RequestId] = {}
-        """Which admitted request or promotion computes or loads a page next."""
+        """By page: the admitted request, or the request of a promotion, that brings it next."""
         self._led: dict[RequestId, PageKey] = {}
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ def random_wanted(rng: np.random.Generator, current: Placement, *, spare_slots: 
 
 @dataclass(eq=False)
 class ModelRank:
-    """One rank of one incarnation."""
+    """One rank."""
 
     placement: Placement
     """By which it sends rows."""
@@ -42,7 +42,6 @@ class Ack:
     """On its way to the migration: copies that have landed, or a step that has ended."""
 
     rank: int
-    incarnation: int
     copies: tuple[Copy, ...] = ()
     step: int | None = None
 
@@ -55,10 +54,6 @@ class World:
         self.pacing = pacing
         self.acks: list[Ack] = []
         self.next_step = 0
-        self.make_ranks()
-
-    def make_ranks(self) -> None:
-        placement = self.migration.placement
         self.ranks = [ModelRank(placement) for _ in range(placement.num_ranks)]
         self.slots: dict[tuple[int, int], int | None] = {
             (int(layer), int(physical)): int(placement.experts_LP[layer, physical])
@@ -66,7 +61,7 @@ class World:
         }
 
     def plan(self) -> Orders:
-        orders = self.migration.plan_step(self.next_step, now_s=float(self.next_step))
+        orders = self.migration.plan_step(self.next_step)
         for rank in self.ranks:
             rank.inbox.append((self.next_step, orders))
         self.next_step += 1
@@ -88,23 +83,17 @@ class World:
         copies, rank.copying = rank.copying[:num_copies], rank.copying[num_copies:]
         for copy in copies:
             self.slots[copy.layer, copy.physical] = copy.expert
-        self.acks.append(Ack(index, self.migration.incarnation, copies=tuple(copies)))
+        self.acks.append(Ack(index, copies=tuple(copies)))
 
     def finish(self, index: int) -> None:
-        self.acks.append(Ack(index, self.migration.incarnation, step=self.ranks[index].last_step))
+        self.acks.append(Ack(index, step=self.ranks[index].last_step))
 
     def deliver(self, position: int) -> None:
         ack = self.acks.pop(position)
-        now_s = float(self.next_step)
         if ack.step is None:
-            self.migration.copied(ack.rank, ack.copies, incarnation=ack.incarnation, now_s=now_s)
+            self.migration.copied(ack.rank, ack.copies)
         else:
-            self.migration.finished(ack.rank, ack.step, incarnation=ack.incarnation, now_s=now_s)
-
-    def die(self) -> None:
-        """All processes of the group end; what they said before is still on its way."""
-        self.migration.lost()
-        self.make_ranks()
+            self.migration.finished(ack.rank, ack.step)
 
     def run_out(self, max_steps: int = 2000) -> None:
         """Everybody does all that it can until no work is open."""

@@ -1,9 +1,9 @@
-"""What ranks count becomes an average, its drift, and figures of balance."""
+"""What ranks count becomes an average, and figures of balance."""
 
 import numpy as np
 import pytest
 
-from raydix.moe.load import LoadAverage, balance, drift, rank_loads
+from raydix.moe.load import LoadAverage, balance, rank_loads
 from raydix.moe.placement import EMPTY, Placement
 
 
@@ -33,7 +33,6 @@ def test_a_window_ends_when_all_ranks_have_reported_it() -> None:
     assert average.rows_per_step_LE.tolist() == [[0.0, 0.0]]
     assert average.add(1, 10, np.array([[2, 4]]), num_steps=10)
     assert average.rows_per_step_LE.tolist() == [[0.8, 0.4]]
-    assert average.num_windows == 1
 
 
 def test_older_windows_count_by_half_lives() -> None:
@@ -57,34 +56,3 @@ def test_a_window_that_a_rank_left_out_counts_for_nothing() -> None:
 
     assert average.window_LE.tolist() == [[10.0]]
     assert average.rows_per_step_LE.tolist() == [[1.0]]
-
-
-def test_ranks_that_are_made_again_count_from_nothing() -> None:
-    average = LoadAverage(1, 1, 1, half_life_windows=1)
-    average.add(0, 500, np.array([[8]]), num_steps=1)
-
-    average.forget()
-
-    assert average.num_windows == 0
-    assert average.add(0, 1, np.array([[3]]), num_steps=1)
-    assert average.rows_per_step_LE.tolist() == [[3.0]]
-
-
-def test_drift_is_nothing_for_new_samples_of_the_same_loads_and_grows_with_the_change() -> None:
-    rng = np.random.default_rng(0)
-    shares_LE = rng.dirichlet(np.full(64, 0.6), size=8)
-    changed = [shares_LE * np.exp(sigma * rng.standard_normal((8, 64))) for sigma in (0.2, 0.4)]
-    counts = [
-        np.stack([rng.multinomial(50_000, row / row.sum()) for row in loads_LE])
-        for loads_LE in (shares_LE, shares_LE, *changed)
-    ]
-
-    same, little, much = (drift(counts[0], later) for later in counts[1:])
-
-    assert same < 1e-4 < 0.01 < little < much / 2
-    # The divergence between loads that differ by lognormal noise is about half its variance.
-    assert little == pytest.approx(0.02, rel=0.4)
-
-
-def test_windows_without_rows_do_not_drift() -> None:
-    assert drift(np.zeros((2, 4)), np.zeros((2, 4))) == 0.0

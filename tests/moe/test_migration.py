@@ -24,7 +24,7 @@ PACING = Pacing(max_copies_per_step=2, max_open_copies=3)
 
 
 class MigrationMachine(RuleBasedStateMachine):
-    """Plans, steps, copies and deaths in any order, on ranks with versions of their own."""
+    """Plans, steps and copies in any order, on ranks with versions of their own."""
 
     kind: type[Migration] = Migration
 
@@ -44,7 +44,7 @@ class MigrationMachine(RuleBasedStateMachine):
         """Take up a plan."""
         placement = self.world.migration.placement
         self.wanted = random_wanted(np.random.default_rng(seed), placement, spare_slots=1)
-        self.world.migration.start(self.wanted, now_s=float(self.world.next_step))
+        self.world.migration.start(self.wanted)
 
     @rule()
     def plan(self) -> None:
@@ -89,21 +89,6 @@ class MigrationMachine(RuleBasedStateMachine):
         for _ in range(num_steps):
             self.world.proceed(late)
 
-    @rule(data=st.data(), is_dead=st.sampled_from([False, False, True]))
-    def die(self, data: st.DataObject, is_dead: bool) -> None:
-        """Now and then the whole group dies, maybe while copies land, and maybe goes on at once."""
-        if not is_dead:
-            return
-        for index, rank in enumerate(self.world.ranks):
-            self.world.land(index, data.draw(st.integers(0, len(rank.copying))))
-        self.world.die()
-
-        if self.wanted is not None and data.draw(st.booleans()):
-            self.world.migration.start(self.wanted, now_s=float(self.world.next_step))
-            self.world.plan()
-        else:
-            self.wanted = None
-
     @invariant()
     def every_routed_copy_is_there(self) -> None:
         """On every rank, by the version that this rank uses."""
@@ -139,24 +124,9 @@ class ReusesASlotAfterTheFirstRankHasFlipped(Migration):
 
 
 class ReusesASlotAtOnce(Migration):
-    def _commit(self, experts_LP: np.ndarray, step: int, now_s: float) -> object:
+    def _commit(self, experts_LP: np.ndarray, step: int) -> object:
         self._states_LP[experts_LP == EMPTY] = 0
-        return super()._commit(experts_LP, step, now_s)
-
-
-class BelievesTheDead(Migration):
-    def copied(self, rank: int, copies: object, *, incarnation: int, now_s: float) -> None:
-        super().copied(rank, copies, incarnation=self.incarnation, now_s=now_s)
-
-
-class BelievesStepsOfTheDead(Migration):
-    def finished(self, rank: int, step: int, *, incarnation: int, now_s: float) -> None:
-        super().finished(rank, 10**9, incarnation=self.incarnation, now_s=now_s)
-
-
-class ForgetsNothingAtADeath(Migration):
-    def lost(self) -> None:
-        self.incarnation += 1
+        return super()._commit(experts_LP, step)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +135,6 @@ class ForgetsNothingAtADeath(Migration):
         FlipsBeforeAllHaveLanded,
         ReusesASlotAfterTheFirstRankHasFlipped,
         ReusesASlotAtOnce,
-        BelievesTheDead,
-        BelievesStepsOfTheDead,
-        ForgetsNothingAtADeath,
     ],
 )
 def test_the_machine_finds_a_migration_that(mutant: type[Migration]) -> None:
@@ -191,14 +158,14 @@ def migration_of(slots: list[int], num_ranks: int) -> Migration:
 
 def test_experts_change_places_by_one_flip_once_both_copies_have_landed() -> None:
     migration = migration_of([0, EMPTY, 1, EMPTY], 2)
-    num_copies = migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2), now_s=0.0)
-    first = migration.plan_step(0, now_s=0.0)
+    num_copies = migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2))
+    first = migration.plan_step(0)
     to_0, to_1 = sorted(first.copies, key=lambda copy: copy.physical)
 
-    migration.copied(0, (to_0,), incarnation=0, now_s=1.0)
-    second = migration.plan_step(1, now_s=1.0)
-    migration.copied(1, (to_1,), incarnation=0, now_s=2.0)
-    third = migration.plan_step(2, now_s=2.0)
+    migration.copied(0, (to_0,))
+    second = migration.plan_step(1)
+    migration.copied(1, (to_1,))
+    third = migration.plan_step(2)
 
     assert (num_copies, to_0.physical, to_1.physical) == (2, 1, 3)
     assert first.flip is None
@@ -210,13 +177,13 @@ def test_experts_change_places_by_one_flip_once_both_copies_have_landed() -> Non
 
 def test_a_plan_is_open_until_the_slots_it_leaves_are_free_on_every_rank() -> None:
     migration = migration_of([0, 1, 0, EMPTY], 2)
-    migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2), now_s=0.0)
+    migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2))
 
-    assert migration.plan_step(7, now_s=0.0).flip is not None
+    assert migration.plan_step(7).flip is not None
     for rank, step in ((0, 7), (1, 6), (0, 8)):
-        migration.finished(rank, step, incarnation=0, now_s=0.0)
+        migration.finished(rank, step)
         assert migration.is_open
-    migration.finished(1, 9, incarnation=0, now_s=0.0)
+    migration.finished(1, 9)
     assert not migration.is_open
 
 
@@ -225,10 +192,10 @@ def test_full_ranks_give_up_copies_that_have_a_twin_first() -> None:
     wanted = Placement(np.array([[0, 2, 3, 0, 1, 2]]), 4, 2)
 
     with pytest.raises(ValueError, match="rank 1 has no empty slot for expert 2"):
-        world.migration.start(wanted, now_s=0.0)
+        world.migration.start(wanted)
 
     wanted = Placement(np.array([[0, 2, 3, 2, 1, 3]]), 4, 2)
-    assert world.migration.start(wanted, now_s=0.0) == 2
+    assert world.migration.start(wanted) == 2
     dropping = world.plan()
     assert dropping.copies == ()
     assert dropping.flip is not None
@@ -244,53 +211,18 @@ def test_copies_keep_the_pace_of_each_rank() -> None:
     placement = initial_placement(6, 4, 2, spare_slots=1)
     swapped = Placement(placement.experts_LP[:, [3, 1, 2, 0, 4, 5]], 4, 2)
     migration = Migration(placement, pacing=Pacing(max_copies_per_step=2, max_open_copies=3))
-    migration.start(swapped, now_s=0.0)
+    migration.start(swapped)
 
-    per_step = [migration.plan_step(step, now_s=0.0).copies for step in range(3)]
+    per_step = [migration.plan_step(step).copies for step in range(3)]
     assert [len(copies) for copies in per_step] == [4, 2, 0]
-    migration.copied(1, per_step[0][:1], incarnation=0, now_s=0.0)
-    assert len(migration.plan_step(3, now_s=0.0).copies) == 1
+    migration.copied(1, per_step[0][:1])
+    assert len(migration.plan_step(3).copies) == 1
     assert migration.num_copies_left == 11
 
 
-def test_stall_counts_from_the_last_progress_of_an_open_plan() -> None:
-    migration = migration_of([0, EMPTY, 1, EMPTY], 2)
-    assert migration.stall_s(99.0) == 0.0
-
-    migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2), now_s=100.0)
-    copies = migration.plan_step(0, now_s=101.0).copies
-    assert migration.stall_s(103.0) == 3.0
-    for rank in (0, 1):
-        own = tuple(copy for copy in copies if copy.physical // 2 == rank)
-        migration.copied(rank, own, incarnation=0, now_s=104.0)
-    assert migration.stall_s(105.0) == 1.0
-
-    migration.plan_step(1, now_s=106.0)
-    for rank in (0, 1):
-        migration.finished(rank, 1, incarnation=0, now_s=107.0)
-    assert migration.stall_s(200.0) == 0.0
-
-
-def test_a_copy_that_is_not_owed_is_an_error_and_one_of_the_dead_is_not() -> None:
+def test_a_copy_that_is_not_owed_is_an_error() -> None:
     migration = migration_of([0, EMPTY, 1, EMPTY], 2)
     stray = (Copy(0, 1, 1),)
 
     with pytest.raises(AccountingError, match="does not owe"):
-        migration.copied(0, stray, incarnation=0, now_s=0.0)
-    migration.lost()
-    migration.copied(0, stray, incarnation=0, now_s=0.0)
-
-
-def test_a_death_keeps_what_was_flipped_and_forgets_the_rest() -> None:
-    migration = migration_of([0, 1, 0, EMPTY], 2)
-    wanted = Placement(np.array([[0, EMPTY, 1, EMPTY]]), 2, 2)
-    migration.start(wanted, now_s=0.0)
-    copies = migration.plan_step(0, now_s=0.0).copies
-
-    migration.lost()
-
-    assert copies == (Copy(0, 1, 3),)
-    assert not migration.is_open
-    assert (migration.incarnation, migration.version) == (1, 0)
-    assert migration.placement.experts_LP.tolist() == [[0, 1, 0, EMPTY]]
-    assert migration.start(wanted, now_s=0.0) == 1
+        migration.copied(0, stray)

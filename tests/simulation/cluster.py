@@ -84,7 +84,7 @@ class Cluster:
         self._num_events = 0
         self._num_links = 0
         self._make_rank = make_rank
-        self._generations: Counter[int] = Counter()
+        self._incarnations: Counter[int] = Counter()
         """By step group: the incarnation of all its ranks."""
         self.meetings = Meetings(settings)
 
@@ -218,8 +218,8 @@ class Cluster:
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""
-        generation = self._generations[rank // self.settings.ranks_per_group]
-        self.ranks[rank] = self._make_rank(self, rank, generation + 1)
+        incarnation = self._incarnations[rank // self.settings.ranks_per_group]
+        self.ranks[rank] = self._make_rank(self, rank, incarnation + 1)
 
     def kill_rank(self, rank: int) -> None:
         """SIGKILL: the link closes, copies may linger, and the ranks that step with it end, too.
@@ -242,7 +242,7 @@ class Cluster:
             if self.ranks[rank].is_alive:
                 self._end(rank)
         exits_s = [self.ranks[rank].exit_s for rank in group]
-        self._generations[group.start // self.settings.ranks_per_group] += 1
+        self._incarnations[group.start // self.settings.ranks_per_group] += 1
         restart_s = max(0.0, max(exits_s) - self.now_s) + self.clock.draw(self.faults.linger_s)
         for rank in group:
             self.after(restart_s, partial(self.start_rank, rank))

@@ -54,10 +54,10 @@ def flip_before_all_are_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Migration, "_has_landed", lambda self, begun: True)
     copied = Migration.copied
 
-    def forgive(self: Migration, rank: int, copies: Any, **named: Any) -> None:
+    def forgive(self: Migration, rank: int, copies: Any) -> None:
         # What has been flipped is not waited for.
         begun = {copy for each in self._begun for copy in each.copies}
-        copied(self, rank, tuple([copy for copy in copies if copy in begun]), **named)
+        copied(self, rank, tuple([copy for copy in copies if copy in begun]))
 
     monkeypatch.setattr(Migration, "copied", forgive)
     monkeypatch.setattr(Migration, "check", lambda self: None)
@@ -67,8 +67,8 @@ def free_a_source_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot is filled anew as soon as ranks have been told not to route to it."""
     commit = Migration._commit
 
-    def commit_and_free(self: Migration, experts_LP: Any, step: int, now_s: float) -> Any:
-        flip = commit(self, experts_LP, step, now_s)
+    def commit_and_free(self: Migration, experts_LP: Any, step: int) -> Any:
+        flip = commit(self, experts_LP, step)
         self._states_LP[self._states_LP == 3] = 0
         return flip
 

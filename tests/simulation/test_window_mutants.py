@@ -51,12 +51,12 @@ def pins_a_page_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def windows_are_left_a_page_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request gives a page back that its next row still reads."""
-    starts = publishing._window_starts
+    needed = publishing.first_needed
 
-    def early(lane: Any, end: int) -> list[int]:
-        return [start and start + 1 for start in starts(lane, end)]
+    def early(reaches: Any, end: int) -> list[int]:
+        return [start and start + 1 for start in needed(reaches, end)]
 
-    monkeypatch.setattr(publishing, "_window_starts", early)
+    monkeypatch.setattr(publishing, "first_needed", early)
 
 
 def pending_loads_are_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,7 +207,7 @@ class EngineActors:
         )
 
     async def _make_gpu(self, rank: int, incarnation: int) -> RunningActor:
-        # One file per generation: what ranks have left in the last one's means nothing to the next.
+        # One file per incarnation: what ranks have left in the last one means nothing to the next.
         width = self._config.parallel.ranks_per_group
         meeting = f"{self._folder}/group{rank // width}-{incarnation}"
         return await self._spawn(

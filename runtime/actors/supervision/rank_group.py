@@ -17,8 +17,8 @@ BringUpRank = Callable[[int, RunningActor], Awaitable[None]]
 """Does a part of what makes a rank serve."""
 
 
-class _Generation:
-    """Owns: how far the incarnations of one number have come."""
+class _GroupIncarnation:
+    """Owns: how far one incarnation of a group's ranks has come."""
 
     def __init__(self) -> None:
         self.loaded: set[int] = set()
@@ -32,10 +32,9 @@ class _Generation:
 class RankGroup:
     """Owns: the keepers of a step group's ranks, whose incarnations go in step.
 
-    Incarnation n of all ranks is one generation. It ends as a whole, and by one error: that of the
-    rank that ended first. The next one starts once every process of it has ended. Within a
-    generation no rank starts before all of them have loaded, because they start together: each may
-    wait for the others.
+    An incarnation ends as a whole, and by one error: that of the rank that ended first. The next
+    one starts once every process of it has ended. No rank starts before all ranks of its
+    incarnation have loaded, because starting ranks wait for each other.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class RankGroup:
         self._load = load
         self._start = start
         self._on_end = on_end
-        self._generations: defaultdict[int, _Generation] = defaultdict(_Generation)
+        self._incarnations: defaultdict[int, _GroupIncarnation] = defaultdict(_GroupIncarnation)
         """By number, until all ranks have left it."""
         self.keepers = [self._keeper(rank, supervision) for rank in ranks]
 
@@ -73,40 +72,40 @@ class RankGroup:
         def on_end(incarnation: int, error: Exception | None) -> None:
             self._on_end(rank)
             if error is not None:
-                self._end_generation(incarnation, rank, error)
+                self._end_incarnation(incarnation, rank, error)
 
         return Keeper(f"gpu{rank}", make, bring_up, on_end=on_end, supervision=supervision)
 
-    async def _join(self, generation: int) -> None:
-        """Wait until no process of an earlier generation is left.
+    async def _join(self, incarnation: int) -> None:
+        """Wait until no process of an earlier incarnation is left.
 
-        Raises the error by which this generation has already ended.
+        Raises the error by which this incarnation has already ended.
         """
         for keeper in self.keepers:
-            await keeper.gone(generation - 1)
-        self._generations.pop(generation - 1, None)
+            await keeper.gone(incarnation - 1)
+        self._incarnations.pop(incarnation - 1, None)
 
         # Another rank was faster to start, and to fail; this one counts the same end.
-        error = self._generations[generation].error
+        error = self._incarnations[incarnation].error
         if error is not None:
             raise error
 
-    async def _meet(self, generation: int, rank: int) -> None:
+    async def _meet(self, incarnation: int, rank: int) -> None:
         """A rank has loaded: wait until all have. Ends with the incarnation, if it ends before."""
-        current = self._generations[generation]
+        current = self._incarnations[incarnation]
         current.loaded.add(rank)
         if len(current.loaded) == len(self.keepers):
             current.met.set()
         await current.met.wait()
 
-    def _end_generation(self, generation: int, rank: int, error: Exception) -> None:
-        current = self._generations[generation]
+    def _end_incarnation(self, incarnation: int, rank: int, error: Exception) -> None:
+        current = self._incarnations[incarnation]
         if current.error is not None:
             return
         current.error = error
         if len(self.keepers) > 1:
-            logger.error("gpu%d, incarnation %d, ends its group: %s", rank, generation, error)
+            logger.error("gpu%d, incarnation %d, ends its group: %s", rank, incarnation, error)
 
-        # One that has yet to start this generation will find the error; later ones are not meant.
+        # One that has yet to start this incarnation will find the error; later ones are not meant.
         for keeper in self.keepers:
-            keeper.fail(error, generation)
+            keeper.fail(error, incarnation)

@@ -28,11 +28,11 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.grants import HostGrants
-from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.host.mirror import HostMirror
 from raydix.runtime.cache.host.pages import HostPageState
+from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
@@ -112,7 +112,7 @@ class HostMemoryCore:
         if generations is None:
             self._storage.reads.allow_allocation()
         self._known_in_use: bool | None = None
-        """What the attached Scheduler was told of L3."""
+        """Whether the attached Scheduler was told that L3 is in use; None: it was told nothing."""
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
         """Take one event; `now_s` is monotonic. Returns what is to be done, in order.
@@ -162,7 +162,7 @@ class HostMemoryCore:
                 self._storage.flush()
             case RetireStorage():
                 self._storage.retire()
-                self._storage.await_retirement()
+                self._storage.report_when_retired()
             case DetachStorage():
                 self._storage.retire()
                 self._lose_storage()
@@ -218,8 +218,8 @@ class HostMemoryCore:
                 strict=True,
             )
         )
-        # The last page is published first, so that a chain loses its tail first; it is stored head
-        # first.
+        # The last page is published first, so that a chain in L2 loses its tail first. To L3 the
+        # first page is written first.
         published = []
         for key, page_id, generation in reversed(entries):
             if not self._grants.take_back(page_id, generation):
@@ -249,8 +249,8 @@ class HostMemoryCore:
         self._mirror.start()
 
     def _lose_scheduler(self) -> None:
-        """The connection is gone. The copies that it ordered may be in flight, even if its
-        Scheduler lives and comes back.
+        """The connection is gone. Copies that were ordered over it may still be in flight, even if
+        the Scheduler lives and connects again.
         """
         self._scheduler = None
         self._is_granting = False

@@ -61,7 +61,7 @@ class FetchTurns:
         """Order reads while not too many are in flight."""
         for urgency, turns in self._turns.items():
             max_batches = -(-self._settings.max_read_batches // (1 + urgency))
-            # Where nothing can be read, all that wait fail at once, however many reads there are.
+            # While nothing can be read all that wait fail at once, so no bound applies.
             while turns and not (
                 self._orders.is_readable and self._reads.num_current >= max_batches
             ):
@@ -79,7 +79,7 @@ class FetchTurns:
     def _read_some(self, lookup: OpenLookup, group: int, now_s: float) -> None:
         """Take a group's wanted pages until a batch is full.
 
-        Those that came or are being read already cost nothing.
+        Pages that are here by now, or being read for another lookup, take no place in it.
         """
         indices: list[int] = []
         page_ids: list[HostPageId] = []
@@ -104,7 +104,7 @@ class FetchTurns:
         if indices:
             self._reads.start(lookup, group, indices, page_ids, now_s)
         if not has_room:
-            # This may also end what was ordered just now: half a window is of no use.
+            # This may also cancel the read that was just ordered: half a window is of no use.
             self._pages.fail_unread(lookup, group, PageSource.NO_HOST_PAGE)
 
     def _is_hint_full(self, lookup: OpenLookup, group: int) -> bool:

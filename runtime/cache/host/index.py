@@ -87,10 +87,6 @@ class HostIndex:
         """Whether the page exists, is FILLING, and has not changed hands since `generation`."""
         return self._pages.is_filling(page_id, generation)
 
-    def ready_keys(self, group: int) -> list[PageKey]:
-        """All READY keys of a group; O(pages)."""
-        return list(self._groups[group].ready)
-
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
         """The first READY pages with ids from `start` on; fewer than `max_pages` if no more are.
 
@@ -141,8 +137,8 @@ class HostIndex:
         free = self._groups[group].free
         while free:
             page_id = free.pop()
-            # Not so if its slab has changed hands: a list, unlike a dict, cannot strike out what is
-            # in its middle, but it grows to a million pages without a pause.
+            # Its slab may have gone to another group since. Such pages stay in the list, as nothing
+            # can be taken out of its middle; unlike a dict it grows to a million without a pause.
             if self._is_free(page_id, group):
                 return page_id
         return None
@@ -235,10 +231,9 @@ class HostIndex:
         return bool(page_ids)
 
     def _make_room(self, group: int) -> None:
-        # Two groups do not take a slab from each other in turn: its pages are the taker's newest
-        # once they are filled, so before it goes back, every page of the other group must have been
-        # used after every one of it. What a taker drops is no more than what would go next anyway
-        # if all groups' pages were in one list. A slab of which some pages are old stays, however.
+        # A slab of another group is taken only if all its pages are older than the oldest page of
+        # this group: they would go next anyway if all groups shared one list. So two groups do not
+        # take a slab to and fro: once filled, its pages are the newest of this group.
         oldest = self._evictable.oldest(group)
         slab = self._pages.oldest_slab_of_others(group)
         if slab is not None and (

@@ -26,14 +26,15 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.metrics import TRANSFER_BOUNDS_S, Histogram
 
-_FORGOTTEN_AT_ONCE = 256
+_FORGOTTEN_PER_TURN = 256
 
 
 class HostLookups:
     """Owns: lookups that are not final, and the questions to L3 that are open for them.
 
-    What is fetched for a request stays staged until it is leased, its lookup is cancelled, or some
-    time after the final report; of a WINDOW group, from then on, only the pages of the best end.
+    What is fetched for a request stays staged until it is leased, or its lookup is cancelled, or
+    for some time after the final report. After that report only the pages stay that the prefix
+    needs which was found: of a WINDOW group, those of one window.
     """
 
     def __init__(
@@ -61,13 +62,15 @@ class HostLookups:
         """How long requests' lookups took."""
         self._num_arrived = 0
         self._arrived: OpenLookup | None = None
-        """The one that came with this event, whose chain is touched."""
+        """The one that came with this event: its chain is touched already."""
         self._untouched: list[list[PageKey]] = []
         """Chains that are to be touched before any page makes way for another."""
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
         self._forgotten: list[OpenLookup] = []
-        """Of a Scheduler that is gone. To free thousands of chains at once takes tens of ms."""
+        """Lookups of a Scheduler that is gone, to be freed some at a time: to free thousands of
+        chains at once takes tens of ms.
+        """
 
     @property
     def num_lookups(self) -> int:
@@ -116,9 +119,10 @@ class HostLookups:
         return bool(self._untouched)
 
     def catch_up(self, event: HostEvent) -> None:
-        """Touch the chains of earlier lookups, unless the event is one that no page makes way for.
+        """Touch the chains of earlier lookups before the first event that may evict a page.
 
-        Whoever looks a chain up most often leases it next, and waits for that, not for this.
+        Other events are not held up by it: after a lookup a lease usually follows, for which
+        somebody waits.
         """
         match event:
             case FromScheduler(_, Lookup() | LeasePages() | CancelLookup()):
@@ -157,7 +161,7 @@ class HostLookups:
 
     def dispatch(self, now_s: float) -> None:
         """Order reads while not too many are in flight."""
-        del self._forgotten[-_FORGOTTEN_AT_ONCE:]
+        del self._forgotten[-_FORGOTTEN_PER_TURN:]
         self._turns.dispatch(now_s)
 
     def _ask(self, lookup: OpenLookup, now_s: float) -> None:
@@ -181,7 +185,7 @@ class HostLookups:
                     lookup.note_question()
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
-        """Do not ask again for what was missing a moment ago, nor for what is of no use then."""
+        """Do not ask for what was missing a moment ago, nor for what is of no use without that."""
         for group in range(self._index.num_groups):
             lacking = (
                 (index, PageSource.NOT_FOUND)
@@ -206,7 +210,7 @@ class HostLookups:
         self._end_question(lookup)
 
     def _end_question(self, lookup: OpenLookup) -> None:
-        """Once L3 has answered for every group, want what it has of the ends that all can get."""
+        """Once L3 has answered for every group, fetch what useful prefixes need of it."""
         if not lookup.note_answer() or lookup.is_final:
             return
         lookup.begin_fetch()
@@ -233,8 +237,9 @@ class HostLookups:
         self._take_outcomes(self._reads.finish(done, now_s))
 
     def _take_outcomes(self, outcomes: list[ReadOutcome]) -> None:
-        # All pages of a batch are READY by now: a failed one must not end what waits for the
-        # others. What fails is told together, since with windows each time other ends are chosen.
+        # All pages of the batch that have come are READY by now, so the failure of one ends nothing
+        # that waits for the others. Failures are told together: where there are windows each makes
+        # a lookup choose anew for which ends it fetches.
         failures: dict[tuple[OpenLookup, int], list[tuple[int, PageSource]]] = {}
         for outcome in outcomes:
             for waiting, index in outcome.waiters:
@@ -285,10 +290,9 @@ class HostLookups:
     def _end(self, lookup: OpenLookup, now_s: float) -> None:
         del self._lookups[lookup.lookup_id]
         self._turns.end(lookup)
-        if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
-            self.times.observe(now_s - lookup.asked_s)
         # What a hint has brought is pinned for nobody.
         if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
+            self.times.observe(now_s - lookup.asked_s)
             self._staged.end(lookup.lookup_id, lookup.runs(), now_s)
         if lookup is not self._arrived:
             self._touch(lookup)

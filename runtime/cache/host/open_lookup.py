@@ -34,9 +34,10 @@ _HOPES = bytes(
 class OpenLookup:
     """Owns: what is known so far of the pages of one chain, in every KV group.
 
-    A page is named by its group and its place in the chain. In FULL and LATENT groups one that
-    cannot be had ends the useful prefix of the chain for all groups. In a WINDOW group it takes
-    away the ends whose window it is in; only windows of chosen ends are fetched.
+    A page is named by its group and its place in the chain. An end is a place before which a prefix
+    may end. A page of a FULL or LATENT group that cannot be had ends the useful prefix for all
+    groups. One of a WINDOW group rules out the ends whose window it is in. Windows are fetched only
+    for chosen ends.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class OpenLookup:
         self._is_fetching = False
         """L3 has answered all questions."""
         self._reached = 0
-        """The best end all of whose pages are here; kept only where there are windows."""
+        """The last end that L1 and L2 hold all pages for; kept only where there are windows."""
         self._l1_starts = [
             0 if reach is None else max(0, num_pages - reach)
             for reach, num_pages in zip(rule.reaches, num_l1_pages, strict=True)
@@ -95,10 +96,10 @@ class OpenLookup:
 
     @property
     def num_missing(self) -> int:
-        """Places before the end that are of no use unless L3 has some group's page.
+        """Places of the chain that are of no use unless L3 has pages that L2 lacks.
 
-        Pages that L2 has are among them: a few that it lacks may decide on many behind them, and
-        those of a window on the whole prefix before them.
+        Pages that L2 has count among them: those behind a page that is missing, and where there are
+        windows the whole prefix before a window of which a page is missing.
         """
         if self._has_windows:
             return 0 if self.is_final else self.end - self._reached
@@ -142,7 +143,7 @@ class OpenLookup:
         self.missing[group] += missing
 
     def end_arrival(self) -> None:
-        """L2 was asked about all pages: those that no reachable end needs are not missed."""
+        """L2 was asked about all pages: missing ones that no reachable end needs do not matter."""
         if self._has_windows:
             self._choose(PageSource.NOT_FOUND)
             self.forget_missing()
@@ -212,9 +213,10 @@ class OpenLookup:
         return is_news
 
     def _end_at(self, index: int, source: PageSource) -> bool:
-        """For want of a page none after it is of use in any group. What L1 holds stays L1's.
+        """A page will not come, so none from there on is of use to any group.
 
-        What was of no use before keeps its own reason.
+        These get `source` as their reason, except those that L1 holds, and those behind a former
+        end, which keep the reason that they have.
         """
         if index >= self.end:
             return False
@@ -230,9 +232,9 @@ class OpenLookup:
         return True
 
     def _choose(self, source: PageSource) -> None:
-        """Choose the ends to fetch for, after a change for the worse with this reason.
+        """Choose the ends to fetch for, after pages were lost for the reason `source`.
 
-        The best end never moves back to a later place, so FULL pages behind it are done with.
+        The best end only ever moves to an earlier place, so FULL pages behind it get that reason.
         """
         hopes = [bytes(sources[: self.end].translate(_HOPES)) for sources in self._sources]
         plan = plan_fetch(self._rule, hopes)
@@ -248,7 +250,7 @@ class OpenLookup:
             if self._is_fetching:
                 windows = [(end - reach, end) for end in plan.ends]
             else:
-                # L3 may have any of them, so all are asked about that a later end could need.
+                # L3 may have any window, so ask about all pages that some later end could need.
                 windows = [(plan.reached + 1 - reach, plan.best)] if plan.ends and reach else []
             spared = sources.translate(_SPARED)
             for start, end in windows:

@@ -39,7 +39,7 @@ class ReadOutcome:
     group: int
     status: ObjectStatus
     is_unwanted: bool
-    """It was given up because nobody waited for it then."""
+    """It was cancelled, when nobody waited for it."""
     waiters: Sequence[Waiter]
 
 
@@ -91,7 +91,7 @@ class HostReads:
         return read is not None
 
     def allow_allocation(self) -> None:
-        """Nobody copies to pages that an earlier owner of the arena has handed out."""
+        """Allow `allocate`: no copy that an earlier owner of the arena has ordered is in flight."""
         self._is_allocating = True
 
     def allocate(self, group: int) -> HostPageId | None:

@@ -19,15 +19,15 @@ _WALK_PAGES = 1024
 class HostRepairs:
     """Owns: which pages of L2 are to be asked about, and the one question to L3 that is open.
 
-    When a storage actor attaches, its backend may be another one, or have lost everything: a walk
-    over the index asks whether L3 has every page that L2 holds then. Pages that lookups use go
-    first. Later L3 is asked about a page when a lookup uses it, `exists_interval_s` after the last
-    time or its first use. What L3 lacks is noted.
+    When a storage actor attaches, its backend may be another one, or have lost everything. So a
+    walk over the index asks L3 about every page that L2 holds then; pages that lookups use go
+    first. Later L3 is asked about a page again when a lookup uses it and `exists_interval_s` has
+    passed since the last question, or for a new page since its first use. What L3 lacks is noted.
 
-    The walk offers every page: one that stays READY is met, for its id does not change. What is
-    dropped before the walk comes by is gone. What is handed out and becomes READY after the attach
-    is written or was read over the same connection; its generation tells, and the walk passes it
-    by.
+    The walk misses no page that it should meet. A page that stays READY is met, for its id does not
+    change; one that is dropped before needs no question. A page that is filled after the attach
+    is being written to this backend or was read from it: its generation shows that, and the walk
+    passes it by.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class HostRepairs:
         self._generations = index.generations()
         """Per page, as of when the backend attached or the page was first used since."""
         self._due_at_s = array("d", bytes(8 * len(self._generations)))
-        """When a page of that generation is due if a lookup uses it. A wrong time costs a question
-        or delays a repair, but nothing else depends on it.
+        """From when on a use of the page, in that generation, makes it due. Only a question or the
+        time of a repair depends on it.
         """
 
     @property
     def num_pending(self) -> int:
-        """Pages that are due or being asked about; while the walk is on, at most so many."""
+        """Pages that are due or being asked about; an upper bound while the walk is on."""
         num_ahead = 0
         if self._walked_to is not None:
             num_ahead = min(len(self._generations) - self._walked_to, self._index.num_ready)

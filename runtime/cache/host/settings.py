@@ -26,9 +26,11 @@ class StorageSettings:
     deadline_s: float = 10.0
     """What the storage actor is given for a read or a write."""
     overdue_margin_s: float = 5.0
-    """A write is overdue so long after its deadline, and so is a read at the latest."""
+    """A write is overdue so long after its deadline; a read is overdue then at the latest."""
     min_read_patience_s: float = 2.0
-    """A read is overdue after several times the longest of late, but not before this time."""
+    """A read is overdue after several times as long as the slowest recent one took, but not before
+    this time.
+    """
     exists_deadline_s: float = 1.0
     exists_deadline_per_page_s: float = 0.004
     """A question whether objects exist is overdue after `exists_deadline_s` and this time for each
@@ -39,7 +41,7 @@ class StorageSettings:
     max_missing_names: int = 65_536
     """Objects that L3 was seen to lack are remembered up to this number."""
     exists_interval_s: float = 60.0
-    """L3 is asked this often about a page of L2 that is in use, in case that L3 has lost it."""
+    """How often L3 is asked about a page of L2 that is in use, as it may have lost the page."""
     staged_grace_s: float = 30.0
     """Fetched pages that nobody leases are kept for so long once their lookup has ended."""
     breaker_failures: int = 5
@@ -57,7 +59,7 @@ class HostSettings:
     rule: PrefixRule = field(default_factory=PrefixRule)
     """What each KV group needs of a prefix; by default there is one group, which needs all."""
     piece_pages: int = 2048
-    """How many pages of L2 one turn passes over at most, where all of them are concerned."""
+    """Work that concerns all pages of L2 is done in pieces of at most so many, one per turn."""
     storage: StorageSettings = StorageSettings()
     has_storage: bool = False
     """L3 is in use from the start: a storage actor will attach."""

@@ -121,7 +121,8 @@ class HostSlabs:
         group = self._groups[slab]
         assert group is not None
         if self._num_ready[slab]:
-            # Its READY pages may be older, but its place in the middle of the list is not known.
+            # Its READY pages may have been used earlier, but to find its place by that would take a
+            # search through the list.
             self._used_at[slab] = now
             self._idle.append(group, slab)
         else:

@@ -43,16 +43,16 @@ class StagedPages:
         # Columns by page id, as an object per pin would cost a pause whenever Python looks for
         # garbage.
         self._pins = array("q", bytes(8 * index.num_pages))
-        """The number of a page's pin, which no other pin ever has; 0 if it is not pinned."""
+        """By page id: the number of the page's pin, which no other pin ever has; 0: not pinned."""
         self._num_lookups = array("i", bytes(4 * index.num_pages))
-        """For which a page is kept."""
+        """By page id: for how many lookups the page is kept."""
         self._last_pin = 0
         self._open: dict[LookupId, _Stage] = {}
         """Of lookups that are not final."""
         self._ended: OrderedDict[LookupId, _Stage] = OrderedDict()
-        """Of final ones, the first to be dismissed first."""
+        """Of final lookups, in the order in which their grace ends."""
         self._dismissed: deque[_Stage] = deque()
-        """Of nobody: these pins are to end."""
+        """Stages that nobody wants any more: their pins are to end, a piece per turn."""
 
     def num_left(self, group: int) -> int:
         """How many more pages of a group may be staged."""

@@ -46,7 +46,7 @@ class HostStorage:
 
     @property
     def num_pending(self) -> int:
-        """Pages to be written or asked about; at most so many while L3 is asked about all."""
+        """Pages to be written or asked about; an upper bound while L3 is asked about all of L2."""
         return self.writes.num_pending + self.repairs.num_pending
 
     @property
@@ -87,8 +87,8 @@ class HostStorage:
         self.writes.retire()
         self.repairs.clear()
 
-    def await_retirement(self) -> None:
-        """Say `StorageRetired` once nothing is under way."""
+    def report_when_retired(self) -> None:
+        """From now on, say `StorageRetired` as soon as nothing is under way."""
         self._is_retiring = True
 
     def flush(self) -> None:

@@ -29,7 +29,7 @@ _READ_PATIENCE = 4
 """A read may take so many times as long as the slowest of the last `_NUM_READ_TIMES`."""
 _NUM_READ_TIMES = 16
 _MAX_OVERDUE = 8
-"""A backend that owes so many answers is asked for no further sign of life."""
+"""A backend that owes so many overdue answers is not probed any more."""
 
 
 class OrderKind(Enum):
@@ -98,12 +98,12 @@ class _Unanswered:
 
 
 class StorageOrders:
-    """Owns: whether L3 is in use, by which process and over which connection, the unanswered
-    batches, their numbers, the circuit breakers, and what L3 was seen to lack.
+    """Owns: whether L3 is in use, its process and connection, the unanswered batches and their
+    numbers, the circuit breakers, and what L3 was seen to lack.
 
-    In use without a process, a storage actor is being made. A process that is not in use answers
-    what it was asked. No request waits for a backend that does not answer: the first question or
-    read that is overdue takes all others of its kind with it.
+    While L3 is in use without a process, a storage actor is being made. A process that is no longer
+    in use still answers what it was asked. No request waits for a backend that does not answer: as
+    soon as one question or read is overdue, all others of its kind are given up as well.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from raydix.runtime.cache.checkpoints import checkpoint_distance
-from raydix.runtime.cache.kv_match import longest_prefix
+from raydix.runtime.cache.kv_match import first_needed, longest_prefix
 from raydix.runtime.config.kv_layout import KvLayout
 
 
@@ -42,9 +42,9 @@ class PrefixRule:
         """Some group needs only the last pages."""
         return any(reach is not None for reach in self.reaches)
 
-    def starts(self, end: int) -> list[int]:
+    def starts(self, end: int) -> tuple[int, ...]:
         """Per group: the first page that a prefix of `end` pages needs."""
-        return [0 if reach is None else max(0, end - reach) for reach in self.reaches]
+        return first_needed(self.reaches, end)
 
 
 def make_rule(layout: KvLayout) -> PrefixRule:

@@ -10,8 +10,9 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, split_keys
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.cache.radix_node import RadixNode, take_back_hit
-from raydix.runtime.cache.radix_tree import Match, Segment, Victim
+from raydix.runtime.cache.radix_node import RadixNode, Segment, Victim, take_back_hit
+from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.config.policies import EvictionPolicy
 from tests.runtime.cache.model_radix_tree import Cache, Chain, EvictionModel, PrefixModel, Request
 
 
@@ -38,7 +39,7 @@ class CheckedCache:
     """
 
     def __init__(
-        self, *, page_size: int, eviction: str, reaches: tuple[int | None, ...] = (None,)
+        self, *, page_size: int, eviction: EvictionPolicy, reaches: tuple[int | None, ...] = (None,)
     ) -> None:
         self.cache = Cache(page_size=page_size, num_pages=300, eviction=eviction, reaches=reaches)
         self.tree = self.cache.tree
@@ -189,10 +190,6 @@ class CheckedCache:
             inner = {key for key, chain in self.model.by_key.items() if chain in left}
             assert not (lost & ending[group] and inner - ending[group])
 
-    def inspect(self) -> None:
-        expected, found = self.order.inspect(), self.tree.inspect()
-        assert (found and found.keys) == (expected and expected.keys)
-
     def inspect_ahead(self, num_pages: int) -> None:
         """Afterwards the first `num_pages` pages of leaves were inspected, and none was twice."""
         for found in self.tree.inspect_ahead(num_pages):
@@ -216,7 +213,8 @@ class CheckedCache:
             assert self.tree.num_cached_pages(group) == len(self.model.cached(group))
             assert self.tree.num_locked_pages(group) == len(self.model.locked(group))
         assert self.tree.num_locks == len(self.running)
-        assert self.tree.num_inspected_pages == self.order.num_inspected_pages
+        for leaf in self.order.leaves():
+            assert leaf.is_inspected == self.order.is_inspected(leaf)
 
     def end(self) -> None:
         """Finish and flush everything: nothing may be left."""

@@ -10,8 +10,9 @@ from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
-from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Segment, Victim
+from raydix.runtime.cache.radix_node import EvictionKey, RadixNode, Segment, Victim
+from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import Int32Array
 
 Chain = tuple[PageKey, tuple[int, ...]]
@@ -121,7 +122,7 @@ class EvictionModel:
     Leaves with equal policy keys go as they came, which their tickets tell.
     """
 
-    def __init__(self, tree: RadixTree, eviction: str) -> None:
+    def __init__(self, tree: RadixTree, eviction: EvictionPolicy) -> None:
         self._tree = tree
         self._policy_key = EVICTION_POLICIES[eviction]
         self._handed_out: dict[RadixNode, int] = {}  # by its ticket then
@@ -169,11 +170,6 @@ class EvictionModel:
             self._handed_out[leaf] = leaf.ticket
         return leaf
 
-    @property
-    def num_inspected_pages(self) -> int:
-        """Pages of leaves that were handed out and are still there."""
-        return sum(leaf.num_pages for leaf in self.leaves() if self.is_inspected(leaf))
-
 
 @dataclass(slots=True)
 class Request:
@@ -195,7 +191,7 @@ class Cache:
 
     page_size: int = 1
     num_pages: int = 512
-    eviction: str = "lru"
+    eviction: EvictionPolicy = EvictionPolicy.LRU
     reaches: tuple[int | None, ...] = (None,)
     identity: PageKey = field(default_factory=root_key)
     now_s: float = 0.0

@@ -34,19 +34,19 @@ def hit(cache: Cache, tokens: list[int]) -> None:
 @pytest.mark.parametrize(
     ("policy", "use", "expected"),
     [
-        ("lru", touch, "BCA"),
-        ("lru", hit, "BCA"),
-        ("mru", touch, "ACB"),
-        ("fifo", touch, "ABC"),
-        ("filo", touch, "CBA"),
-        ("lfu", hit, "BCA"),
-        ("lfu", touch, "BCA"),
-        ("slru", hit, "BCA"),
-        ("priority", touch, "BCA"),
+        (EvictionPolicy.LRU, touch, "BCA"),
+        (EvictionPolicy.LRU, hit, "BCA"),
+        (EvictionPolicy.MRU, touch, "ACB"),
+        (EvictionPolicy.FIFO, touch, "ABC"),
+        (EvictionPolicy.FILO, touch, "CBA"),
+        (EvictionPolicy.LFU, hit, "BCA"),
+        (EvictionPolicy.LFU, touch, "BCA"),
+        (EvictionPolicy.SLRU, hit, "BCA"),
+        (EvictionPolicy.PRIORITY, touch, "BCA"),
     ],
 )
 def test_each_policy_orders_leaves(
-    policy: str, use: Callable[[Cache, list[int]], None], expected: str
+    policy: EvictionPolicy, use: Callable[[Cache, list[int]], None], expected: str
 ) -> None:
     cache = Cache(eviction=policy)
     for tokens in (A, B, C):
@@ -58,7 +58,7 @@ def test_each_policy_orders_leaves(
 
 
 def test_lfu_counts_hits_before_time() -> None:
-    cache = Cache(eviction="lfu")
+    cache = Cache(eviction=EvictionPolicy.LFU)
     for tokens in (A, B, C):
         cache.run(tokens)
     for tokens in (B, B, A):
@@ -69,7 +69,7 @@ def test_lfu_counts_hits_before_time() -> None:
 
 
 def test_slru_protects_from_the_second_hit_on() -> None:
-    cache = Cache(eviction="slru")
+    cache = Cache(eviction=EvictionPolicy.SLRU)
     for tokens in (A, B, C):
         cache.run(tokens)
     hit(cache, A)
@@ -79,7 +79,7 @@ def test_slru_protects_from_the_second_hit_on() -> None:
 
 
 def test_the_least_important_priority_goes_first() -> None:
-    cache = Cache(eviction="priority")
+    cache = Cache(eviction=EvictionPolicy.PRIORITY)
     for tokens, priority in ((A, 0), (B, 5), (C, -1)):
         cache.run(tokens, priority=priority)
 
@@ -87,7 +87,7 @@ def test_the_least_important_priority_goes_first() -> None:
 
 
 def test_a_prefix_is_as_important_as_its_most_important_request() -> None:
-    cache = Cache(eviction="priority")
+    cache = Cache(eviction=EvictionPolicy.PRIORITY)
     cache.run([1, 2, 3, 4, 5], priority=9)
     cache.run([1, 2, 3, 8], priority=-1)
     cache.run([7, 7], priority=2)
@@ -101,7 +101,7 @@ def test_a_prefix_is_as_important_as_its_most_important_request() -> None:
 
 
 def test_equally_good_victims_go_in_the_order_in_which_they_became_evictable() -> None:
-    cache = Cache(eviction="fifo")
+    cache = Cache(eviction=EvictionPolicy.FIFO)
     requests = [cache.start([]) for _ in (A, B, C)]
     for request, tokens in zip(requests, (A, B, C), strict=True):
         cache.now_s = 0.0
@@ -113,7 +113,7 @@ def test_equally_good_victims_go_in_the_order_in_which_they_became_evictable() -
 
 
 @pytest.mark.parametrize("policy", EVICTION_POLICIES)
-def test_a_parent_goes_only_after_all_its_children(policy: str) -> None:
+def test_a_parent_goes_only_after_all_its_children(policy: EvictionPolicy) -> None:
     cache = Cache(eviction=policy)
     prefix = list(range(1, 9))
     cache.run(prefix)
@@ -235,7 +235,7 @@ def test_the_order_computes_one_key_per_entry_and_none_per_victim() -> None:
 
 def test_the_order_holds_under_any_mixture_of_adds_discards_and_inspections() -> None:
     rng = np.random.default_rng(11)
-    order = EvictionOrder(EVICTION_POLICIES["lru"])
+    order = EvictionOrder(EVICTION_POLICIES[EvictionPolicy.LRU])
     nodes = leaves(200)
     waiting: dict[RadixNode, tuple[float, int]] = {}
     inspected: set[RadixNode] = set()
@@ -264,56 +264,57 @@ def test_the_order_holds_under_any_mixture_of_adds_discards_and_inspections() ->
             order.check(set(waiting))
 
 
+def inspected(cache: Cache, num_pages: int = 100) -> list[int]:
+    """Inspect ahead; how many pages each leaf has that was not inspected before."""
+    return [victim.num_pages for victim in cache.tree.inspect_ahead(num_pages)]
+
+
 def test_an_inspected_leaf_that_comes_back_is_inspected_again() -> None:
     cache = Cache()
     cache.run(A)
     for use in (touch, hit):
-        assert cache.tree.inspect() is not None
-        assert cache.tree.inspect() is None
-        assert cache.tree.num_inspected_pages == 2
+        assert inspected(cache) == [2]
+        assert inspected(cache) == []
 
         use(cache, A)
-
-        assert cache.tree.num_inspected_pages == 0
         cache.check()
 
 
-def test_an_inspected_leaf_is_not_counted_while_it_is_locked() -> None:
+def test_a_leaf_is_not_inspected_while_it_is_locked() -> None:
     cache = Cache()
     cache.run(A)
-    cache.tree.inspect()
+    inspected(cache)
 
     request = cache.start(A)
 
-    assert (cache.tree.num_inspected_pages, cache.tree.inspect()) == (0, None)
+    assert inspected(cache) == []
     cache.tree.unlock(request.lock, last_step=0)
+    assert inspected(cache) == [2]
     cache.check()
 
 
 def test_a_lock_inside_an_inspected_leaf_leaves_its_rest_inspected() -> None:
     cache = Cache()
     cache.run([1, 2, 3, 4, 5])
-    cache.tree.inspect()
+    inspected(cache)
 
     request = cache.start([1, 2])
 
-    assert (cache.tree.num_inspected_pages, cache.tree.inspect()) == (3, None)
+    assert inspected(cache) == []
     cache.check()
     cache.tree.unlock(request.lock, last_step=0)
 
 
-def test_eviction_counts_inspected_pages_down() -> None:
+def test_evicted_pages_no_longer_count_as_inspected_ahead() -> None:
     cache = Cache()
     cache.run([1, 2, 3, 4, 5])
-    cache.tree.inspect()
+    inspected(cache)
+    cache.run(C)
 
-    counts = []
-    for num_pages in (2, 1, 2):
-        cache.evict(num_pages)
-        counts.append(cache.tree.num_inspected_pages)
-
-    assert counts == [3, 2, 0]
-    cache.check()
+    for num_evicted, num_ahead, expected in ((2, 3, []), (1, 3, [2])):
+        cache.evict(num_evicted)
+        assert inspected(cache, num_ahead) == expected
+        cache.check()
 
 
 def test_looking_ahead_inspects_leaves_until_they_have_enough_pages_and_each_once() -> None:
@@ -332,7 +333,7 @@ def test_looking_ahead_inspects_leaves_until_they_have_enough_pages_and_each_onc
 
 
 def test_looking_ahead_finds_newcomers_that_overtake_what_was_inspected() -> None:
-    cache = Cache(eviction="mru")
+    cache = Cache(eviction=EvictionPolicy.MRU)
     cache.run(A)
     cache.run(B)
     assert len(list(cache.tree.inspect_ahead(3))) == 2
@@ -376,7 +377,7 @@ def test_unlocked_pages_come_heads_of_chains_first() -> None:
 
 
 def test_check_finds_a_wrong_leaf_a_wrong_count_and_a_wrong_place() -> None:
-    order = EvictionOrder(EVICTION_POLICIES["lru"])
+    order = EvictionOrder(EVICTION_POLICIES[EvictionPolicy.LRU])
     nodes = leaves(9)
     for node in nodes:
         order.add(node)

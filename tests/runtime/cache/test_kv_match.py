@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydix.runtime.cache.kv_match import Availability, match_groups, window_pages
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup
+from raydix.runtime.cache.kv_match import Availability, match_groups
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, window_pages
 from raydix.runtime.messages.host import PageSource
 
 TIERS = {

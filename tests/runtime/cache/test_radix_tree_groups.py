@@ -2,7 +2,8 @@
 
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
-from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Segment
+from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree
 from raydix.runtime.messages.arrays import int32_array
 
 IDENTITY: PageKey = root_key()

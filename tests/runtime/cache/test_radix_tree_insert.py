@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens
-from raydix.runtime.cache.radix_tree import Segment
+from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.messages.arrays import int32_array
 from tests.runtime.cache.model_radix_tree import Cache
 

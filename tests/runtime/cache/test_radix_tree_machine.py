@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import root_key
-from raydix.runtime.cache.radix_tree import Segment
+from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.config.policies import EvictionPolicy
 from tests.runtime.cache.checked_cache import CheckedCache, Found
 from tests.runtime.cache.model_radix_tree import Cache
 
@@ -39,7 +40,9 @@ class TreeMachine(RuleBasedStateMachine):
         eviction=st.sampled_from(sorted(EVICTION_POLICIES)),
         reaches=st.sampled_from(LAYOUTS),
     )
-    def build(self, page_size: int, eviction: str, reaches: tuple[int | None, ...]) -> None:
+    def build(
+        self, page_size: int, eviction: EvictionPolicy, reaches: tuple[int | None, ...]
+    ) -> None:
         self.checked = CheckedCache(page_size=page_size, eviction=eviction, reaches=reaches)
         self.matches: list[Found] = []
 
@@ -108,10 +111,6 @@ class TreeMachine(RuleBasedStateMachine):
     def evict_from_the_last_group(self, num_pages: int) -> None:
         self.checked.evict([*[0] * (len(self.checked.groups) - 1), num_pages])
 
-    @rule()
-    def inspect(self) -> None:
-        self.checked.inspect()
-
     @rule(num_pages=st.integers(0, 12))
     def inspect_ahead(self, num_pages: int) -> None:
         self.checked.inspect_ahead(num_pages)
@@ -159,10 +158,8 @@ def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:
             checked.evict([int(rng.integers(0, 13) * rng.integers(2)) for _ in checked.groups])
         case 7 if num_running:
             checked.heal(int(rng.integers(num_running)), int(rng.integers(9)), num_behind)
-        case 8:
-            checked.inspect_ahead(int(rng.integers(1, 40)))
         case _:
-            checked.inspect()
+            checked.inspect_ahead(int(rng.integers(1, 40)))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +167,7 @@ def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:
 )
 @pytest.mark.parametrize("policy", EVICTION_POLICIES)
 def test_a_long_random_run_loses_no_page(
-    policy: str, page_size: int, reaches: tuple[int | None, ...]
+    policy: EvictionPolicy, page_size: int, reaches: tuple[int | None, ...]
 ) -> None:
     rng = np.random.default_rng(page_size)
     checked = CheckedCache(page_size=page_size, eviction=policy, reaches=reaches)
@@ -181,7 +178,7 @@ def test_a_long_random_run_loses_no_page(
 
 
 @pytest.mark.parametrize("policy", EVICTION_POLICIES)
-def test_equal_histories_evict_equally(policy: str) -> None:
+def test_equal_histories_evict_equally(policy: EvictionPolicy) -> None:
     def victims() -> list[bytes]:
         cache = Cache(page_size=1, eviction=policy)
         for number in range(60):

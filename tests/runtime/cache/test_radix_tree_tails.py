@@ -4,8 +4,7 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens
-from raydix.runtime.cache.radix_node import take_back_hit
-from raydix.runtime.cache.radix_tree import Segment
+from raydix.runtime.cache.radix_node import Segment, take_back_hit
 from tests.runtime.cache.model_radix_tree import Cache
 
 

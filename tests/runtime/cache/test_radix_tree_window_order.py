@@ -3,7 +3,8 @@
 import pytest
 
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens
-from raydix.runtime.cache.radix_tree import Segment
+from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import int32_array
 from tests.runtime.cache.model_radix_tree import Cache
 from tests.runtime.cache.window_cache import FULL, WINDOW, cache_of, counts, live, tokens, usable
@@ -25,8 +26,16 @@ def test_pages_in_no_window_go_before_those_at_a_chains_end() -> None:
     cache.check()
 
 
-@pytest.mark.parametrize(("eviction", "left"), [("lru", 1), ("mru", 2), ("fifo", 2), ("filo", 1)])
-def test_windows_at_chain_ends_go_as_the_policy_says(eviction: str, left: int) -> None:
+@pytest.mark.parametrize(
+    ("eviction", "left"),
+    [
+        (EvictionPolicy.LRU, 1),
+        (EvictionPolicy.MRU, 2),
+        (EvictionPolicy.FIFO, 2),
+        (EvictionPolicy.FILO, 1),
+    ],
+)
+def test_windows_at_chain_ends_go_as_the_policy_says(eviction: EvictionPolicy, left: int) -> None:
     cache = cache_of(eviction=eviction)
     cache.run(tokens(101, 104))
     cache.run(tokens(201, 204))

@@ -3,7 +3,7 @@
 import pytest
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.radix_tree import Segment
+from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from tests.runtime.cache.model_radix_tree import Cache, Request
 from tests.runtime.cache.window_cache import FULL, WINDOW, cache_of, counts, live, tokens, usable

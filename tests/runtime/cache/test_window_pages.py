@@ -8,6 +8,7 @@ from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, root_key
 from raydix.runtime.cache.radix_node import RadixNode, Segment, new_root
 from raydix.runtime.cache.window_pages import WindowPages
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import int32_array
 
 NUM_LEFT = 500
@@ -16,7 +17,7 @@ NUM_LEFT = 500
 def window_pages(num_nodes: int) -> WindowPages:
     """A group that holds three pages of so many chains, one of them in no window."""
     root, page_ids = new_root(root_key(), 1, 0.0), (int32_array((1, 2, 3)),)
-    pages = WindowPages(0, 2, EVICTION_POLICIES["lru"])
+    pages = WindowPages(0, 2, EVICTION_POLICIES[EvictionPolicy.LRU])
     for _ in range(num_nodes):
         node = RadixNode(
             parent=root,

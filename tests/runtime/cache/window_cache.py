@@ -4,6 +4,7 @@ import numpy as np
 
 from raydix.runtime.cache.kv_match import match_groups
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, window_pages
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import PageSource
 from tests.runtime.cache.model_radix_tree import Cache
 
@@ -15,7 +16,9 @@ def tokens(first: int, last: int) -> list[int]:
     return list(range(first, last + 1))
 
 
-def cache_of(window: int = 4, *, page_size: int = 1, eviction: str = "lru") -> Cache:
+def cache_of(
+    window: int = 4, *, page_size: int = 1, eviction: EvictionPolicy = EvictionPolicy.LRU
+) -> Cache:
     """One FULL group, and one of a window of so many tokens."""
     return Cache(
         page_size=page_size, reaches=(None, window_pages(window, page_size)), eviction=eviction

@@ -13,7 +13,7 @@ from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.kv_groups import make_kv_layout
 from raydix.runtime.model.overlap_times import step_times
-from raydix.runtime.model.runner import ModelRunner, never
+from raydix.runtime.model.runner import ModelRunner, never_halved
 from raydix.runtime.model.spec import ModelSpec
 from raydix.runtime.tiers.gpu_pool import make_pools
 from tests.runtime.model.test_cuda import (
@@ -49,7 +49,7 @@ def make_runner(decoder: Decoder, *, is_halved: bool) -> ModelRunner:
         max_slots=5,
         max_model_len=64,
         device=decoder.device,
-        is_halved=(lambda num_tokens: True) if is_halved else never,
+        is_halved=(lambda num_tokens: True) if is_halved else never_halved,
     )
 
 

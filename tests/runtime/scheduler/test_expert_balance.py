@@ -71,9 +71,9 @@ class Group:
             self.held[copies.layers[i]][place] = int(copies.experts[i])
         for rank in range(2):
             own = copies.copy_ids[copies.ranks == rank]
-            self.balance.take_copied(rank, own, float(self.step))
+            self.balance.take_copied(rank, own)
             reported = empty() if loads is None or self.step % 2 else loads
-            self.balance.take_step(rank, self.step, reported, float(self.step))
+            self.balance.take_step(rank, self.step, reported)
         self.balance.check()
 
 
@@ -191,7 +191,7 @@ def test_a_plan_for_ranks_that_are_gone_is_dropped() -> None:
 
 def test_a_copy_that_nobody_owes_is_refused() -> None:
     with pytest.raises(AccountingError, match="which nobody owes"):
-        Group().balance.take_copied(0, int32_array([3]), 0.0)
+        Group().balance.take_copied(0, int32_array([3]))
 
 
 def test_a_migration_that_gets_nowhere_counts_as_stalled() -> None:
@@ -204,7 +204,7 @@ def test_a_migration_that_gets_nowhere_counts_as_stalled() -> None:
         # Copies are ordered and never acknowledged.
         balance.plan_step(step, float(step))
         for rank in range(2):
-            balance.take_step(rank, step, empty(), float(step))
+            balance.take_step(rank, step, empty())
 
     figures = balance.figures(1000.0)
     assert figures["expert_migration_stalled"] == 1.0

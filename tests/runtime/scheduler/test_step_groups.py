@@ -354,7 +354,7 @@ def test_check_finds_lanes_that_do_not_count_steps_together() -> None:
             group.check(last_steps)
 
 
-def test_check_finds_ranks_of_two_generations() -> None:
+def test_check_finds_ranks_of_two_incarnations() -> None:
     driver = group_driver()
     group = driver.core._replica.step_groups[0]
     group.attach(1, replace(group.attached[1], incarnation=2))

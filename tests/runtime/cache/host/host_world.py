@@ -30,7 +30,13 @@ GARBAGE: Name = (-1, PageKey(b""))
 
 def ready_names(index: HostIndex) -> set[Name]:
     """All that L2 holds."""
-    return {(group, key) for group in range(index.num_groups) for key in index.ready_keys(group)}
+    pages = index.ready_pages(0, index.num_pages)
+    return {name for page_id in pages if (name := index.name(page_id)) is not None}
+
+
+def ready_keys(index: HostIndex, group: int) -> set[PageKey]:
+    """What L2 holds of one group."""
+    return {key for owner, key in ready_names(index) if owner == group}
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from raydix.runtime.messages.host import (
     ToHost,
 )
 from tests.runtime.cache.host.host_script import HostScript, make_key, make_keys
+from tests.runtime.cache.host.host_world import ready_keys
 
 
 def attached(num_pages: int = 64) -> HostScript:
@@ -278,7 +279,7 @@ def test_new_scheduler_gets_every_key_piece_by_piece_and_what_changes_meanwhile(
     for name in range(20, 34):
         host.commit([name])
         host.tell(Tick())
-        is_complete = host.mirror == {key[:16] for key in host.core._index.ready_keys(0)}
+        is_complete = host.mirror == {key[:16] for key in ready_keys(host.core._index, 0)}
     assert is_complete
     assert host.stat("pages_dropped") > 0
     assert host.core.next_deadline_s() is None
@@ -327,7 +328,7 @@ def test_mirror_follows_the_index_under_pressure() -> None:
     host = attached(32)
     for name in range(200):
         host.commit([name % 50])
-        assert host.mirror == {key[:16] for key in host.core._index.ready_keys(0)}
+        assert host.mirror == {key[:16] for key in ready_keys(host.core._index, 0)}
 
 
 def test_without_storage_nothing_is_ever_due() -> None:

@@ -13,11 +13,11 @@ from raydix.runtime.cache.host import open_lookup
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import FromScheduler, FromStorage, HostEvent
 from raydix.runtime.cache.host.flush import HostFlush
-from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
+from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.reads import HostReads, Waiter
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.window_ends import FetchPlan, PrefixRule, plan_fetch

@@ -21,6 +21,7 @@ from raydix.runtime.messages.host import (
 )
 from tests.runtime.cache.host.attached_host import with_storage
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
+from tests.runtime.cache.host.host_world import ready_keys
 
 L2, L3, NOT_FOUND = PageSource.L2, PageSource.L3, PageSource.NOT_FOUND
 
@@ -205,7 +206,7 @@ def test_attached_storage_is_offered_every_page_whatever_happens_meanwhile(seed:
                 host.tell(Tick())
     while host.orders or host.tick_while_due():
         host.answer_all()
-    lacking = [key for key in host.core._index.ready_keys(0) if key not in host.objects]
+    lacking = [key for key in ready_keys(host.core._index, 0) if key not in host.objects]
     assert not lacking
     assert host.stat("l3_writes_dropped_queue_full") == num_dropped
     assert host.core.is_drained
