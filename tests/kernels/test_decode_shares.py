@@ -5,13 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
-import triton.language as tl
 
 from raydix.kernels.decode_hopper import BLOCK_KEYS
 from raydix.kernels.decode_shares import weigh_decode_parts
 from raydix.kernels.decode_tiles import DecodeTiles
-from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ahead
 from tests.kernels.paged_rows import PagedRows
 from tests.kernels.test_paged_decode import decode, tiles_of
 from tests.kernels.test_prefill_shares import attend
@@ -123,60 +120,3 @@ def test_many_rows_with_skipped_tiles_among_them_give_the_same_bits_twice(
     rows.out_TQD.fill_(torch.nan)
     decode(rows, tiles, 2)
     assert torch.equal(rows.out_TQD, first_TQD)
-
-
-@triton.jit
-def _copy_late(from_ptr, to_ptr, size, num_loads, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The next kernel is on the device long before the copy is made."""
-    let_next_come(EARLY)
-    wait_for_ahead(EARLY)
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_value = index < size
-    value = tl.load(from_ptr + index, mask=is_value)
-    for _ in range(num_loads):
-        value = tl.load(from_ptr + index, mask=is_value, volatile=True)
-    tl.store(to_ptr + index, value, mask=is_value)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("page_size", [16, 64])
-@pytest.mark.parametrize("num_tokens", [40, 6])
-def test_tiles_of_a_row_wait_for_the_tokens_of_the_tiles_before(
-    num_tokens: int, page_size: int
-) -> None:
-    # The first token lies in a block whose other keys are old, and which the last tile sees whole.
-    first_new, group = 60, 4
-    tokens_per_tile = 16 if num_tokens > 16 else 1
-    rows = PagedRows(
-        (2, group, 128, page_size),
-        (first_new + num_tokens,),
-        (num_tokens,),
-        dtype=torch.bfloat16,
-        device=torch.device("cuda"),
-    )
-    firsts = range(0, num_tokens, tokens_per_tile)
-    counts = [min(tokens_per_tile, num_tokens - first) for first in firsts]
-    tiles = DecodeTiles(
-        rows_B=rows.column([0 for _ in firsts]),
-        tokens_B=rows.column(list(firsts)),
-        context_tokens_B=rows.column(
-            [first_new + first + count for first, count in zip(firsts, counts, strict=True)]
-        ),
-        num_tokens_B=None if tokens_per_tile == 1 else rows.column(counts),
-        tokens_per_tile=tokens_per_tile,
-    )
-    pool, written = rows.pool_PLH2SD, rows.pool_PLH2SD.clone()
-    grid = (triton.cdiv(pool.numel(), 8192),)
-    # The first time compiles.
-    for num_loads in (1, 1000):
-        pool.copy_(written)
-        for position in range(first_new, first_new + num_tokens):
-            page = rows.tables_RN[0, position // page_size]
-            pool[page, :, :, :, position % page_size] = torch.nan
-        torch.cuda.synchronize()
-        _copy_late[grid](
-            written, pool, pool.numel(), num_loads, BLOCK=8192, **early_launch(pool.device)
-        )
-        decode(rows, tiles, 2)
-
-    rows.assert_out()
