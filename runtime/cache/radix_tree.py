@@ -19,11 +19,11 @@ from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import (
     RadixNode,
     Segment,
+    Victim,
     count_shared_pages,
     join_page_ids,
     use_path,
 )
-from raydix.runtime.cache.radix_node import Victim as Victim
 from raydix.runtime.cache.radix_windows import RadixWindows
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array

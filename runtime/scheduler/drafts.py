@@ -143,7 +143,7 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, work: GroupWork, now
 
 
 def _waiting_tokens(lane: Lane) -> float:
-    """Prompt tokens to compute; who is not admitted yet is taken for one like those who are."""
+    """Prompt tokens to compute. Whoever is not admitted yet counts as the mean of those who are."""
     admitted = [num for each in lane.prefilling.values() if (num := each.num_to_plan) > 1]
     return sum(admitted) * (1.0 + len(lane.waiting) / max(1, len(admitted)))
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_pools import PageIds, PagePools, num_pages_of
-from raydix.runtime.cache.radix_node import Segment, join_page_ids, take_back_hit
-from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Victim
+from raydix.runtime.cache.radix_node import Segment, Victim, join_page_ids, take_back_hit
+from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree
 from raydix.runtime.scheduler.backups import BackupQueue
 from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.page_needs import PageCounts, add_pages
