@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from raydix.runtime.actors.process import ProcessHandle, wait_for_exit
+from tests.descriptors import descriptors_of
 
 SLEEP = [sys.executable, "-c", "input()"]
 
@@ -27,12 +28,8 @@ async def test_waiting_for_a_process_that_is_gone_returns_at_once() -> None:
     await wait_for_exit(2**22 - 1)
 
 
-def num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def test_handle_of_an_ended_process_keeps_no_descriptor_however_many_waited() -> None:
-    before = num_descriptors()
+    before = descriptors_of("pidfd")
     with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as child:
         handle = ProcessHandle(child.pid)
         waits = [asyncio.create_task(handle.wait()) for _ in range(3)]
@@ -40,7 +37,7 @@ async def test_handle_of_an_ended_process_keeps_no_descriptor_however_many_waite
         waits[0].cancel()
         handle.kill()
         await asyncio.gather(*waits[1:])
-    assert num_descriptors() == before
+    assert descriptors_of("pidfd") == before
     handle.kill()
     await handle.wait()
     handle.close()

@@ -12,15 +12,12 @@ from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.file import STAMP_EVERY_S, FileBackend
 from raydix.runtime.storage.file_transfers import Result, SystemCalls
 from raydix.runtime.storage.file_tree import NewFiles
+from tests.descriptors import descriptors_of
 from tests.runtime.storage.stores import NAMESPACE, OBJECT_BYTES
 from tests.runtime.storage.test_file import files, opened, refs
 
 OK, MISSING, FULL = ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.FULL
 IO_ERROR = ObjectStatus.IO_ERROR
-
-
-def num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def refuse_unlinks(monkeypatch: pytest.MonkeyPatch, *spoilt: Path) -> None:
@@ -111,13 +108,13 @@ def test_error_of_a_close_fails_its_object_alone_and_leaves_nothing(
         if num_closed[0] == 2:
             raise OSError(code, os.strerror(code))
 
-    num_open = num_descriptors()
+    open_files = descriptors_of(str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(os, "close", close_badly)
         assert backend.batch_put_from(refs(1, 2, 3), 1.0) == [OK, status, OK]
         num_closed[0] = 0
         assert backend.batch_get_into(refs(0, 1, 3), 1.0) == [OK] * 3
-    assert num_descriptors() == num_open
+    assert descriptors_of(str(tmp_path)) == open_files
     assert len(files(tmp_path)) == 3
     assert backend.stats()["bytes"] == 3 * OBJECT_BYTES
     assert backend.batch_put_from(refs(*range(10, 18)), 1.0) == [OK] * 8
@@ -166,14 +163,14 @@ def test_transfers_that_raise_leave_no_descriptor_no_file_and_no_reservation(
     )
     backend.open(memoryview(b""), NAMESPACE)
 
-    num_open = num_descriptors()
+    open_files = descriptors_of(str(tmp_path))
     for _ in range(4):
         with pytest.raises(RuntimeError, match="out of order"):
             backend.batch_get_into(refs(1, 2), 1.0)
         with pytest.raises(RuntimeError, match="out of order"):
             backend.batch_put_from(refs(3, 4), 1.0)
 
-    assert num_descriptors() == num_open
+    assert descriptors_of(str(tmp_path)) == open_files
     assert len(files(tmp_path)) == 2
     backend._transfers = SystemCalls()
     assert backend.batch_put_from(refs(5, 6, 7, 8), 1.0) == [OK] * 4

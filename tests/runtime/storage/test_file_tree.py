@@ -21,6 +21,7 @@ from raydix.runtime.storage.file_modes import GROUP_TOO, OWNER_ALONE, Modes
 from raydix.runtime.storage.file_transfers import Result, SystemCalls
 from raydix.runtime.storage.file_tree import NewFiles
 from raydix.runtime.storage.writer_lock import ABANDONED_S, WriterLock
+from tests.descriptors import descriptors_of
 from tests.runtime.storage.stores import NAMESPACE, OBJECT_BYTES
 from tests.runtime.storage.test_file import files, opened, refs
 
@@ -117,11 +118,10 @@ def test_lock_that_cannot_be_tried_counts_as_held(
 
 
 def test_closing_leaves_no_lock_and_no_descriptor(tmp_path: Path) -> None:
-    num_open = len(os.listdir("/proc/self/fd"))
     backend = opened(tmp_path)
     backend.close()
     assert list(tmp_path.glob("writer-*")) == []
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert not descriptors_of(str(tmp_path))
 
 
 def test_open_that_fails_leaves_no_lock_and_no_descriptor(tmp_path: Path) -> None:
@@ -129,11 +129,10 @@ def test_open_that_fails_leaves_no_lock_and_no_descriptor(tmp_path: Path) -> Non
         def open(self, arena: memoryview) -> None:
             raise ConfigError("not installed")
 
-    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match="not installed"):
         FileBackend(tmp_path, transfers=NoLibrary()).open(memoryview(b""), NAMESPACE)
     assert list(tmp_path.glob("writer-*")) == []
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert not descriptors_of(str(tmp_path))
 
 
 def test_lock_of_a_writer_is_not_taken_by_one_that_looks(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """NIXL's transfers alone: what a failed batch says of each file, and what cannot be used at all."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.file_modes import OWNER_ALONE
 from raydix.runtime.storage.file_tree import FileTree, NewFiles
 from raydix.runtime.storage.nixl import NixlTransfers
+from tests.descriptors import descriptors_of
 from tests.runtime.storage.stores import make_key
 
 OK = ObjectStatus.OK
@@ -84,14 +84,13 @@ def test_failed_batch_says_what_is_wrong_with_each_file(
     (tmp_path / "3").write_bytes(bytes(PAGE_BYTES + 1))
     refs = refs_to(arena, range(6))
     paths = [str(tmp_path / str(place)) for place in range(6)]
-    num_open = len(os.listdir("/proc/self/fd"))
 
     first, second, third, fourth, *rest = transfers.read(paths, refs)
     assert [first, second, fourth] == [OK, ObjectStatus.TOO_SHORT, ObjectStatus.WRONG_LENGTH]
     assert isinstance(third, FileNotFoundError)
     assert rest == [OK, OK]
     assert [arena[place * PAGE_BYTES] for place in (0, 4, 5)] == [1, 5, 6]
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert not descriptors_of(str(tmp_path))
 
 
 def test_transfer_that_fails_is_done_again_file_by_file(

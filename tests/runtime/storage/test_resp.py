@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import socket
 import threading
 import time
@@ -114,7 +113,7 @@ def test_nested_and_nil_arrays_are_read() -> None:
 def test_all_addresses_of_a_host_are_tried_before_one_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now_s, waits = [0.0], []
+    now_s, waits, tried = [0.0], [], []
 
     def find(*_: object, **__: object) -> list[object]:
         return [
@@ -123,27 +122,29 @@ def test_all_addresses_of_a_host_are_tried_before_one_deadline(
         ]
 
     def wait(self: socket.socket, where: object) -> None:
+        tried.append(self)
         waits.append(self.gettimeout())
         now_s[0] += self.gettimeout() or 0.0
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(socket, "getaddrinfo", find)
     monkeypatch.setattr(socket.socket, "connect", wait)
-    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TimeoutError):
         RespConnection(RespAddress(endpoint=("host", 1)), 6.0, lambda: now_s[0])
     assert waits == [2.0, 2.0, 2.0]
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert [each.fileno() for each in tried] == [-1] * 3
 
 
 def test_connection_that_cannot_be_set_up_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    refused = []
+
+    def refuse(self: socket.socket, *_: object) -> None:
+        refused.append(self)
         raise OSError(errno.EINVAL, "Invalid argument")
 
     listener = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setattr(socket.socket, "setsockopt", refuse)
-    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Invalid argument"):
         RespConnection(RespAddress(endpoint=listener.getsockname()), time.monotonic() + 30)
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert [each.fileno() for each in refused] == [-1]
     listener.close()

@@ -11,6 +11,7 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.storage import slab as slab_module
 from raydix.runtime.storage.slab import Slab, SlabIndex, SlabName, SlabPlace, slot_bytes_for
+from tests.descriptors import descriptors_of
 
 
 def name(number: int) -> SlabName:
@@ -172,7 +173,7 @@ def test_log_that_cannot_be_replaced_grows_and_stays_right(
     monkeypatch.setattr(slab_module, "_COMPACT_SLACK_RECORDS", 4)
     path = tmp_path / "index.log"
     index = SlabIndex(path)
-    num_open = len(os.listdir("/proc/self/fd"))
+    open_files = descriptors_of(str(tmp_path))
     num_tries = [0]
 
     def refuse(self: Path, target: Path) -> None:
@@ -186,7 +187,7 @@ def test_log_that_cannot_be_replaced_grows_and_stays_right(
             index.remove([name(turn)])
     index.add([(name(99), place(0))])
     assert 1 < num_tries[0] < 8
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert descriptors_of(str(tmp_path)) == open_files
     index.close()
     assert list(SlabIndex(path)) == [(name(99), place(0))]
 

@@ -9,6 +9,7 @@ import pytest
 from raydix.errors import CheckpointError, ConfigError
 from raydix.runtime.tiers import expert_store
 from raydix.runtime.tiers.expert_store import ExpertMemory, ExpertStore, StoreContent
+from tests.descriptors import descriptors_of
 
 IDENTITY = bytes(range(32))
 CONTENT = StoreContent(identity=IDENTITY, num_layers=2, num_experts=3, expert_bytes=64)
@@ -97,10 +98,8 @@ def test_too_little_memory_is_an_error_that_names_the_setting(memory, monkeypatc
 
 def test_nothing_is_left_once_maker_and_ranks_are_done():
     def num_held():
-        links = Path("/proc/self/fd").iterdir()
         mapped = Path("/proc/self/maps").read_text()
-        held = [link for link in links if "raydix-experts" in _target(link)]
-        return len(held) + mapped.count("raydix-experts")
+        return len(descriptors_of("raydix-experts")) + mapped.count("raydix-experts")
 
     before = num_held()
     memory = ExpertMemory.create()
@@ -110,10 +109,6 @@ def test_nothing_is_left_once_maker_and_ranks_are_done():
     store.close()
     memory.close()
     assert num_held() == before
-
-
-def _target(link):
-    return os.readlink(link) if link.is_symlink() else ""
 
 
 @pytest.mark.parametrize("last_call", ["ftruncate", "pwrite"])
