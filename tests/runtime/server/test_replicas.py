@@ -227,6 +227,31 @@ async def test_the_death_of_a_replica_ends_its_own_streams_alone(deployment: Dep
         assert stats["num_requests_running"] == 0
 
 
+async def test_haproxy_comes_back_soon_after_the_death_of_its_manager(
+    deployment: Deployment,
+) -> None:
+    [manager] = deployment.pids("ray::HAProxyManager")
+    killed_s = time.monotonic()
+    os.kill(manager, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        await until(lambda: set(deployment.pids("ray::HAProxyManager")) - {manager})
+        while not await answers(deployment):
+            await asyncio.sleep(0.1)
+    # By Ray Serve's default checks it takes 30 s.
+    assert time.monotonic() - killed_s < 25
+
+
+async def answers(deployment: Deployment) -> bool:
+    async with deployment.http() as http:
+        with contextlib.suppress(httpx.TransportError):
+            return (await http.get("/v1/models")).status_code == 200
+    return False
+
+
+def is_haproxy(pid: int) -> bool:
+    return "haproxy\0" in command_of(pid)
+
+
 async def http_stats(deployment: Deployment) -> Any:
     async with deployment.http(ADMIN) as http:
         return (await http.get("/admin/cache/stats")).json()
@@ -241,6 +266,6 @@ async def test_a_stop_lets_streams_end_and_leaves_no_process(deployment: Deploym
 
     assert await asyncio.to_thread(deployment.process.wait, PATIENCE_S) == 0
     give_up_s = time.monotonic() + PATIENCE_S
-    while any("haproxy" in command_of(pid) or "Replica" in command_of(pid) for pid in left):
+    while any(is_haproxy(pid) or "Replica" in command_of(pid) for pid in left):
         assert time.monotonic() < give_up_s
         await asyncio.sleep(0.05)

@@ -1,5 +1,8 @@
 """Ray Serve's application, as `serve deploy` makes it: built here, not deployed."""
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,13 @@ import yaml
 from pydantic import ValidationError
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.process import ProcessHandle
 from raydix.runtime.server.keys import Access, Caller, Verdict
-from raydix.runtime.server.serve_environment import DEREGISTER_S, serve_environment
+from raydix.runtime.server.serve_environment import (
+    DEREGISTER_S,
+    haproxy_launcher,
+    serve_environment,
+)
 from tests.runtime.server.served_engine import ALICE, KEYS
 
 pytest.importorskip("ray.serve", reason="needs pip install 'ray[serve]'")
@@ -58,3 +66,35 @@ def test_haproxy_gets_files_and_ports_of_its_own() -> None:
     assert all(value.startswith("/private") for value in files)
     ports = [value for name, value in told.items() if name.endswith("_PORT")]
     assert len(ports) == len(set(ports)) == 3
+
+
+def test_haproxy_is_started_as_itself_from_a_path_with_blanks(tmp_path: Path) -> None:
+    haproxy = tmp_path / "its own" / "haproxy"
+    haproxy.parent.mkdir()
+    haproxy.write_text('#!/bin/sh\necho "$@"\n')
+    haproxy.chmod(0o700)
+    [launcher] = haproxy_launcher(str(tmp_path), str(haproxy)).values()
+    told = subprocess.run([launcher, "-f", "a file"], check=True, capture_output=True, text=True)
+    assert told.stdout == "-f a file\n"
+
+
+def test_haproxy_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
+    [launcher] = haproxy_launcher(str(tmp_path), "/bin/sleep").values()
+    starter = f"import subprocess; print(subprocess.Popen(['{launcher}', '60']).pid); input()"
+    with subprocess.Popen(
+        [sys.executable, "-uc", starter],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        launched = ProcessHandle(int(process.stdout.readline()))
+        process.kill()
+        asyncio.run(asyncio.wait_for(launched.wait(), 30))
+
+
+def test_haproxy_is_started_by_ray_serve_alone_where_nothing_can_watch_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert haproxy_launcher(str(tmp_path), "/haproxy") == {}
