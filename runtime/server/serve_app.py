@@ -5,8 +5,10 @@ and `args` in a config of `serve deploy`. Each replica reaches the engine as any
 does, by its address and secret: Ray carries neither prompts nor tokens.
 """
 
+import contextlib
 import logging
 import os
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
 
+from raydix.errors import EngineDead
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
@@ -93,9 +96,19 @@ class HttpReplica:
         if self._log_path is not None:
             send_log(self._log_path, f"http{rank}")
         application = build_app(self._engine, self._model_name, self._keys, replica=rank)
-        logger.info("HTTP replica %d is up, process %d", rank, os.getpid())
-        spare_long_lived_objects()
+        application.router.lifespan_context = self._lifespan
         return application
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """Of the application: Ray Serve sends it nothing before this has begun."""
+        # Else the first request would wait for the connection and for the tokenizer's import.
+        with contextlib.suppress(EngineDead):
+            await self._engine.connected()
+        spare_long_lived_objects()
+        rank = serve.get_replica_context().rank.rank
+        logger.info("HTTP replica %d is up, process %d", rank, os.getpid())
+        yield
 
 
 def app(arguments: ServeArguments) -> Application:

@@ -155,6 +155,13 @@ async def listening_to(http: httpx.AsyncClient, num_streams: int) -> list[Listen
     return listeners
 
 
+async def test_replicas_are_connected_before_the_first_request(deployment: Deployment) -> None:
+    async with await AsyncLLM.connect(deployment.name) as llm:
+        stats = await llm.stats()
+    # `raydix serve` and this test are the other two.
+    assert stats["scheduler"]["num_clients"] == NUM_REPLICAS + 2
+
+
 async def test_each_replica_answers_as_the_engine_does(deployment: Deployment) -> None:
     prompt, params = "What do the replicas say?", {"temperature": 0.0, "max_tokens": 12}
     async with await AsyncLLM.connect(deployment.name) as llm, deployment.http() as http:

@@ -79,10 +79,13 @@ def test_haproxy_is_started_as_itself_from_a_path_with_blanks(tmp_path: Path) ->
 
 
 def test_haproxy_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
-    [launcher] = haproxy_launcher(str(tmp_path), "/bin/sleep").values()
-    starter = f"import subprocess; print(subprocess.Popen(['{launcher}', '60']).pid); input()"
+    haproxy = tmp_path / "started"
+    haproxy.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
+    haproxy.chmod(0o700)
+    [launcher] = haproxy_launcher(str(tmp_path), str(haproxy)).values()
+    starter = f"import subprocess; subprocess.Popen(['{launcher}']); input()"
     with subprocess.Popen(
-        [sys.executable, "-uc", starter],
+        [sys.executable, "-c", starter],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
