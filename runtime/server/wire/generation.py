@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raydix.errors import BadParameter, BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
@@ -111,9 +111,10 @@ def check_stream_options(fields: GenerationFields, options: StreamOptions | None
 
 
 def check_num_choices(num_prompts: int, num_samples: int) -> None:
-    """Raise BadRequest for more choices than one request may have, or for none."""
+    """Raise BadParameter for more choices than one request may have, or for none."""
     if not 0 < num_prompts * num_samples <= MAX_CHOICES:
-        raise BadRequest(
-            f"The request has {num_prompts} prompts and n is {num_samples}; expected 1 to "
-            f"{MAX_CHOICES} choices in all. Send several requests."
+        raise BadParameter(
+            "n",
+            f"is {num_samples} and the request has {num_prompts} prompts; expected 1 to "
+            f"{MAX_CHOICES} choices in all. Send several requests.",
         )
