@@ -57,11 +57,15 @@ class GenerationFields(WireRequest):
 
     cache_salt: Word | None = None
     session_id: Word | None = None
+    prompt_cache_key: Word | None = None
+    """OpenAI's name of `session_id`."""
     routing_key: Word | None = None
     deadline_s: float | None = None
 
     user: str | None = None
     """Names an end user; without effect, like `metadata`."""
+    safety_identifier: str | None = None
+    """OpenAI's newer name of `user`."""
     metadata: Table[Text, Text] | None = None
 
 
@@ -100,6 +104,18 @@ def sampling_of(
     except BadParameter as error:
         theirs = names.get(error.parameter, error.parameter)
         raise BadParameter(theirs, error.problem) from error
+
+
+def session_of(fields: GenerationFields) -> str | None:
+    """The session, by whichever of its two names it was given.
+
+    Raises BadParameter if they differ.
+    """
+    session, key = fields.session_id, fields.prompt_cache_key
+    if session is not None and key is not None and session != key:
+        problem = "differs from session_id; they name one session. Set one of them."
+        raise BadParameter("prompt_cache_key", problem)
+    return key if session is None else session
 
 
 def check_stream_options(fields: GenerationFields, options: StreamOptions | None) -> StreamOptions:

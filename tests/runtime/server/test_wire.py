@@ -22,9 +22,10 @@ from raydix.runtime.server.wire.generation import (
     check_num_choices,
     check_stream_options,
     sampling_of,
+    session_of,
 )
 from raydix.runtime.server.wire.messages import template_messages
-from raydix.runtime.server.wire.responses import ResponsesRequest, conversation_of, session_of
+from raydix.runtime.server.wire.responses import ResponsesRequest, conversation_of
 from raydix.runtime.server.wire.usage import UsageMeter
 
 
@@ -90,7 +91,7 @@ def test_two_names_of_one_thing_must_agree() -> None:
         max_tokens_of(chat(max_tokens=4, max_completion_tokens=5))
 
     def read(**fields: str) -> str | None:
-        return session_of(ResponsesRequest.model_validate({"input": "a", **fields}))
+        return session_of(chat(**fields))
 
     assert read(prompt_cache_key="s") == read(session_id="s") == "s"
     with pytest.raises(BadRequest, match="name one session"):
