@@ -84,7 +84,7 @@ class AsyncLLM:
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
         # A broken tokenizer is reported before the weights are read, which may take minutes.
-        tokenizer = begin_tokenizer(config.model.path)
+        tokenizer = begin_tokenizer(config.model)
         handle = await start_or_undo(
             config, name, address, supervision, gateway=gateway, tokenizer=tokenizer
         )

@@ -13,7 +13,8 @@ from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.model.checkpoint_config import require_checkpoint
+from raydix.runtime.config.sections import ModelSection
+from raydix.runtime.model.quick_check import require_checkpoint
 from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
@@ -22,14 +23,14 @@ UNDO_S = 1.0
 """For a start that is called off to give everything back."""
 
 
-def begin_tokenizer(folder: str) -> "Future[Tokenizer | None]":
+def begin_tokenizer(model: ModelSection) -> "Future[Tokenizer | None]":
     """Load a checkpoint's tokenizer on a thread, while its engine starts.
 
     Raises CheckpointError for what is no checkpoint's folder, or that of a model which is not
-    served, before seconds are spent on Ray.
+    served or whose weights are incomplete, before seconds are spent on Ray.
     """
-    require_checkpoint(folder)
-    return on_thread("tokenizer", _load_tokenizer, folder)
+    require_checkpoint(model)
+    return on_thread("tokenizer", _load_tokenizer, model.path)
 
 
 async def start_or_undo(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raydix.errors import (
+    BadParameter,
     BadRequest,
     DeadlineExceeded,
     EngineDead,
@@ -343,6 +344,8 @@ def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> R
     """What a caller sees of a failure; `partial`: the output so far."""
     match failure.kind:
         case FailureKind.BAD_REQUEST:
+            if failure.parameter is not None:
+                return BadParameter(failure.parameter, failure.message)
             return BadRequest(failure.message)
         case FailureKind.PROMPT_TOO_LONG:
             return PromptTooLong(failure.message)

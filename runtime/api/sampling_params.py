@@ -43,7 +43,7 @@ class _Range:
 _RANGES = {
     "n": _Range(1, MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
     "temperature": _Range(0, _MAX_TEMPERATURE, f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}"),
-    "top_k": _Range(-1, _MAX_INT32, "1 or more, or 0 or -1 to keep all tokens"),
+    "top_k": _Range(-1, _MAX_INT32, "1 to 2**31 - 1, or 0 or -1 to keep all tokens"),
     # From the first float above 0: a top_p of 0 would keep no token at all.
     "top_p": _Range(math.ulp(0.0), 1, "a number in (0, 1]. Set 1 to keep all tokens"),
     "min_p": _Range(0, 1, "a number in [0, 1]"),
@@ -55,8 +55,8 @@ _RANGES = {
     "presence_penalty": _Range(-2, 2, "a number in [-2, 2]"),
     "frequency_penalty": _Range(-2, 2, "a number in [-2, 2]"),
     "seed": _Range(0, _MAX_INT64, "0 to 2**63 - 1. Leave it out for a random one"),
-    "max_tokens": _Range(1, _MAX_INT64, "1 or more. Leave it out for the rest of the context"),
-    "min_tokens": _Range(0, _MAX_INT32, "0 or more"),
+    "max_tokens": _Range(1, _MAX_INT64, "1 to 2**63 - 1. Leave it out for the rest of the context"),
+    "min_tokens": _Range(0, _MAX_INT32, "0 to 2**31 - 1"),
     "logprobs": _Range(0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}. Leave it out for none"),
     "prompt_logprobs": _Range(0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}. Leave it out for none"),
 }

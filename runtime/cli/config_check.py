@@ -153,7 +153,7 @@ def _lines(
         yield f"context at most {sizes.max_model_len:,} tokens per request"
     yield f"node   {format_bytes(_node_bytes(config, sizes))} of its memory"
 
-    if config.cache.l3 is not None:
+    if config.has_l3:
         yield "L3 is not asked here; raydix doctor tries whether it answers"
 
     if config.model.device == "cuda":

@@ -18,6 +18,7 @@ from raydix.runtime.config.l3 import (
     NixlL3Section,
     RedisL3Section,
 )
+from raydix.runtime.model.quick_check import require_checkpoint
 from raydix.runtime.storage.trial import find_obstacle
 
 
@@ -27,7 +28,7 @@ def examine_config(
     backends: tuple[BackendReport, ...],
     find_obstacle: Callable[[L3Section], str | None] = find_obstacle,
 ) -> Iterator[Finding]:
-    """Whether the model can be sized, fits, has its GPUs, and whether L3 answers from here."""
+    """Whether the model is whole, can be sized, fits, has its GPUs, and whether L3 answers here."""
     yield from _size(config)
 
     needed = config.parallel.num_ranks
@@ -79,6 +80,11 @@ def _disk_below_bound(section: L3Section) -> str | None:
 
 
 def _size(config: EngineConfig) -> Iterator[Finding]:
+    try:
+        require_checkpoint(config.model)
+    except CheckpointError as error:
+        yield Finding("config: model", False, str(error))
+        return
     try:
         report = check_config(config, machine_at_hand(config))
     except (CheckpointError, ConfigError) as error:

@@ -9,6 +9,7 @@ from raydix.runtime.config.experts import ExpertsSection
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.l3 import BoundedL3Section
+from raydix.runtime.config.values import Section
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -79,7 +80,7 @@ def _windows(layout: KvLayout, num_pages: Sequence[int]) -> str:
 
 def _l2(config: EngineConfig, layout: KvLayout, host_bytes: int | None) -> str:
     if host_bytes is None:
-        return "off"
+        return _off(config, config.cache.l2)
     tier = _tier(host_bytes // _host_page_bytes(layout), layout.page_size, host_bytes)
     rounding = "" if layout.codec is Codec.NONE else f", rounded to {layout.codec}"
     return f"{tier} per node, {config.cache.write_policy}{rounding}"
@@ -88,11 +89,17 @@ def _l2(config: EngineConfig, layout: KvLayout, host_bytes: int | None) -> str:
 def _l3(config: EngineConfig, layout: KvLayout) -> str:
     l3 = config.cache.l3
     if l3 is None or not config.has_l3:
-        return "off"
+        return _off(config, l3)
     if not isinstance(l3, BoundedL3Section):
         return f"as much as its service holds, backend {l3.backend}"
     tier = _tier(l3.max_bytes // _host_page_bytes(layout), layout.page_size, l3.max_bytes)
     return f"at most {tier}, backend {l3.backend}"
+
+
+def _off(config: EngineConfig, section: Section | None) -> str:
+    """Why a tier is not there, if its section is."""
+    is_in_vain = section is not None and not config.cache.prefix_caching
+    return "off, as cache.prefix_caching is false" if is_in_vain else "off"
 
 
 def _experts(config: EngineConfig) -> list[str]:

@@ -107,6 +107,8 @@ class RequestFailure:
     kind: FailureKind
     message: str
     retry_after_s: float = 0.0
+    parameter: str | None = None
+    """The caller's name of what is wrong, if it is one thing; `message` goes on from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Messages to bytes and back: msgpack arrays of a tag and the fields, as defined.
 
 int32 columns travel as an extension type of raw little-endian bytes and come back as read-only
-views; enums travel by value, nested dataclasses as arrays of their fields. Both ends must run the
-same build, because a tag is a position in `Message`.
+views; enums travel by value, nested dataclasses as arrays of their fields. Both ends must have the
+same `SCHEMA`, because a tag is a position in `Message`, and a field one in its message.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,7 @@ from raydix.runtime.messages.plan import (
     StepResult,
     TransfersDone,
 )
+from raydix.runtime.messages.schema import schema_digest
 
 Message = (
     Hello
@@ -69,6 +70,8 @@ Message = (
     | ControlFailure
 )
 MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
+SCHEMA = schema_digest(MESSAGE_TYPES)
+"""Of this build. The ends of a link compare theirs before anything else."""
 
 _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")

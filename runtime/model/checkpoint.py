@@ -9,42 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from raydix.errors import CheckpointError
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.weight_part import WeightPart
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.model.checkpoint_config import (
-    CheckpointConfig,
-    read_checkpoint_config,
-    read_json,
-)
+from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.expert_names import is_of_experts
 from raydix.runtime.model.expert_ranks import ExpertRanks
+from raydix.runtime.model.families.restoring import Tensors
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
-from raydix.runtime.model.shard_reader import (
-    ReadTensor,
-    StoredTensor,
-    list_tensors,
-    read_tensors,
-)
+from raydix.runtime.model.shard_reader import ReadTensor, empty_like_stored, read_tensors
 from raydix.runtime.model.spec import ModelSpec
 from raydix.runtime.model.stored_experts import StoredExperts, open_stored_experts
+from raydix.runtime.model.stored_tensors import StoredTensor
+from raydix.runtime.model.weight_files import FETCH_BOTH, list_weights, name_some, weight_files
 from raydix.runtime.phases import ReadProgress
 
 logger = logging.getLogger(__name__)
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MAX_NAMED = 5
 
 _Description = tuple[tuple[int, ...], str, bytes]
 """Shape, dtype and digest of a tensor as it is stored."""
@@ -151,35 +141,62 @@ def load_weights(
 
     Returns the weight fingerprint, of the tensors that are wanted.
     """
+    described: dict[str, _Description] = {}
+    listed = [each for each in list_weights(folder) if is_wanted(each.name)]
+    read = _describe(_telling_progress(listed, decoder.device), described)
+    _fill_all(decoder, family, folder, read, is_wanted)
+
+    embedding, head = _vocabulary_names(family)
+    repeats = decoder.spec.tied_embeddings and head in described
+    if repeats and described[head] != described[embedding]:
+        raise CheckpointError(f"tie_word_embeddings is true, but {head} differs from {embedding}.")
+    entries = sorted((name, *entry) for name, entry in described.items())
+    return hashlib.sha256(repr(entries).encode()).digest()
+
+
+def check_weights(folder: str | Path, config: CheckpointConfig) -> None:
+    """Raise CheckpointError if the weights in `folder` are not those of its config.
+
+    Headers alone are read: tensors of the same shapes, without bytes, go where those would.
+    """
+    decoder = make_decoder(config.spec, device=torch.device("meta"), dtype=torch.float32)
+    listed = list_weights(Path(folder))
+    tensors = ((each.name, empty_like_stored(each)) for each in listed)
+    _fill_all(decoder, config.family, Path(folder), tensors, _is_any)
+
+
+def _fill_all(
+    decoder: Decoder,
+    family: Family,
+    folder: Path,
+    tensors: Tensors,
+    is_wanted: Callable[[str], bool],
+) -> None:
+    """Fill the parameters that have a wanted name from these tensors of the checkpoint."""
     names = family.value.weight_names
     targets = {checkpoint_name(name, names): each for name, each in decoder.weights().items()}
-    embedding, head = (checkpoint_name(f"{part}.weight", names) for part in ("embedding", "head"))
-    may_repeat = {head} if decoder.spec.tied_embeddings else set()
+    _, head = _vocabulary_names(family)
 
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
-    described: dict[str, _Description] = {}
-    listed = _list_tensors(folder, is_wanted)
-    read = _describe(_telling_progress(listed, decoder.device), described)
-    for name, tensor in family.value.restore(read):
+    for name, tensor in family.value.restore(tensors):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)
-        elif name not in may_repeat and not _is_ignored(name, family, decoder.spec.num_layers):
+        elif not (name == head or _is_ignored(name, family, decoder.spec.num_layers)):
             unexpected.append(name)
 
     if missing or unexpected:
         raise CheckpointError(
-            f"{folder} does not fit its config: missing tensors: {_some(missing)}; unexpected: "
-            f"{_some(unexpected)}."
+            f"The weights in {folder} do not fit its config.json: missing tensors: "
+            f"{name_some(missing)}; unexpected: {name_some(unexpected)}. {FETCH_BOTH}"
         )
-    for name in may_repeat & set(described):
-        if described[name] != described[embedding]:
-            raise CheckpointError(
-                f"tie_word_embeddings is true, but {name} differs from {embedding}."
-            )
-    entries = sorted((name, *entry) for name, entry in described.items())
-    return hashlib.sha256(repr(entries).encode()).digest()
+
+
+def _vocabulary_names(family: Family) -> tuple[str, str]:
+    """What the checkpoint calls the embedding and the head, which may be the same tensor."""
+    names = family.value.weight_names
+    return checkpoint_name("embedding.weight", names), checkpoint_name("head.weight", names)
 
 
 def _telling_progress(
@@ -216,7 +233,7 @@ def _describe(
     """Pass the tensors on, and put into `described` what the fingerprint says of each."""
     for read in tensors:
         stored = read.stored
-        described[stored.name] = (stored.shape, str(stored.dtype), read.digest)
+        described[stored.name] = (stored.shape, str(read.tensor.dtype), read.digest)
         yield stored.name, read.tensor
 
 
@@ -228,61 +245,13 @@ def _fill(part: WeightPart, name: str, tensor: Tensor) -> None:
     if part.whole_shape != tensor.shape:
         raise CheckpointError(
             f"Tensor {name} has shape {list(tensor.shape)}; the config asks for "
-            f"{list(part.whole_shape)}."
+            f"{list(part.whole_shape)}. {FETCH_BOTH}"
         )
     part.fill(tensor)
 
 
-def _some(names: set[str] | list[str]) -> str:
-    listed = sorted(names)
-    rest = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
-    return (", ".join(listed[:_MAX_NAMED]) or "none") + rest
-
-
 def _describe_files(folder: Path) -> bytes:
     """32 bytes that differ once a weight file has been replaced or written, without reading it."""
-    stats = [(str(path), path.stat()) for path, _ in _shards(folder) if path.exists()]
+    stats = [(str(path), path.stat()) for path, _ in weight_files(folder)]
     entries = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats]
     return hashlib.sha256(repr(entries).encode()).digest()
-
-
-def _list_tensors(folder: Path, is_wanted: Callable[[str], bool]) -> list[StoredTensor]:
-    """Every tensor of every shard that is wanted, each once."""
-    listed: list[StoredTensor] = []
-    for path, expected in _shards(folder):
-        try:
-            # It checks what the header says, and against the length of the file.
-            with safe_open(path, framework="pt", device="cpu") as shard:
-                names = set(shard.keys())
-            tensors = list_tensors(path)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"{path} is missing or corrupt: {error}") from error
-        if expected is not None and names != expected:
-            differing = expected.symmetric_difference(names)
-            raise CheckpointError(f"{path.name} and {_INDEX} disagree about {_some(differing)}.")
-        listed += [each for each in tensors if is_wanted(each.name)]
-    return listed
-
-
-def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:
-    """Weight files and, where an index lists them, the tensors that each must hold."""
-    if not (folder / _INDEX).exists():
-        if not (folder / _SINGLE).exists():
-            raise CheckpointError(
-                f"{folder} holds neither {_SINGLE} nor {_INDEX}; only safetensors are supported."
-            )
-        return [(folder / _SINGLE, None)]
-
-    weight_map = read_json(folder / _INDEX).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{folder / _INDEX} has no weight_map.")
-
-    by_file: dict[str, set[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(
-                f"{_INDEX} says that {name} is in {file!r}; expected the name of a file of "
-                f"{folder}. Correct the index, or fetch the checkpoint again."
-            )
-        by_file.setdefault(file, set()).add(name)
-    return [(folder / file, names) for file, names in sorted(by_file.items())]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
-from raydix.runtime.config.paths import HubName
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.hub import require_folder
 from raydix.runtime.model.late_import import import_late
@@ -71,15 +70,6 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
         ),
         eos_token_ids=_read_eos_token_ids(folder, whole, config),
     )
-
-
-def require_checkpoint(path: str) -> None:
-    """Raise CheckpointError for a resolved `model.path` whose config.json says it is not served.
-
-    Of a name on the Hub only the Hub can tell: it is not asked.
-    """
-    if HubName.parse(path) is None:
-        require_supported(Path(path))
 
 
 def require_supported(folder: Path) -> Family:

@@ -4,28 +4,25 @@ A thread reads into pinned memory, digests what it has read and puts it on the d
 piece, so that files, processor and bus work at once.
 """
 
-import json
 import os
 import queue
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 import xxhash
 from torch import Tensor
 
+from raydix.runtime.model.stored_tensors import StoredTensor
+
 NUM_THREADS = {"cpu": 2, "cuda": 8}
 """That read. On the cpu the same cores fill the parameters."""
 _PIECE_BYTES = 4 << 20
 _AHEAD_BYTES = 512 << 20
 """Of tensors that have been read, or are being read, and are not taken yet."""
-_LENGTH_BYTES = 8
-_METADATA = "__metadata__"
-"""In a header, what is no tensor."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -40,20 +37,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
-"""By the format's words, of which it has more; the decoder takes the floats among these."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """Where the bytes of a tensor are."""
-
-    name: str
-    path: Path
-    offset: int
-    """In the file."""
-    num_bytes: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+"""By the format's words; the decoder takes the floats among these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,37 +49,9 @@ class ReadTensor:
     digest: bytes
 
 
-def list_tensors(path: Path) -> list[StoredTensor]:
-    """The tensors of a file, in the order of their bytes.
-
-    Raises OSError, and ValueError for a file that is cut short or has a tensor of an unknown dtype.
-    """
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = json.loads(file.read(header_bytes))
-    start = _LENGTH_BYTES + header_bytes
-    tensors = [
-        _stored(path, name, start, entry) for name, entry in header.items() if name != _METADATA
-    ]
-    return sorted(tensors, key=lambda each: each.offset)
-
-
-def _stored(path: Path, name: str, start: int, entry: dict[str, object]) -> StoredTensor:
-    match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
-            pass
-        case _:
-            raise ValueError(f"{name} is described by {entry}")
-    if dtype not in _DTYPES:
-        raise ValueError(f"{name} is {dtype}; known are {', '.join(_DTYPES)}")
-    return StoredTensor(
-        name=name,
-        path=path,
-        offset=start + begin,
-        num_bytes=end - begin,
-        dtype=_DTYPES[dtype],
-        shape=tuple(int(str(size)) for size in shape),
-    )
+def empty_like_stored(stored: StoredTensor) -> Tensor:
+    """A tensor of the same shape and dtype that has no bytes, on the device `meta`."""
+    return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype], device="meta")
 
 
 def read_tensors(tensors: Iterable[StoredTensor], device: torch.device) -> Iterator[ReadTensor]:
@@ -220,5 +176,5 @@ def _fill(piece_B: Tensor, file: int, stored: StoredTensor, start: int) -> None:
 
 
 def _finished(stored: StoredTensor, whole_B: Tensor, digest: bytes) -> ReadTensor:
-    tensor = whole_B.view(stored.dtype).view(stored.shape)
+    tensor = whole_B.view(_DTYPES[stored.dtype]).view(stored.shape)
     return ReadTensor(stored=stored, tensor=tensor, digest=digest)

@@ -24,6 +24,9 @@ from raydix.runtime.messages.plan import (
 )
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
+_Wrong = tuple[str, str]
+"""A parameter, by the caller's name for it, and what is wrong with it."""
+
 _MAX_SEED = 2**63 - 1
 _MAX_PRIORITY = 2**31 - 1
 
@@ -41,11 +44,10 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
         return _bad("the prompt has no tokens; expected at least one.")
 
     if message.max_tokens is not None and message.max_tokens < 1:
-        text = (
-            f"max_tokens is {message.max_tokens}; expected at least 1, or None for the rest of "
-            f"the context."
+        problem = (
+            f"is {message.max_tokens}; expected at least 1, or None for the rest of the context."
         )
-        return _bad(text)
+        return _bad_parameter("max_tokens", problem)
 
     if num_prompt >= settings.max_model_len:
         text = (
@@ -55,13 +57,15 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
         )
         return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
 
+    wrong_prompt = _wrong_prompt(message.token_ids, settings)
+    if wrong_prompt is not None:
+        return _bad(wrong_prompt)
     wrong = (
-        _wrong_prompt(message.token_ids, settings)
-        or _wrong_limits(message)
+        _wrong_limits(message)
         or _wrong_sampling(message, settings)
         or _wrong_amount(message, settings)
     )
-    return None if wrong is None else _bad(wrong)
+    return None if wrong is None else _bad_parameter(*wrong)
 
 
 def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> RequestFailure | None:
@@ -87,6 +91,10 @@ def _bad(text: str) -> RequestFailure:
     return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
 
 
+def _bad_parameter(name: str, problem: str) -> RequestFailure:
+    return RequestFailure(kind=FailureKind.BAD_REQUEST, message=problem, parameter=name)
+
+
 def _wrong_prompt(token_ids: Int32Array, settings: SchedulerSettings) -> str | None:
     lowest, highest = int(token_ids.min()), int(token_ids.max())
     if lowest >= 0 and highest < settings.vocab_size:
@@ -99,56 +107,56 @@ def _wrong_prompt(token_ids: Int32Array, settings: SchedulerSettings) -> str | N
     )
 
 
-def _wrong_limits(message: SubmitRequest) -> str | None:
+def _wrong_limits(message: SubmitRequest) -> _Wrong | None:
     # Written so that NaN is refused, too: among the times that wake the Scheduler it would upset
     # their order.
     if message.deadline_s is not None and not 0 < message.deadline_s < math.inf:
-        return (
-            f"deadline_s is {message.deadline_s}; expected a positive number of seconds, or None "
-            f"for none."
+        problem = (
+            f"is {message.deadline_s}; expected a positive number of seconds, or None for none."
         )
+        return "deadline_s", problem
     if not -_MAX_PRIORITY <= message.priority <= _MAX_PRIORITY:
-        return f"priority is {message.priority}; expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}."
+        problem = f"is {message.priority}; expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}."
+        return "priority", problem
     return None
 
 
-def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str | None:
+def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> _Wrong | None:
     sampling = message.sampling
     if not 0 <= sampling.seed <= _MAX_SEED:
-        return f"seed is {sampling.seed}; expected 0 to {_MAX_SEED}."
+        return "seed", f"is {sampling.seed}; expected 0 to {_MAX_SEED}."
 
     for name, number in (
-        ("num_logprobs", sampling.num_logprobs),
-        ("num_prompt_logprobs", sampling.num_prompt_logprobs),
+        ("logprobs", sampling.num_logprobs),
+        ("prompt_logprobs", sampling.num_prompt_logprobs),
     ):
         if number is not None and not 0 <= number <= settings.vocab_size:
-            return f"{name} is {number}; expected 0 to {settings.vocab_size}, or None."
+            return name, f"is {number}; expected 0 to {settings.vocab_size}, or None."
 
-    if sampling.top_k < 0 or sampling.min_tokens < 0:
-        return (
-            f"top_k is {sampling.top_k} and min_tokens {sampling.min_tokens}; expected neither "
-            f"below 0."
-        )
+    for name, number in (("top_k", sampling.top_k), ("min_tokens", sampling.min_tokens)):
+        if number < 0:
+            return name, f"is {number}; expected 0 or more."
 
     for name, ids in (
         ("stop_token_ids", message.stop_token_ids),
-        ("masked_until_min_tokens", sampling.masked_until_min_tokens),
-        ("biased_token_ids", sampling.biased_token_ids),
+        ("min_tokens", sampling.masked_until_min_tokens),
+        ("logit_bias", sampling.biased_token_ids),
     ):
         wrong = _first_outside(ids, settings.vocab_size)
         if wrong is not None:
-            return f"{name} has {wrong!r}; expected token ids from 0 to {settings.vocab_size - 1}."
+            problem = f"has {wrong!r}; expected token ids from 0 to {settings.vocab_size - 1}."
+            return name, problem
     return _wrong_biases(sampling) or _wrong_number(sampling)
 
 
-def _wrong_amount(message: SubmitRequest, settings: SchedulerSettings) -> str | None:
+def _wrong_amount(message: SubmitRequest, settings: SchedulerSettings) -> _Wrong | None:
     """A client that reads must not be taken for one that does not."""
     num_top = message.sampling.num_prompt_logprobs
     num_tokens = min(len(message.token_ids), settings.max_step_tokens)
     if num_top is None or prompt_logprob_bytes(num_tokens, num_top) <= MAX_PROMPT_LOGPROB_BYTES:
         return None
-    return (
-        f"prompt_logprobs is {num_top} for {num_tokens} tokens in one step, which is more than the "
+    return "prompt_logprobs", (
+        f"is {num_top} for {num_tokens} tokens in one step, which is more than the "
         f"{MAX_PROMPT_LOGPROB_BYTES >> 20} MiB that may be sent at once. Ask for fewer, or set "
         f"scheduler.chunked_prefill_tokens to less."
     )
@@ -160,23 +168,22 @@ def _first_outside(ids: Iterable[object], vocab_size: int) -> object | None:
     )
 
 
-def _wrong_biases(sampling: DeviceSampling) -> str | None:
+def _wrong_biases(sampling: DeviceSampling) -> _Wrong | None:
     token_ids, biases = sampling.biased_token_ids, sampling.biases
     num_different = len(set(token_ids))
     if not num_different == len(token_ids) == len(biases) <= MAX_BIASED_TOKENS:
-        return (
-            f"biased_token_ids has {len(token_ids)} entries, {num_different} of them different, "
-            f"and biases {len(biases)}; expected one bias for each of up to {MAX_BIASED_TOKENS} "
-            f"tokens."
+        return "logit_bias", (
+            f"has {len(token_ids)} tokens, {num_different} of them different, and {len(biases)} "
+            f"biases; expected one bias for each of up to {MAX_BIASED_TOKENS} tokens."
         )
     # Written so that NaN is refused, too.
     wrong = next((bias for bias in biases if not -MAX_BIAS <= bias <= MAX_BIAS), None)
     if wrong is not None:
-        return f"biases has {wrong}; expected numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}."
+        return "logit_bias", f"has {wrong}; expected numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}."
     return None
 
 
-def _wrong_number(sampling: DeviceSampling) -> str | None:
+def _wrong_number(sampling: DeviceSampling) -> _Wrong | None:
     bounds = {
         "temperature": (sampling.temperature, 0.0, math.inf),
         "top_p": (sampling.top_p, 0.0, 1.0),
@@ -187,5 +194,5 @@ def _wrong_number(sampling: DeviceSampling) -> str | None:
     }
     for name, (value, low, high) in bounds.items():
         if not math.isfinite(value) or not low <= value <= high:
-            return f"{name} is {value}; expected a finite number from {low:g} to {high:g}."
+            return name, f"is {value}; expected a finite number from {low:g} to {high:g}."
     return None

@@ -191,7 +191,7 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
         prompt_field="messages",
         num_samples=body.n,
         params=params,
-        options=options_of(body, caller, body.session_id),
+        options=options_of(body, caller),
     )
     generation.check()
     return generation

@@ -176,7 +176,7 @@ def completion_routes(served: Served) -> APIRouter:
                 logprobs=body.logprobs,
                 prompt_logprobs=num_prompt_logprobs_of(body),
             ),
-            options=options_of(body, caller_of(request), body.session_id),
+            options=options_of(body, caller_of(request)),
         )
         generation.check()
 

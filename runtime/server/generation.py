@@ -20,6 +20,7 @@ from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.wire.generation import (
     GenerationFields,
     check_num_choices,
+    session_of,
 )
 
 Choices = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -48,8 +49,12 @@ class Generation:
         self.options.check()
 
 
-def options_of(fields: GenerationFields, caller: Caller, session_id: str | None) -> RequestOptions:
-    """How the Scheduler should treat a request: salt and session are the tenant's own."""
+def options_of(fields: GenerationFields, caller: Caller) -> RequestOptions:
+    """How the Scheduler should treat a request: salt and session are the tenant's own.
+
+    Raises BadParameter if the session has two names.
+    """
+    session_id = session_of(fields)
     return RequestOptions(
         cache_salt=caller.within_tenant(fields.cache_salt),
         session_id=None if session_id is None else caller.within_tenant(session_id),

@@ -24,7 +24,6 @@ from raydix.runtime.server.wire.responses import (
     ResponseEvent,
     ResponsesRequest,
     conversation_of,
-    session_of,
 )
 
 
@@ -98,7 +97,7 @@ async def _generation(served: Served, body: ResponsesRequest, caller: Caller) ->
     """What the request asks of the engine. Raises BadRequest."""
     names = {"max_tokens": "max_output_tokens"}
     params = sampling_of(body, max_tokens=body.max_output_tokens, names=names)
-    options = options_of(body, caller, session_of(body))
+    options = options_of(body, caller)
     messages = template_messages(conversation_of(body))
     with refused_as("input"):
         token_ids = await served.engine.apply_chat_template(messages)

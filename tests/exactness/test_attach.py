@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydix.errors import ConfigError
+from raydix.errors import BadRequest, ConfigError
 from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import host_settings
 from raydix.runtime.actors.supervision.spawn import ActorKind
@@ -231,3 +231,15 @@ async def test_storage_that_cannot_be_kept_is_given_up_and_the_engine_goes_on(
         outputs = await run_cold(engine)
         assert count_tokens(outputs, "l3") == NUM_CACHEABLE
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+
+
+async def test_a_flush_of_l3_that_is_not_there_is_refused_and_drops_nothing(
+    references: References,
+) -> None:
+    async with in_process_engine(engine_config(references(Family.QWEN3).folder)) as engine:
+        await run(engine, PROMPTS, NUM_TOKENS)
+        with pytest.raises(BadRequest, match="has no L3 to flush"):
+            await engine.flush(l3=True)
+
+        assert count_tokens(await run(engine, PROMPTS, NUM_TOKENS), "l1") > 0
+        await engine.check()

@@ -18,6 +18,7 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
 )
 from raydix.runtime.actors.process import end_with_parent
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.paths import HubName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +31,10 @@ class CheckedModel:
 
 
 def check_model(config: EngineConfig) -> CheckedModel:
-    """Measure the configured model.
+    """Measure the configured model, and compare the headers of its weights with its config.
 
-    Raises CheckpointError, ConfigError for a model that does not fit, or EngineDead if the process
-    that checks it ends.
+    The Hub's weights are not here yet. Raises CheckpointError, ConfigError for a model that does
+    not fit, or EngineDead if the process that checks it ends.
     """
     # Where torch is already, a process that imports it again would only take longer.
     return check_here(config) if "torch" in sys.modules else check_apart(config)
@@ -42,6 +43,11 @@ def check_model(config: EngineConfig) -> CheckedModel:
 def check_here(config: EngineConfig) -> CheckedModel:
     """See `check_model`; in this process."""
     model = measure_checkpoint(config)
+    if config.model.load_format == "auto" and HubName.parse(config.model.path) is None:
+        # Imported here: torch takes seconds, and whoever starts an engine does without.
+        from raydix.runtime.model.checkpoint import check_weights
+
+        check_weights(config.model.path, model.checkpoint)
     return CheckedModel(sizes=size_engine(config, model), checkpoint=pickle.dumps(model.checkpoint))
 
 

@@ -16,12 +16,13 @@ from enum import Enum
 from typing import Protocol
 
 from raydix.errors import RaydixError
-from raydix.runtime.messages.codec import MessageError, decode, encode
+from raydix.runtime.messages.codec import SCHEMA, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello
 
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
-GREETING = b"raydix 1"
+_NAME = b"raydix "
+GREETING = _NAME + SCHEMA
 """Begins every challenge, so that a peer that speaks something else is told at once."""
 
 
@@ -130,7 +131,12 @@ class DialerHandshake:
         """Our answer to the challenge."""
         nonce = challenge.removeprefix(GREETING)
         if len(challenge) != len(GREETING) + NONCE_BYTES or len(nonce) != NONCE_BYTES:
-            raise HandshakeFailed("what listens there is no engine of this version of Raydix")
+            if challenge.startswith(_NAME):
+                raise HandshakeFailed(
+                    "the engine there is of another version of Raydix than this process. Use the "
+                    "same one at both ends"
+                )
+            raise HandshakeFailed("what listens there is no engine of Raydix")
         if nonce == self._nonce:
             raise HandshakeFailed("the listener's challenge is our own")
 

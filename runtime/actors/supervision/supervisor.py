@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from raydix.errors import ConfigError, EngineDead
+from raydix.errors import BadRequest, ConfigError, EngineDead
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.log_sender import send_log
@@ -173,14 +173,19 @@ class SupervisorActor:
     async def flush(self, l3: bool = False) -> dict[str, Any]:
         """Drop what L1 and L2 hold and no request uses; with `l3` also this namespace's objects.
 
-        Returns what was dropped, by tier.
+        Returns what was dropped, by tier. Raises BadRequest, and drops nothing, if `l3` is asked
+        for and there is none.
         """
+        if l3 and self._actors.storage.current is None:
+            raise BadRequest(
+                f"Engine {self._name} has no L3 to flush. Leave it out, or use raydix cache attach."
+            )
         scheduler = await self._actors.scheduler.serving()
         dropped: dict[str, Any] = {"l1_pages": await scheduler.call("flush")}
         if self._actors.host is not None:
             host = await self._actors.host.serving()
             dropped["l2_pages"] = await host.call("flush")
-            if l3 and self._actors.storage.current is not None:
+            if l3:
                 dropped["l3"] = await host.call("flush_storage")
         return dropped
 

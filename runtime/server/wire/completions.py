@@ -115,11 +115,14 @@ def prompts_of(request: CompletionRequest) -> list[Prompt]:
 def num_prompt_logprobs_of(request: CompletionRequest) -> int | None:
     """What is asked of the prompt, to be told by itself or by an echo.
 
-    Raises BadParameter, or BadRequest of a stream.
+    Raises BadParameter, also of a stream.
     """
     own, by_echo = request.prompt_logprobs, request.logprobs if request.echo else None
-    for name, number in (("prompt_logprobs", own), ("echo with logprobs", by_echo)):
-        check_not_streamed(name, is_asked=number is not None, is_streamed=request.stream)
+    is_streamed = request.stream
+    check_not_streamed("prompt_logprobs", is_asked=own is not None, is_streamed=is_streamed)
+    check_not_streamed(
+        "echo", "with logprobs", is_asked=by_echo is not None, is_streamed=is_streamed
+    )
 
     if own is not None and by_echo is not None and own != by_echo:
         raise BadParameter(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raydix.errors import BadParameter, BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
@@ -57,11 +57,15 @@ class GenerationFields(WireRequest):
 
     cache_salt: Word | None = None
     session_id: Word | None = None
+    prompt_cache_key: Word | None = None
+    """OpenAI's name of `session_id`."""
     routing_key: Word | None = None
     deadline_s: float | None = None
 
     user: str | None = None
     """Names an end user; without effect, like `metadata`."""
+    safety_identifier: str | None = None
+    """OpenAI's newer name of `user`."""
     metadata: Table[Text, Text] | None = None
 
 
@@ -102,6 +106,18 @@ def sampling_of(
         raise BadParameter(theirs, error.problem) from error
 
 
+def session_of(fields: GenerationFields) -> str | None:
+    """The session, by whichever of its two names it was given.
+
+    Raises BadParameter if they differ.
+    """
+    session, key = fields.session_id, fields.prompt_cache_key
+    if session is not None and key is not None and session != key:
+        problem = "differs from session_id; they name one session. Set one of them."
+        raise BadParameter("prompt_cache_key", problem)
+    return key if session is None else session
+
+
 def check_stream_options(fields: GenerationFields, options: StreamOptions | None) -> StreamOptions:
     """The options of a stream. Raises BadParameter if there is no stream to have them."""
     if options is not None and not fields.stream:
@@ -111,9 +127,10 @@ def check_stream_options(fields: GenerationFields, options: StreamOptions | None
 
 
 def check_num_choices(num_prompts: int, num_samples: int) -> None:
-    """Raise BadRequest for more choices than one request may have, or for none."""
+    """Raise BadParameter for more choices than one request may have, or for none."""
     if not 0 < num_prompts * num_samples <= MAX_CHOICES:
-        raise BadRequest(
-            f"The request has {num_prompts} prompts and n is {num_samples}; expected 1 to "
-            f"{MAX_CHOICES} choices in all. Send several requests."
+        raise BadParameter(
+            "n",
+            f"is {num_samples} and the request has {num_prompts} prompts; expected 1 to "
+            f"{MAX_CHOICES} choices in all. Send several requests.",
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydix.errors import BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import Logprob, PromptEntry
 from raydix.runtime.server.wire.base import WireAnswer
 from raydix.runtime.server.wire.logprobs import finite
@@ -48,7 +48,11 @@ def _told(entry: dict[int, Logprob]) -> dict[str, PromptTokenLogprob]:
     }
 
 
-def check_not_streamed(name: str, *, is_asked: bool, is_streamed: bool) -> None:
-    """Raise BadRequest where a stream is asked for what streams do not tell."""
+def check_not_streamed(name: str, what: str = "", *, is_asked: bool, is_streamed: bool) -> None:
+    """Raise BadParameter where a stream is asked for what streams do not tell.
+
+    what: more words than the parameter's name.
+    """
     if is_asked and is_streamed:
-        raise BadRequest(f"{name} is not available in a stream. Leave out stream, or {name}.")
+        problem = f"{what} is not available in a stream. Leave out stream, or {name}."
+        raise BadParameter(name, problem.lstrip())

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from raydix.errors import BadParameter
 from raydix.runtime.server.wire.base import Items, Nothing, OrAbsent, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.chat import TextFormat
 from raydix.runtime.server.wire.generation import GenerationFields
@@ -41,8 +40,6 @@ class ResponsesRequest(GenerationFields):
     input: Text | Annotated[Items[InputMessage], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: int | None = None
-    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """The same as `session_id`."""
 
     # Values that ask for nothing are taken, as clients send them.
     store: Literal[False] = False
@@ -131,18 +128,6 @@ def conversation_of(request: ResponsesRequest) -> list[Message]:
     if isinstance(request.input, str):
         return [*turns, Message(role="user", content=request.input)]
     return [*turns, *(_message(each) for each in request.input)]
-
-
-def session_of(request: ResponsesRequest) -> str | None:
-    """The session, by whichever of its two names it was given.
-
-    Raises BadParameter if they differ.
-    """
-    session, key = request.session_id, request.prompt_cache_key
-    if session is not None and key is not None and session != key:
-        problem = "differs from session_id; they name one session. Set one of them."
-        raise BadParameter("prompt_cache_key", problem)
-    return key if session is None else session
 
 
 def _message(turn: InputMessage) -> Message:

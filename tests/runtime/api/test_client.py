@@ -17,6 +17,7 @@ from raydix.errors import (
 )
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.messages.client import AbortRequest, SubmitRequest
+from tests.hollow_checkpoint import make_hollow
 from tests.runtime.api.fake_engine import FakeCluster, FakeHandle, delta, echo
 from tests.runtime.api.small_tokenizers import byte_level_backend
 
@@ -25,8 +26,7 @@ from tests.runtime.api.small_tokenizers import byte_level_backend
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return str(folder)
+    return str(make_hollow(folder))
 
 
 @pytest.fixture
@@ -128,6 +128,7 @@ async def test_a_broken_tokenizer_is_told_before_the_engine_starts(cluster, chec
         ("torn", "cannot be read as JSON"),
         ("unknown", "says model_type 'mamba2'"),
         ("quantised", "is quantised"),
+        ("hollow", "holds no weights"),
     ],
 )
 async def test_what_cannot_be_served_is_told_before_anything_starts(
@@ -138,6 +139,7 @@ async def test_what_cannot_be_served_is_told_before_anything_starts(
         ("torn", "{"),
         ("unknown", json.dumps({"model_type": "mamba2"})),
         ("quantised", json.dumps(quantised)),
+        ("hollow", json.dumps({"model_type": "llama"})),
     ):
         (tmp_path / each).mkdir()
         (tmp_path / each / "config.json").write_text(text)
@@ -148,7 +150,7 @@ async def test_what_cannot_be_served_is_told_before_anything_starts(
 
 
 async def test_a_start_without_a_tokenizer_is_warned_of_and_serves_ids(cluster, tmp_path, caplog):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    make_hollow(tmp_path)
     async with await AsyncLLM.start(str(tmp_path)) as engine:
         assert (await last(engine.generate([1, 2]))).outputs[0].token_ids == [1, 2]
     [warning] = [each for each in caplog.records if each.levelname == "WARNING"]

@@ -1,6 +1,5 @@
 import asyncio
 import io
-import json
 import pickle
 import signal
 import threading
@@ -17,6 +16,7 @@ from raydix.runtime.api import llm as llm_module
 from raydix.runtime.api.llm import LLM
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.client import AbortRequest, FailureKind, PrefetchPrompt, SubmitRequest
+from tests.hollow_checkpoint import make_hollow
 from tests.runtime.api.fake_engine import FakeCluster, echo, failed
 from tests.runtime.api.small_tokenizers import byte_level_backend
 
@@ -38,8 +38,7 @@ def once(function):
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return str(folder)
+    return str(make_hollow(folder))
 
 
 @pytest.fixture

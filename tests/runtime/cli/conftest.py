@@ -1,4 +1,3 @@
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from raydix.runtime.cli import main as cli
+from tests.hollow_checkpoint import make_hollow
 from tests.runtime.api.fake_engine import FakeCluster
 from tests.runtime.api.small_tokenizers import byte_level_backend
 
@@ -28,8 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tokenizer, which an engine that is a script takes for a checkpoint."""
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     byte_level_backend().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return str(folder)
+    return str(make_hollow(folder))
 
 
 @pytest.fixture

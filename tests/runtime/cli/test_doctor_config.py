@@ -1,6 +1,7 @@
 """`raydix doctor CONFIG`: what this machine lacks for it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ def test_a_configuration_that_fits_says_what_it_takes(
     [finding] = examine_config(load_config(model), 0, ())
     assert finding.is_ok
     assert "of weights" in finding.detail
+
+
+def test_weights_that_are_missing_are_told(model: str, tmp_path: Path) -> None:
+    shutil.copy(Path(model) / "config.json", tmp_path)
+    [finding] = examine_config(load_config(str(tmp_path)), 0, ())
+    assert not finding.is_ok
+    assert f"{tmp_path} holds no weights" in finding.detail
 
 
 @pytest.mark.parametrize(("num_gpus", "is_ok"), [(0, False), (1, False), (2, True)])

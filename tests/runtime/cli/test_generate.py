@@ -13,6 +13,7 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.generate import Asking, generate_all
 from raydix.runtime.messages.client import FailureKind, FinishReason, SubmitRequest
+from tests.hollow_checkpoint import make_hollow
 from tests.runtime.api.fake_engine import FakeCluster, FakeLink, delta, echo, failed
 from tests.runtime.api.small_tokenizers import byte_level_backend
 
@@ -205,7 +206,7 @@ def test_text_without_a_tokenizer_is_refused_before_an_engine_starts(
 def test_token_ids_need_no_tokenizer(
     run: Callable[..., int], cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    make_hollow(tmp_path)
     path = tmp_path / "prompts.jsonl"
     path.write_text("[1, 2]")
     assert run("generate", str(tmp_path), "--prompts-file", str(path)) == 0

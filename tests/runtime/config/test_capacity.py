@@ -84,6 +84,16 @@ def test_the_summary_says_which_tiers_are_off(tmp_path: Path) -> None:
     assert "L3     off" in summary
 
 
+def test_the_summary_says_why_a_tier_that_was_asked_for_is_off(tmp_path: Path) -> None:
+    l3 = {"backend": "file", "path": str(tmp_path), "max_bytes": "1GiB"}
+    config = load_config(tmp_path, {"cache": {"prefix_caching": False, "l3": l3}})
+
+    summary = effective_summary(config, LAYOUT, (100,))
+
+    assert "L2     off, as cache.prefix_caching is false" in summary
+    assert "L3     off, as cache.prefix_caching is false" in summary
+
+
 def test_the_summary_tells_pools_of_windows_apart(tmp_path: Path) -> None:
     window = replace(LAYOUT.groups[0], kind=GroupKind.WINDOW, layers=(2,), window=20)
     mixed = replace(LAYOUT, groups=(*LAYOUT.groups, window))

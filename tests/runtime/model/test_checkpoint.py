@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raydix.errors import CheckpointError
-from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.checkpoint import LoadedModel, check_weights, load_model
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
@@ -88,6 +89,14 @@ def test_tensor_that_does_not_fit_is_named(name: str, folder: Path) -> None:
 
     with pytest.raises(CheckpointError, match=message):
         load(folder)
+    with pytest.raises(CheckpointError, match=message):
+        check_weights(folder, read_checkpoint_config(folder))
+
+
+@pytest.mark.parametrize("family", Family)
+def test_weights_that_fit_pass_by_their_headers_alone(family: Family, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, family, seed=0)
+    check_weights(folder, read_checkpoint_config(folder))
 
 
 def test_many_missing_tensors_are_counted(folder: Path) -> None:
@@ -102,14 +111,14 @@ def test_truncated_shard_is_corrupt(kept_bytes: int, folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept_bytes])
 
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing or corrupt"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is cut short or corrupt"):
         load(folder)
 
 
 def test_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
-    with pytest.raises(CheckpointError, match="holds neither"):
+    with pytest.raises(CheckpointError, match="holds no weights"):
         load(folder)
 
 

@@ -144,6 +144,7 @@ def test_of_a_value_with_several_types_what_is_wrong_is_told(
     ("kind", "body"),
     [
         (ChatRequest, {"messages": [TURN], "tools": [], "modalities": ["text"]}),
+        (ChatRequest, {"messages": [TURN], "safety_identifier": "someone"}),
         (ResponsesRequest, {"input": "a", "tools": [], "include": []}),
         (CompletionRequest, {"prompt": "a", "best_of": 1}),
     ],

@@ -41,6 +41,16 @@ def test_errors_of_the_other_process_are_raised_here(tmp_path: Path) -> None:
         check_apart(config_of(tmp_path, parallel={"tp": 3}))
 
 
+def test_weights_of_other_shapes_are_told_before_any_rank_reads_them(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, Family.LLAMA, seed=0, intermediate_size=64)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    make_checkpoint(tmp_path, Family.LLAMA, seed=0, intermediate_size=96)
+    (tmp_path / "model.safetensors").write_bytes(weights)
+
+    with pytest.raises(CheckpointError, match=r"shape \[48, 64\]; .* asks for \[48, 96\]"):
+        check_apart(config_of(tmp_path))
+
+
 def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checked_model.sys, "executable", "/bin/false")
     with pytest.raises(EngineDead, match="ended with exit code 1"):

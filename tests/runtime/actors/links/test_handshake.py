@@ -155,12 +155,21 @@ def test_a_proof_vouches_for_no_other_hello() -> None:
     refuses(dialer, answer[:PROOF_BYTES] + encode(replace(NEAR, name="mallory")))
 
 
+def test_an_engine_of_another_build_is_told_from_what_is_none() -> None:
+    challenge = near().begin()
+    assert challenge is not None
+    other = GREETING[:-1] + bytes([GREETING[-1] ^ 1])
+    refuses(far(), other + challenge[len(GREETING) :], "of another version of Raydix .* same one")
+    refuses(far(), b"raydix 1" + bytes(NONCE_BYTES), "of another version of Raydix")
+    refuses(far(), b"SSH-2.0-OpenSSH_9.6\r\n", "no engine of Raydix")
+
+
 @pytest.mark.parametrize("change", [lambda body: body[:-1], lambda body: body + b"\0"])
 def test_frames_that_are_too_short_or_too_long_are_refused(
     change: Callable[[bytes], bytes],
 ) -> None:
     challenge, said, answer = exchange()
-    refuses(far(), change(challenge), "no engine of this version")
+    refuses(far(), change(challenge), "of another version of Raydix")
     refuses(near(), change(said))
 
     dialer = far()

@@ -10,9 +10,12 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from raydix.errors import CheckpointError
-from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.config.sections import ModelSection
+from raydix.runtime.model.checkpoint import LoadedModel, check_weights, load_model
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.mxfp4 import restore_mxfp4
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.quick_check import require_checkpoint
 from tests.checkpoints import make_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 32}
@@ -66,6 +69,12 @@ def test_packed_experts_are_those_that_transformers_unpacks(
     assert weights.keys() == expected.keys()
     for name, part in weights.items():
         assert torch.equal(part.target, expected[name].target), name
+
+
+def test_packed_weights_pass_by_their_headers_alone(tmp_path: Path) -> None:
+    packed, _ = make_pair(tmp_path)
+    require_checkpoint(ModelSection(path=str(packed)))
+    check_weights(packed, read_checkpoint_config(packed))
 
 
 def test_packed_and_plain_weights_have_fingerprints_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""What the messages of a build are, so that two builds tell whether they understand each other."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, NewType, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+
+def schema_digest(message_types: Iterable[type]) -> bytes:
+    """16 bytes over these dataclasses and those within: fields in order, types, values of enums.
+
+    They do not depend on the version of Python or numpy.
+    """
+    described = "\n".join(_described(each) for each in message_types)
+    return hashlib.sha256(described.encode()).digest()[:16]
+
+
+def _described(hint: Any) -> str:
+    if isinstance(hint, NewType):
+        return _described(hint.__supertype__)
+    outer = get_origin(hint)
+    if outer is np.ndarray:
+        return "column"
+    if outer is not None:
+        # What unions are called depends on the version of Python.
+        name = outer.__name__ if outer in (tuple, dict) else "union"
+        return f"{name}[{', '.join(map(_described, get_args(hint)))}]"
+    if not isinstance(hint, type):
+        return str(hint)
+    if issubclass(hint, Enum):
+        return f"{hint.__name__}{[member.value for member in hint]}"
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        inner = (f"{each.name}: {_described(hints[each.name])}" for each in fields(hint))
+        return f"{hint.__name__}({', '.join(inner)})"
+    return hint.__name__
