@@ -86,7 +86,7 @@ def test_check_finds_claims_that_do_not_add_up() -> None:
     lookups = lookups_with(10)
     enqueue(lookups, request(1), pages(0, 3))
     lookups.next_to_send()
-    lookups._num_claims.popitem()
+    lookups._claims._num_claims.popitem()
     with pytest.raises(AccountingError):
         lookups.check(set())
 
