@@ -360,7 +360,7 @@ class Lane:
         private = sum(len(promotion.part[group]) for promotion in self.promotions.all())
         for request in self.running.values():
             private += request.table.num_held_from(request.num_held_pages)[group]
-            private += len(request.unhealed[group]) if request.unhealed else 0
+            private += len(request.unhealed[group])
         return private
 
     def _check_requests(self, figures: str) -> None:

@@ -123,11 +123,11 @@ def keep_window(lane: Lane, request: RequestState, end: int) -> None:
 
 
 def heal(lane: Lane, request: RequestState) -> None:
-    """The load of a request is done: the windows that it brought are the tree's from now on.
+    """A request's load has come: the windows that it brought are the tree's from now on.
 
     Where the tree got a page in the meantime, the request's duplicate goes.
     """
-    places = request.take_unhealed()
+    places = request.unhealed
     if not any(places):
         return
     lock = request.lock

@@ -1,5 +1,6 @@
 """One request as the Scheduler sees it."""
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -133,7 +134,6 @@ class RequestState:
         self.lock: Lock | None = None
         self.table = BlockTable(())
         self.start = NOWHERE
-        self._unhealed: tuple[Sequence[int], ...] = ()
         self.write_start = 0
         self.load: Load | None = None
         self.is_on_device = False
@@ -161,9 +161,6 @@ class RequestState:
         self._reset_run()
         self.run += 1
         self.slot, self.lock, self.table, self.start = slot, lock, table, start
-        self._unhealed = tuple(
-            [[page for page in pages if page < lock.num_pages] for pages in start.loads]
-        )
         if self.admitted_s is None:
             self.admitted_s = now_s
 
@@ -187,13 +184,13 @@ class RequestState:
 
     @property
     def unhealed(self) -> tuple[Sequence[int], ...]:
-        """Per KV group, the pages before the end of `lock` that are its own: they are loaded."""
-        return self._unhealed
+        """Per KV group, pages before the end of `lock` that are its own until its load is done.
 
-    def take_unhealed(self) -> tuple[Sequence[int], ...]:
-        """They are loaded, and the tree's from now on."""
-        unhealed, self._unhealed = self._unhealed, ()
-        return unhealed
+        Windows lack them in the tree, which they heal then.
+        """
+        is_loading = self.phase is Phase.LEASING or self.load is not None
+        end = self.num_held_pages if is_loading else 0
+        return tuple([pages[: bisect.bisect_left(pages, end)] for pages in self.start.loads])
 
     def end_run(self, phase: Phase) -> None:
         """The request holds nothing any more; what it held was given back by the lane."""

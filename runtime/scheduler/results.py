@@ -285,9 +285,9 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
 def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> None:
     """The pages that a running request waited for are there: rows on top of them count now."""
     run = request.run
-    deferred = request.finish_load()
     replica.lookups.end_claim(request)
     heal(lane, request)
+    deferred = request.finish_load()
     publish(lane, request, now_s)
     for outcome in deferred:
         if request.run != run:
