@@ -82,6 +82,18 @@ def test_lookup_without_room_is_repeated_only_once_another_claim_has_ended() -> 
     )
 
 
+def test_new_request_is_not_held_up_by_the_refusal_of_an_earlier_one_of_its_name() -> None:
+    lookups = lookups_with(10)
+    enqueue(lookups, request(1), pages(0, 6))
+    former, later = request(2), request(2)
+    lookups.next_to_send()
+    enqueue(lookups, former, pages(10, 16))
+    assert lookups.next_to_send() is None
+    lookups.end_claim(former)
+    enqueue(lookups, later, pages(20, 23))
+    assert lookups.next_to_send() is later
+
+
 def test_check_finds_claims_that_do_not_add_up() -> None:
     lookups = lookups_with(10)
     enqueue(lookups, request(1), pages(0, 3))
