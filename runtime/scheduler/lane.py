@@ -161,8 +161,8 @@ class Lane:
     def extend_table(self, request: RequestState, page_ids: PageIds) -> None:
         """A running request gets pages."""
         request.table.extend(page_ids)
-        if request.batch is not None and request.slot is not None:
-            self.batch.table_grew(request.slot, len(request.table))
+        if request.batch is not None:
+            self.batch.table_grew(request)
             self._changed_tables[request.request_id] = request
         else:
             self._prompt_needs[request.request_id] = self._num_lacking_pages(request)

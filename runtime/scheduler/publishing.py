@@ -52,8 +52,8 @@ def publish(lane: Lane, request: RequestState, now_s: float) -> list[NewPage]:
     """
     lock = request.lock
     assert lock is not None, "only a running request publishes"
-    if request.batch is not None and request.slot is not None:
-        request.batch.flush_tokens(request.slot)
+    if request.batch is not None:
+        request.batch.flush_tokens(request)
 
     new: list[NewPage] = []
     num_full = min(request.num_computed, request.num_tokens) // lane.settings.page_size

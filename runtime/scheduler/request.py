@@ -76,8 +76,11 @@ class RequestState:
 
     Tokens are `num_prompt` prompt tokens, then the known output. `num_planned` tokens have their
     keys and values in plans that were sent, `num_computed` in plans that were acknowledged.
-    `num_sampled` output tokens were planned; the last of them may be on the device only. While the
-    request decodes, `DecodeBatch` keeps what changes by the step.
+    `num_sampled` output tokens were planned; the last of them may be on the device only.
+
+    While the request decodes, `DecodeBatch` owns `num_sampled` and `num_output`, and `chain` gets
+    the tokens several at a time. The others follow: of the tokens that exist all but the last are
+    planned, of the known ones all but the last are computed.
     """
 
     def __init__(
@@ -123,7 +126,6 @@ class RequestState:
         self._num_counted_pages = 0
         self._num_scored = 0
         """Prompt tokens whose successors' logprobs the client was told."""
-        self._num_known = 0
         self._num_sampled = 0
         self._num_planned = 0
         self._num_computed = 0
@@ -140,7 +142,7 @@ class RequestState:
         self._deferred: list[RowOutcome] = []
         self._num_planned = 0
         self._num_computed = 0
-        self._num_sampled = self._num_known
+        self._num_sampled = self.chain.num_output
 
     def move_to(self, lane: int) -> None:
         """The request waits on this lane, where it has used no page yet."""
@@ -242,7 +244,7 @@ class RequestState:
         self.batch = None
         self._num_sampled = num_sampled
         self._num_planned = self.num_prompt + num_sampled - 1
-        self._num_computed = self.num_prompt + self._num_known - 1
+        self._num_computed = self.num_prompt + self.chain.num_output - 1
 
     def introduce(self) -> AddedRequest | None:
         """What the device is told of the request in each run, once; None: it was."""
@@ -287,7 +289,6 @@ class RequestState:
                 f"{self.request_id} has output, but prompt logprobs of {self._num_scored} tokens "
                 f"alone"
             )
-        self._num_known += len(token_ids)
         self.chain.append(token_ids)
 
     def note_first_token(self, now_s: float) -> bool:
@@ -330,7 +331,7 @@ class RequestState:
     @property
     def num_output(self) -> int:
         """Known output tokens."""
-        return self._num_known if self.batch is None else self.batch.num_known(self._place)
+        return self.chain.num_output if self.batch is None else self.batch.num_known(self)
 
     @property
     def num_tokens(self) -> int:
@@ -340,7 +341,7 @@ class RequestState:
     @property
     def num_sampled(self) -> int:
         """Output tokens that were planned."""
-        return self._num_sampled if self.batch is None else self.batch.num_sampled(self._place)
+        return self._num_sampled if self.batch is None else self.batch.num_sampled(self)
 
     @property
     def num_planned(self) -> int:
@@ -356,11 +357,6 @@ class RequestState:
     def has_rows_in_flight(self) -> bool:
         """A plan that was sent and not acknowledged may name its pages."""
         return self.num_planned > self.num_computed
-
-    @property
-    def _place(self) -> int:
-        assert self.slot is not None, "who decodes has a slot"
-        return self.slot
 
     @property
     def num_target(self) -> int:

@@ -105,8 +105,8 @@ def _take_rows(
             continue
         if request.slot in not_finite:
             tokens = _NO_TOKENS
-        if request.batch is not None and request.slot is not None:
-            slots.append(request.slot)
+        if request.batch is not None:
+            slots.append(request.batch.slot_of(request))
             token_ids.append(int(tokens[0]))
             continue
         of_prompt = of_prompts.get(request.slot) if of_prompts else None
@@ -292,9 +292,9 @@ def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: flo
     for outcome in deferred:
         if request.run != run:
             return
-        if request.batch is not None and request.slot is not None:
+        if request.batch is not None:
             # The first of these outcomes has let it join the batch.
-            slots = int32_array((request.slot,))
+            slots = int32_array((request.batch.slot_of(request),))
             _take_tokens(replica, lane, slots, outcome.token_ids, now_s)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
