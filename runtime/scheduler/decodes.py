@@ -33,7 +33,7 @@ class DecodeRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenTokens:
+class NewTokens:
     """What became of one step's tokens: in each array one entry per request that still decodes."""
 
     slots: Int32Array
@@ -198,7 +198,7 @@ class DecodeBatch:
         """Which rows still count: their slot has the request for which they were planned."""
         return self._stamps[rows.slots] == rows.stamps
 
-    def take(self, slots: Int32Array, token_ids: Int32Array) -> TakenTokens:
+    def add_tokens(self, slots: Int32Array, token_ids: Int32Array) -> NewTokens:
         """One more token of each of these requests is known."""
         num_fresh = self._num_fresh[slots]
         self._fresh[slots, num_fresh] = token_ids
@@ -210,7 +210,7 @@ class DecodeBatch:
         if self._has_stops:
             has_ended |= self._are_stops(slots, token_ids) & (known >= self._min_output[slots])
         computed = self._num_prompt[slots] + known - 1
-        taken = TakenTokens(
+        new = NewTokens(
             slots=slots,
             token_ids=token_ids,
             has_ended=has_ended,
@@ -221,7 +221,7 @@ class DecodeBatch:
         if is_full.any():
             for slot in slots[is_full].tolist():
                 self.flush_tokens(self.request(slot))
-        return taken
+        return new
 
     def _are_stops(self, slots: Int32Array, token_ids: Int32Array) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = (self._stop_ids[slots] == token_ids[:, None]).any(axis=1)
@@ -236,7 +236,7 @@ class DecodeBatch:
         num_fresh = int(self._num_fresh[slot])
         if num_fresh:
             self._num_fresh[slot] = 0
-            request.take_output(self._fresh[slot, :num_fresh])
+            request.add_output(self._fresh[slot, :num_fresh])
 
     def by_client(self, slots: Int32Array) -> list[tuple[ClientId, NDArray[np.bool_]]]:
         """Which of these slots belong to which client."""

@@ -273,7 +273,7 @@ class RequestState:
         """An acknowledged row has computed all tokens before this one."""
         self._num_computed = num_computed
 
-    def take_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+    def add_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """The logprobs of more prompt tokens became known. They come in order, without gaps."""
         if logprobs.start != self._num_scored + 1:
             raise AccountingError(
@@ -282,7 +282,7 @@ class RequestState:
             )
         self._num_scored += len(logprobs)
 
-    def take_output(self, token_ids: Int32Array) -> None:
+    def add_output(self, token_ids: Int32Array) -> None:
         """Sampled tokens became known."""
         if self.must_score:
             raise AccountingError(
