@@ -18,8 +18,10 @@ class Claims:
         self._claims: dict[RequestId, Pages] = {}
         self._num_claims: dict[bytes, int] = {}
         """By page: how many requests claim it."""
-        self.num_ended = 0
-        """How often claims have ended or become smaller: until then what had no room has none."""
+        self.num_times_freed = 0
+        """How often claims have ended or become smaller, or there came to be more room: while it is
+        the same, what had no room has none.
+        """
 
     @property
     def num_pages(self) -> int:
@@ -37,6 +39,7 @@ class Claims:
 
     def set_room(self, num_pages: int) -> None:
         """So many pages may be claimed."""
+        self.num_times_freed += num_pages > self._max_pages
         self._max_pages = num_pages
 
     def has_room(self, pages: Pages) -> bool:
@@ -59,7 +62,7 @@ class Claims:
             else:
                 counts[page] -= 1
         # A claim that ends counts even if others claim the same pages.
-        self.num_ended += len(counts) < num_before or (bool(former) and not pages)
+        self.num_times_freed += len(counts) < num_before or (bool(former) and not pages)
 
     def check(self) -> None:
         """Raise AccountingError unless the claims add up."""

@@ -72,7 +72,7 @@ class _Turn:
     pages: Pages
     """L3 may bring these."""
     refused_at: int | None = None
-    """L2 had no room for them when so many claims had ended: it may have once more of them have."""
+    """L2 had no room for them when room had come free so many times: it may have after the next."""
 
 
 class Lookups:
@@ -139,7 +139,7 @@ class Lookups:
         if not self._will_a_claim_end():
             self.withdraw(request)
             return False
-        self._turns[request.request_id].refused_at = self._claims.num_ended
+        self._turns[request.request_id].refused_at = self._claims.num_times_freed
         return True
 
     def move(self, request: RequestState, key: OrderKey) -> None:
@@ -161,11 +161,11 @@ class Lookups:
 
     def _has_room(self, turn: _Turn) -> bool:
         # Asked at each event, so pages are counted only if something has changed.
-        if turn.refused_at == self._claims.num_ended:
+        if turn.refused_at == self._claims.num_times_freed:
             return False
         if self._claims.has_room(turn.pages):
             return True
-        turn.refused_at = self._claims.num_ended
+        turn.refused_at = self._claims.num_times_freed
         return False
 
     def _will_a_claim_end(self) -> bool:

@@ -94,6 +94,17 @@ def test_new_request_is_not_held_up_by_the_refusal_of_an_earlier_one_of_its_name
     assert lookups.next_to_send() is later
 
 
+def test_who_was_refused_goes_once_there_is_more_room() -> None:
+    lookups = Lookups()
+    first, second = request(1), request(2)
+    enqueue(lookups, first, pages(0, 3))
+    enqueue(lookups, second, pages(3, 6))
+    assert lookups.next_to_send() is first
+    assert lookups.next_to_send() is None
+    lookups.set_room(6)
+    assert lookups.next_to_send() is second
+
+
 def test_check_finds_claims_that_do_not_add_up() -> None:
     lookups = lookups_with(10)
     enqueue(lookups, request(1), pages(0, 3))
