@@ -80,6 +80,7 @@ class OpenLookup:
         self._is_queued = False
 
         self._rule = rule
+        self._has_windows = rule.has_windows
         self._is_fetching = False
         """L3 has answered all questions."""
         self._in_l1 = [
@@ -149,7 +150,7 @@ class OpenLookup:
     def end_arrival(self) -> None:
         """L2 was asked about all pages: missing ones that no reachable end needs do not matter."""
         self._choose(PageSource.NOT_FOUND)
-        if self._rule.has_windows:
+        if self._has_windows:
             self.forget_missing()
 
     def forget_missing(self) -> int:
@@ -235,7 +236,7 @@ class OpenLookup:
         The best end only ever moves to an earlier place, so FULL pages behind it get that reason.
         Without windows there is no choice: the best end is the first page that was lost.
         """
-        if not self._rule.has_windows:
+        if not self._has_windows:
             return
         hopes = [bytes(sources[: self.end].translate(_HOPES)) for sources in self._sources]
         plan = plan_fetch(self._rule, hopes)
