@@ -1,8 +1,5 @@
 """Whose lookup is sent when, and the room in L2 that it claims."""
 
-import pytest
-
-from raydix.errors import AccountingError
 from raydix.ids import RequestId
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
@@ -103,15 +100,6 @@ def test_who_was_refused_goes_once_there_is_more_room() -> None:
     assert lookups.next_to_send() is None
     lookups.set_room(6)
     assert lookups.next_to_send() is second
-
-
-def test_check_finds_claims_that_do_not_add_up() -> None:
-    lookups = lookups_with(10)
-    enqueue(lookups, request(1), pages(0, 3))
-    lookups.next_to_send()
-    lookups._claims._num_claims.popitem()
-    with pytest.raises(AccountingError):
-        lookups.check(set())
 
 
 def test_clock_of_an_asking_starts_with_the_next_event() -> None:
