@@ -64,6 +64,11 @@ class Assessment:
         """Per KV group, the pages that it would load."""
         return self.prefix.loads if self.is_loaded else ((),) * len(self.prefix.loads)
 
+    @property
+    def num_loaded(self) -> PageCounts:
+        """Per KV group, how many these are."""
+        return tuple(map(len, self.loads))
+
 
 def enqueue(replica: Replica, lane: Lane, request: RequestState, found: CachedPrefix) -> None:
     """Let a request wait on a lane."""
@@ -130,16 +135,18 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
         return Verdict.WAITS
 
     lock = lane.l1.tree.lock(found.prefix.match, found.num_locked_pages, now_s=now_s)
-    verdict, load_pages = _take_pages(replica, lane, request, found, now_s)
-    if load_pages is not None:
-        _begin(replica, lane, request, found, lock, load_pages, now_s=now_s)
-        return verdict
-
-    if verdict is Verdict.WAITS:
+    num_wanted = _num_wanted_pages(lane, request, found)
+    has_room = _would_fit(lane, num_wanted)
+    if has_room and _waits_for_prefetch(replica, request, found, now_s):
         _wait_for_pages(replica, lane, request, found, lock, now_s=now_s)
-    else:
+        return Verdict.WAITS
+
+    load_pages = _allocate_loads(lane, found, num_wanted) if has_room else None
+    if load_pages is None:
         lane.l1.withdraw(lock)
-    return verdict
+        return Verdict.NO_ROOM
+    _begin(replica, lane, request, found, lock, load_pages, now_s=now_s)
+    return Verdict.ADMITTED
 
 
 def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Assessment:
@@ -228,31 +235,22 @@ def _key_at(keys: bytes, page: int) -> bytes:
     return keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
 
 
-def _take_pages(
-    replica: Replica, lane: Lane, request: RequestState, found: Assessment, now_s: float
-) -> tuple[Verdict, PageIds | None]:
-    """GPU pages for what is loaded, if the request may run now; its match is locked."""
+def _num_wanted_pages(lane: Lane, request: RequestState, found: Assessment) -> PageCounts:
+    """Pages that a request, whose match is locked, and the running ones need for what is known."""
     # A request that runs alone may have all pages: it takes them as it gets to them.
-    settings = replica.settings
-    num_loaded = tuple(map(len, found.loads))
-    num_wanted = (0,) * settings.num_groups
-    if lane.running:
-        num_own = -(-(request.num_tokens + 1) // settings.page_size) - found.num_start_pages
-        num_growth = (len(lane.running) + 1,) * settings.num_groups
-        to_compute = pages_to_compute(settings, num_own)
-        num_wanted = add_pages(num_loaded, to_compute, num_growth, lane.prompt_pages_to_come())
+    settings = lane.settings
+    if not lane.running:
+        return (0,) * settings.num_groups
+    num_own = -(-(request.num_tokens + 1) // settings.page_size) - found.num_start_pages
+    to_compute = pages_to_compute(settings, num_own)
+    num_growth = (len(lane.running) + 1,) * settings.num_groups
+    return add_pages(found.num_loaded, to_compute, num_growth, lane.prompt_pages_to_come())
 
-    load_pages = None
-    if not _would_fit(lane, num_wanted):
-        verdict = Verdict.NO_ROOM
-    elif _waits_for_prefetch(replica, request, found, now_s):
-        verdict = Verdict.WAITS
-    else:
-        lane.give_way(num_wanted)
-        if lane.l1.can_free(num_wanted):
-            load_pages = lane.allocate(num_loaded)
-        verdict = Verdict.NO_ROOM if load_pages is None else Verdict.ADMITTED
-    return verdict, load_pages
+
+def _allocate_loads(lane: Lane, found: Assessment, num_wanted: PageCounts) -> PageIds | None:
+    """GPU pages for what is loaded, if all that is wanted can come free; promotions give way."""
+    lane.give_way(num_wanted)
+    return lane.allocate(found.num_loaded) if lane.l1.can_free(num_wanted) else None
 
 
 def _would_fit(lane: Lane, num_pages: PageCounts) -> bool:

@@ -4,7 +4,10 @@ A cached page counts for the tier that held it when the request arrived, whoever
 since: all that wait for one read from L3 count it as theirs.
 """
 
-from collections.abc import Iterator
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.config.policies import PrefetchStrategy
@@ -13,6 +16,13 @@ from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 Range = tuple[int, int, PageSource]
+Sources = NDArray[np.uint8]
+"""A `PageSource` per page or token: arrays, for a prompt may have thousands."""
+
+# Plain numbers, for numpy takes ten times as long to compare with members of an enum.
+_L2, _L3, _NOT_FOUND, _PENDING = map(
+    int, (PageSource.L2, PageSource.L3, PageSource.NOT_FOUND, PageSource.PENDING)
+)
 
 
 def attribute(
@@ -29,31 +39,25 @@ def attribute(
     but are computed because that is cheaper.
     """
     size = settings.page_size
-    num_full = num_prompt // size
-    num_cached = len(tiers)
-    runs = [
-        *prefetch.arrival_runs(tiers, first_needed(settings.reaches, num_cached)),
-        (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
-    ]
-    runs += _missed_runs(prefetch, settings, num_cached + num_left_pages, num_full)
+    num_full, num_cached = num_prompt // size, len(tiers)
+    num_found = min(num_cached + num_left_pages, num_full)
+    last = PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF
 
-    ranges: list[Range] = []
-    for stop_page, source in runs:
-        _extend(ranges, min(stop_page, num_full) * size, source)
+    by_page = np.empty(num_full, dtype=np.uint8)
+    by_page[:num_cached] = _on_arrival(prefetch, settings, tiers)
+    by_page[num_cached:num_found] = PageSource.RECOMPUTE_CHEAPER
+    by_page[num_found:] = _why_computed(prefetch, settings, num_found, num_full)
 
-    if num_full * size < num_prompt:
-        _extend(
-            ranges,
-            num_prompt,
-            PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF,
-        )
+    by_token = np.empty(num_prompt, dtype=np.uint8)
+    by_token[: num_full * size] = by_page.repeat(size)
+    by_token[num_full * size :] = last
     # Of a prompt that is cached as a whole the last token is computed all the same, to sample.
-    elif ranges and ranges[-1][2] <= PageSource.L3:
-        start, end, source = ranges.pop()
-        if end - start > 1:
-            ranges.append((start, end - 1, source))
-        ranges.append((end - 1, end, PageSource.LAST_TOKEN))
-    return ranges
+    if by_token[-1] <= _L3:
+        by_token[-1] = PageSource.LAST_TOKEN
+
+    changes = (by_token[1:] != by_token[:-1]).nonzero()[0] + 1
+    edges = [0, *changes.tolist(), num_prompt]
+    return [(start, end, PageSource(by_token[start])) for start, end in itertools.pairwise(edges)]
 
 
 def total_by_source(ranges: list[Range]) -> dict[str, int]:
@@ -64,19 +68,55 @@ def total_by_source(ranges: list[Range]) -> dict[str, int]:
     return totals
 
 
-def _missed_runs(
-    prefetch: PrefetchState, settings: SchedulerSettings, start: int, stop: int
-) -> Iterator[tuple[int, PageSource]]:
-    """Runs of full pages in [start, stop), which are computed, by their end and the reason."""
-    if start >= stop:
-        return
-    if not settings.prefix_caching:
-        yield stop, PageSource.CACHING_OFF
-        return
+def _on_arrival(prefetch: PrefetchState, settings: SchedulerSettings, tiers: bytes) -> Sources:
+    """The tier that held each page of the cached prefix on arrival.
 
-    for end, source in prefetch.missed_runs(start, stop):
-        is_pending = source is PageSource.PENDING
-        yield end, _not_awaited(prefetch, settings) if is_pending else source
+    Where KV groups differ it is the farthest of those that need the page. Pages that no group needs
+    count for the farthest tier of the others. `tiers`: where the pages are now, for those that came
+    later.
+    """
+    now = _column(tiers)
+    if not prefetch.by_group:
+        return now
+
+    said = np.zeros(len(now), dtype=np.uint8)
+    starts = first_needed(settings.reaches, len(now))
+    for sources, start in zip(prefetch.by_group, starts, strict=True):
+        np.maximum(said[start:], _column(sources)[start : len(now)], out=said[start:])
+    if unneeded := min(starts):
+        said[:unneeded] = said[unneeded:].max(initial=0)
+
+    if prefetch.has_report:
+        # The mirror shows a page as soon as it has arrived, and its report comes later: a page that
+        # is in L2 but was PENDING in the last report has come from L3.
+        said[(said == _PENDING) & (now == _L2)] = _L3
+    return np.where(said <= _L3, said, now)
+
+
+def _why_computed(
+    prefetch: PrefetchState, settings: SchedulerSettings, start: int, stop: int
+) -> Sources:
+    """The reason for each full page in [start, stop), of which some KV group lacks the first.
+
+    A page that all groups have is computed all the same, as the one before it is: it has the same
+    reason.
+    """
+    if start == stop or not settings.prefix_caching:
+        return np.full(stop - start, int(PageSource.CACHING_OFF), dtype=np.uint8)
+    reasons = np.zeros(stop - start, dtype=np.uint8)
+    for sources in prefetch.by_group:
+        np.maximum(reasons, _column(sources)[start:stop], out=reasons)
+    if reasons[0] <= _L3:
+        reasons[0] = _NOT_FOUND
+
+    places = np.where(reasons > _L3, np.arange(len(reasons)), 0)
+    reasons = reasons[np.maximum.accumulate(places)]
+    reasons[reasons == _PENDING] = _not_awaited(prefetch, settings)
+    return reasons
+
+
+def _column(sources: bytes) -> Sources:
+    return np.frombuffer(sources, dtype=np.uint8)
 
 
 def _not_awaited(prefetch: PrefetchState, settings: SchedulerSettings) -> PageSource:
@@ -87,13 +127,3 @@ def _not_awaited(prefetch: PrefetchState, settings: SchedulerSettings) -> PageSo
     # Until HostMemory has reported, storage may not have been asked at all.
     is_patient = settings.prefetch.strategy is PrefetchStrategy.TIMEOUT
     return PageSource.TIMED_OUT if is_patient and prefetch.has_report else PageSource.CANCELLED
-
-
-def _extend(ranges: list[Range], end: int, source: PageSource) -> None:
-    """Give the tokens from the last range up to `end` a source."""
-    start = ranges[-1][1] if ranges else 0
-    if end <= start:
-        return
-    if ranges and ranges[-1][2] is source:
-        start = ranges.pop()[0]
-    ranges.append((start, end, source))

@@ -46,14 +46,6 @@ class BlockTable:
             known[start : start + len(new)] = new.tolist()
         self._num_sent = min(self._num_sent, start)
 
-    def replace_at(self, places: Sequence[Sequence[int]], page_ids: PageIds) -> None:
-        """Per group, other pages stand at these places, in order."""
-        for known, group_places, new in zip(self._page_ids, places, page_ids, strict=True):
-            for place, page_id in zip(group_places, new.tolist(), strict=True):
-                known[place] = page_id
-        first = min([group_places[0] for group_places in places if group_places], default=len(self))
-        self._num_sent = min(self._num_sent, first)
-
     def at(self, places: Sequence[Sequence[int]]) -> PageIds:
         """Per group, the page ids at these places."""
         pairs = zip(self._page_ids, places, strict=True)

@@ -35,6 +35,11 @@ class Chain:
         return self.num_prompt // self._page_size
 
     @property
+    def num_output(self) -> int:
+        """Output tokens that follow the prompt."""
+        return len(self._packed) // TOKEN_BYTES - self.num_prompt
+
+    @property
     def packed(self) -> bytes:
         """All known tokens."""
         return bytes(self._packed)

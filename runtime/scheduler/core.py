@@ -19,7 +19,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.counters import Count, Duration
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
 from raydix.runtime.scheduler.expert_events import on_experts_planned
-from raydix.runtime.scheduler.hints import abort_hint, drop_hints, take_hint
+from raydix.runtime.scheduler.hints import abort_hint, drop_hints, submit_hint
 from raydix.runtime.scheduler.host_messages import (
     on_host_attached,
     on_host_lost,
@@ -229,7 +229,7 @@ class SchedulerCore:
             case SubmitRequest():
                 submit(replica, event.client_id, event.message, now_s)
             case PrefetchPrompt():
-                take_hint(replica, event.client_id, event.message)
+                submit_hint(replica, event.client_id, event.message)
             case AbortRequest() | StopRequest():
                 self._end_asking(event.client_id, event.message)
             case _:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
-from raydix.ids import ClientId
+from raydix.ids import ClientId, Slot
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.scheduler.request import RequestState
 
@@ -33,7 +33,7 @@ class DecodeRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenTokens:
+class NewTokens:
     """What became of one step's tokens: in each array one entry per request that still decodes."""
 
     slots: Int32Array
@@ -76,7 +76,7 @@ class DecodeBatch:
         self._client_numbers: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
 
         self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
-        """Known tokens that the request's own bytes do not have yet."""
+        """Known tokens that the request's chain does not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sure_steps = 0
         """For so many further steps every request has a page to write to and a token to sample, so
@@ -88,8 +88,7 @@ class DecodeBatch:
 
     def join(self, request: RequestState) -> None:
         """A running request has its first token and samples one with each row from now on."""
-        slot = request.slot
-        assert slot is not None, "only a running request decodes"
+        slot = self.slot_of(request)
         self._num_joined += 1
         self._stamps[slot] = self._num_joined
         self._requests[slot] = request
@@ -106,15 +105,14 @@ class DecodeBatch:
         self._client_numbers[slot] = self._client_number(request.client_id)
         self._set_stop_ids(slot, request.submit.stop_token_ids)
 
-        self.table_grew(slot, len(request.table))
+        self.table_grew(request)
         self._num_sure_steps = 0
         request.join(self)
 
     def leave(self, request: RequestState) -> None:
         """The run of a request ends; it keeps its progress itself again."""
-        slot = request.slot
-        assert slot is not None, "only a running request decodes"
-        self.flush_tokens(slot)
+        slot = self.slot_of(request)
+        self.flush_tokens(request)
         request.leave(num_sampled=int(self._num_sampled[slot]))
         self._stamps[slot] = 0
         self._requests[slot] = None
@@ -127,17 +125,22 @@ class DecodeBatch:
         assert request is not None, "the slot is empty"
         return request
 
-    def table_grew(self, slot: int, num_pages: int) -> None:
-        """The block table of a request has so many pages, more than before."""
-        self._num_paged[slot] = num_pages * self._page_size
+    def slot_of(self, request: RequestState) -> Slot:
+        """Where a request decodes."""
+        assert request.slot is not None, "only a running request decodes"
+        return request.slot
 
-    def num_sampled(self, slot: int) -> int:
+    def table_grew(self, request: RequestState) -> None:
+        """The block table of a request has more pages than before."""
+        self._num_paged[self.slot_of(request)] = len(request.table) * self._page_size
+
+    def num_sampled(self, request: RequestState) -> int:
         """Output tokens of a request that were planned."""
-        return int(self._num_sampled[slot])
+        return int(self._num_sampled[self.slot_of(request)])
 
-    def num_known(self, slot: int) -> int:
+    def num_known(self, request: RequestState) -> int:
         """Output tokens of a request that are known."""
-        return int(self._num_known[slot])
+        return int(self._num_known[self.slot_of(request)])
 
     def num_pages_to_come(self) -> int:
         """Pages that they still need before every token that exists has one."""
@@ -195,7 +198,7 @@ class DecodeBatch:
         """Which rows still count: their slot has the request for which they were planned."""
         return self._stamps[rows.slots] == rows.stamps
 
-    def take(self, slots: Int32Array, token_ids: Int32Array) -> TakenTokens:
+    def add_tokens(self, slots: Int32Array, token_ids: Int32Array) -> NewTokens:
         """One more token of each of these requests is known."""
         num_fresh = self._num_fresh[slots]
         self._fresh[slots, num_fresh] = token_ids
@@ -207,7 +210,7 @@ class DecodeBatch:
         if self._has_stops:
             has_ended |= self._are_stops(slots, token_ids) & (known >= self._min_output[slots])
         computed = self._num_prompt[slots] + known - 1
-        taken = TakenTokens(
+        new = NewTokens(
             slots=slots,
             token_ids=token_ids,
             has_ended=has_ended,
@@ -217,8 +220,8 @@ class DecodeBatch:
         is_full = num_fresh == self._fresh.shape[1] - 1
         if is_full.any():
             for slot in slots[is_full].tolist():
-                self.flush_tokens(slot)
-        return taken
+                self.flush_tokens(self.request(slot))
+        return new
 
     def _are_stops(self, slots: Int32Array, token_ids: Int32Array) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = (self._stop_ids[slots] == token_ids[:, None]).any(axis=1)
@@ -227,12 +230,13 @@ class DecodeBatch:
                 found[place] = int(token_ids[place]) in stop_ids
         return found
 
-    def flush_tokens(self, slot: int) -> None:
-        """Give a request the bytes of the tokens that have become known since the last time."""
+    def flush_tokens(self, request: RequestState) -> None:
+        """Give a request the tokens that have become known since the last time."""
+        slot = self.slot_of(request)
         num_fresh = int(self._num_fresh[slot])
         if num_fresh:
             self._num_fresh[slot] = 0
-            self.request(slot).take_output(self._fresh[slot, :num_fresh])
+            request.add_output(self._fresh[slot, :num_fresh])
 
     def by_client(self, slots: Int32Array) -> list[tuple[ClientId, NDArray[np.bool_]]]:
         """Which of these slots belong to which client."""

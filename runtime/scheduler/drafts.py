@@ -123,11 +123,11 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, work: GroupWork, now
     if not settings.chunked_prefill or not work.num_prompts:
         return
 
-    alone_s, token_s = replica.prefill_rate.line(now_s)
+    prefill = replica.prefill_rate.line(now_s)
     times = StepTimes(
         decodes_s=replica.decode_rate.predict_s(work.most_decodes, now_s),
-        mixed_s=alone_s + draft.num_rows * token_s,
-        token_s=token_s,
+        mixed_s=prefill.predict_s(draft.num_rows),
+        token_s=prefill.unit_s,
     )
     most = tokens_beside_decodes(
         times,

@@ -118,7 +118,7 @@ class ExpertBalance:
         change = None if orders.flip is None else self._change(orders.flip)
         return ExpertOrders(copies=self._columns(copies), change=change)
 
-    def take_copied(self, rank: int, copy_ids: Int32Array) -> None:
+    def note_copied(self, rank: int, copy_ids: Int32Array) -> None:
         """A rank acknowledges copies. Raises AccountingError if it does not owe them."""
         unknown = [copy_id for copy_id in copy_ids.tolist() if copy_id not in self._open]
         if unknown:
@@ -126,7 +126,7 @@ class ExpertBalance:
         copies = tuple([self._open.pop(copy_id) for copy_id in copy_ids.tolist()])
         self._migration.copied(rank, copies)
 
-    def take_step(self, rank: int, step: int, loads: Int32Array) -> None:
+    def note_step(self, rank: int, step: int, loads: Int32Array) -> None:
         """A rank has done a step, and perhaps reports its loads."""
         self._migration.finished(rank, step)
         if not len(loads):
@@ -143,7 +143,7 @@ class ExpertBalance:
         asked, self._asked = self._asked, None
         return asked
 
-    def take_plan(self, number: int, plan: ExpertPlan | None) -> None:
+    def note_plan(self, number: int, plan: ExpertPlan | None) -> None:
         """A plan has been made; None if it could not be."""
         if number != self._planning:
             return

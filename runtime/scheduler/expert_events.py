@@ -12,7 +12,7 @@ def on_expert_step(replica: Replica, group: StepGroup, result: StepResult) -> No
     experts = group.experts
     if experts is None:
         return
-    experts.take_step(result.rank - group.ranks.start, result.step, result.expert_loads)
+    experts.note_step(result.rank - group.ranks.start, result.step, result.expert_loads)
     wanted = experts.take_asked()
     if wanted is not None:
         index = replica.step_groups.index(group)
@@ -23,11 +23,11 @@ def on_experts_copied(group: StepGroup, done: ExpertsCopied) -> None:
     """Copies have landed on a rank."""
     if group.experts is None:
         raise AccountingError(f"rank {done.rank} copied experts, and has all to itself")
-    group.experts.take_copied(done.rank - group.ranks.start, done.copy_ids)
+    group.experts.note_copied(done.rank - group.ranks.start, done.copy_ids)
 
 
 def on_experts_planned(replica: Replica, event: ExpertsPlanned) -> None:
     """A planner has answered."""
     experts = replica.step_groups[event.group].experts
     assert experts is not None, "only groups with experts ask"
-    experts.take_plan(event.number, event.plan)
+    experts.note_plan(event.number, event.plan)

@@ -30,7 +30,7 @@ _MAX_LOOKED_UP = 4
 _RETRY_AFTER_S = 1.0
 
 
-def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) -> None:
+def submit_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) -> None:
     """Queue a hint, or refuse it with a typed failure."""
     failure = _refusal(replica, message)
     if failure is not None:

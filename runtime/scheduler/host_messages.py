@@ -192,7 +192,7 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
         request_id=wanted.request.request_id,
     )
     if wanted.promotion is not None:
-        lane.promotions.take_load(wanted.promotion, load)
+        lane.promotions.wait_for_load(wanted.promotion, load)
     else:
         wanted.request.wait_for_load(load)
     lane.in_flight.add_load(load)

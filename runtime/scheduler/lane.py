@@ -161,8 +161,8 @@ class Lane:
     def extend_table(self, request: RequestState, page_ids: PageIds) -> None:
         """A running request gets pages."""
         request.table.extend(page_ids)
-        if request.batch is not None and request.slot is not None:
-            self.batch.table_grew(request.slot, len(request.table))
+        if request.batch is not None:
+            self.batch.table_grew(request)
             self._changed_tables[request.request_id] = request
         else:
             self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
@@ -360,7 +360,7 @@ class Lane:
         private = sum(len(promotion.part[group]) for promotion in self.promotions.all())
         for request in self.running.values():
             private += request.table.num_held_from(request.num_held_pages)[group]
-            private += len(request.unhealed[group]) if request.unhealed else 0
+            private += len(request.unhealed[group])
         return private
 
     def _check_requests(self, figures: str) -> None:

@@ -1,11 +1,11 @@
 """Lookups of chains in L2 and L3: which are open, whose turn is next, what is unanswered."""
 
-from collections import Counter
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from raydix.errors import AccountingError
 from raydix.ids import LookupId, RequestId
+from raydix.runtime.scheduler.claims import Claims, Pages
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
@@ -13,8 +13,6 @@ from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
 Id = TypeVar("Id")
 Asker = RequestState | PrefetchHint
 """For whom a chain is looked up."""
-Pages = Sequence[bytes]
-"""Pages of a chain, by their short keys."""
 
 
 class Unanswered(Generic[Id]):
@@ -67,32 +65,32 @@ class Unanswered(Generic[Id]):
         self._unsent.clear()
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A lookup that is to be sent in its turn."""
+
+    pages: Pages
+    """L3 may bring these."""
+    refused_at: int | None = None
+    """L2 had no room for them when room had come free so many times: it may have after the next."""
+
+
 class Lookups:
-    """Owns: which lookups are open and for whom, who is next, and which pages of L2 they claim.
+    """Owns: which lookups are open and for whom, and whose is sent next.
 
     What comes from L3 takes room in L2 until its request has loaded it. So a request claims room
     for the pages that its lookup may bring, and lookups are sent in the order of the queue while
-    their claims fit. A page that several requests claim counts once. If the claim of the first in
-    the queue does not fit, it waits for another claim to end; but not for those of requests that
-    are in the queue again themselves, since these wait for it.
+    their claims fit. If that of the first in the queue does not, it waits for another claim to end;
+    but not for those of requests that are in the queue again themselves, since these wait for it.
     """
 
     def __init__(self) -> None:
         """For one HostMemory: the next one knows of no lookup."""
-        self._max_claimed_pages = 0
         self._open: dict[LookupId, Asker] = {}
-        self._turns = RequestOrder()
-        self._wanted: dict[RequestId, Pages] = {}
-        self._claims: dict[RequestId, Pages] = {}
-        self._num_claims: dict[bytes, int] = {}
-        """By page: how many requests claim it."""
-        self._num_ended_claims = 0
-        self._retries_after: dict[RequestId, int] = {}
-        """For a request whose lookup found no room in L2: how many claims had ended by then. It is
-        sent again once more of them have.
-        """
-        self._blocked: tuple[RequestId, int] | None = None
-        """Who was first and did not fit, and how many claims had ended by then."""
+        self._order = RequestOrder()
+        """Those who have a turn."""
+        self._turns: dict[RequestId, _Turn] = {}
+        self._claims = Claims()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -105,7 +103,7 @@ class Lookups:
     @property
     def num_claimed_pages(self) -> int:
         """Pages of L2 that are kept for what open and answered lookups bring from L3."""
-        return len(self._num_claims)
+        return self._claims.num_pages
 
     def open(self, lookup_id: LookupId, asker: Asker) -> None:
         """A lookup is sent."""
@@ -121,111 +119,83 @@ class Lookups:
 
     def askers(self) -> list[Asker]:
         """Whose lookups are open or due."""
-        return [*self._open.values(), *self._turns]
+        return [*self._open.values(), *self._order]
 
     def set_room(self, num_pages: int) -> None:
         """L2 keeps so many pages that come from L3 for those who wait."""
-        self._max_claimed_pages = num_pages
+        self._claims.set_room(num_pages)
 
     def enqueue(self, request: RequestState, pages: Pages, key: OrderKey) -> None:
         """A request is to be looked up in its turn, which may bring `pages` from L3."""
-        if request.request_id in self._claims:
-            # From now on whoever is first need not wait for this claim, so look at it again.
-            self._blocked = None
-        self._wanted[request.request_id] = pages
-        self._turns.put(request, key)
+        self._turns[request.request_id] = _Turn(pages)
+        self._order.put(request, key)
 
     def enqueue_again(self, request: RequestState, pages: Pages, key: OrderKey) -> bool:
         """L2 had no room for a request's pages: look it up again when another claim has ended.
 
         False, and it is not queued, if no other claim will end before its turn.
         """
-        if not self._may_other_claims_end(request.request_id):
-            return False
-        self._retries_after[request.request_id] = self._num_ended_claims
         self.enqueue(request, pages, key)
+        if not self._will_a_claim_end():
+            self.withdraw(request)
+            return False
+        self._turns[request.request_id].refused_at = self._claims.num_times_freed
         return True
 
     def move(self, request: RequestState, key: OrderKey) -> None:
         """A waiting request has another place: so has its lookup, if it is due."""
         if request.request_id in self._turns:
-            self._turns.put(request, key)
+            self._order.put(request, key)
 
     def next_to_send(self) -> RequestState | None:
         """Take out who is to be looked up now; its claim begins."""
-        request = self._turns.first()
-        if request is None or self._blocked == (request.request_id, self._num_ended_claims):
+        request = self._order.first()
+        if request is None:
             return None
-        name = request.request_id
-        pages = self._wanted[name]
-        has_no_room = self._retries_after.get(name) == self._num_ended_claims or not self._fits(
-            pages
-        )
-        if has_no_room and self._may_other_claims_end(name):
-            self._blocked = name, self._num_ended_claims
+        turn = self._turns[request.request_id]
+        if not self._has_room(turn) and self._will_a_claim_end():
             return None
         self.withdraw(request)
-        self._claim(name, pages)
+        self._claims.put(request.request_id, turn.pages)
         return request
+
+    def _has_room(self, turn: _Turn) -> bool:
+        # Asked at each event, so pages are counted only if something has changed.
+        if turn.refused_at == self._claims.num_times_freed:
+            return False
+        if self._claims.has_room(turn.pages):
+            return True
+        turn.refused_at = self._claims.num_times_freed
+        return False
+
+    def _will_a_claim_end(self) -> bool:
+        """Some claim ends by itself: its request does not wait for a turn."""
+        return not self._claims.names <= self._turns.keys()
 
     def withdraw(self, asker: Asker) -> None:
         """Its lookup is not to be sent, if it was due; a claim that it has stays."""
-        self._turns.discard(asker.request_id)
-        self._wanted.pop(asker.request_id, None)
-        self._retries_after.pop(asker.request_id, None)
+        self._order.discard(asker.request_id)
+        self._turns.pop(asker.request_id, None)
 
     def narrow_claim(self, request: RequestState, pages: Pages) -> None:
         """A report says that these pages at most come from L3."""
-        if request.request_id in self._claims:
-            self._claim(request.request_id, pages)
+        if request.request_id in self._claims.names:
+            self._claims.put(request.request_id, pages)
 
     def num_claimed_by(self, request: RequestState) -> int:
         """Pages that one request claims."""
-        return len(self._claims.get(request.request_id, ()))
+        return len(self._claims.pages_of(request.request_id))
 
     def end_claim(self, request: RequestState) -> None:
         """The request has loaded what L3 brought, or wants it no more."""
         self.withdraw(request)
-        self._claim(request.request_id, ())
+        self._claims.put(request.request_id, ())
 
     def check(self, waiting: set[RequestId]) -> None:
         """Raise AccountingError unless the claims add up and only those that wait are due."""
-        counted = Counter(page for pages in self._claims.values() for page in pages)
-        if counted != self._num_claims:
+        self._claims.check()
+        due = {request.request_id for request in self._order}
+        if due != self._turns.keys() or not due <= waiting:
             raise AccountingError(
-                f"{len(self._num_claims)} pages are claimed; the claims name {len(counted)}"
+                f"{len(due)} lookups are due, {len(self._turns)} turns known, {len(waiting)} wait"
             )
-
-        due = {request.request_id for request in self._turns}
-        if (
-            due != self._wanted.keys()
-            or not due <= waiting
-            or not self._retries_after.keys() <= due
-        ):
-            raise AccountingError(
-                f"{len(due)} lookups are due, {len(self._wanted)} sizes known, {len(waiting)} wait"
-            )
-
-    def _fits(self, pages: Pages) -> bool:
-        num_new = sum(page not in self._num_claims for page in pages)
-        return not num_new or len(self._num_claims) + num_new <= self._max_claimed_pages
-
-    def _may_other_claims_end(self, name: RequestId) -> bool:
-        """Some other claim will end by itself: its request does not wait for a turn again."""
-        return any(other != name and other not in self._wanted for other in self._claims)
-
-    def _claim(self, name: RequestId, pages: Pages) -> None:
-        former = self._claims.pop(name, ())
-        if pages:
-            self._claims[name] = pages
-        counts = self._num_claims
-        for page in pages:
-            counts[page] = counts.get(page, 0) + 1
-        num_before = len(counts)
-        for page in former:
-            if counts[page] == 1:
-                del counts[page]
-            else:
-                counts[page] -= 1
-        # A claim that ends counts even if others claim the same pages.
-        self._num_ended_claims += len(counts) < num_before or (bool(former) and not pages)

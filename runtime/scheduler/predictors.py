@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _KEEP_S = 30.0
 """After so long without an observation the prediction drifts back to the start values."""
@@ -15,7 +16,7 @@ _SURPRISE = 2.0
 slow: a kernel may have been compiled, or the host held up. One that is so many times as quick is
 believed at once, as no accident makes a piece quick.
 """
-_NUM_SUSPECTS = 2
+_NUM_DOUBTED = 2
 """How many such slow pieces come before the one that is believed."""
 _REFUTED = 0.3
 """How much of what was known of a size still counts, once it is believed to be so much slower or
@@ -27,6 +28,19 @@ part of it.
 """
 _MIN_SLOPE = 0.25
 """A unit is never believed to take less than this part of its time at the start rate."""
+
+
+class Line(NamedTuple):
+    """What pieces of work take."""
+
+    fixed_s: float
+    """Whatever their amount is."""
+    unit_s: float
+    """More, for each unit of it."""
+
+    def predict_s(self, amount: float) -> float:
+        """Seconds that a piece of so many units takes."""
+        return self.fixed_s + amount * self.unit_s
 
 
 @dataclass(slots=True)
@@ -91,11 +105,46 @@ class _Sums:
         self.seconds -= lost_s * weight_part
         self.product -= lost_s * mixed_part
 
-    def line(self) -> tuple[float, float]:
-        """Seconds of an empty piece, and how many more a full amount takes."""
+    def line(self) -> Line:
+        """The line through them; its unit is the full amount."""
         spread = self.weight * self.amount_squared - self.amount**2
         fixed_s = self.seconds * self.amount_squared - self.product * self.amount
-        return fixed_s / spread, (self.weight * self.product - self.amount * self.seconds) / spread
+        unit_s = self.weight * self.product - self.amount * self.seconds
+        return Line(fixed_s / spread, unit_s / spread)
+
+
+class _SlowPieces:
+    """Owns: the last pieces that were surprisingly slow, which nothing has contradicted."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[float, float]] = []
+        """Amounts and seconds."""
+
+    def believe_s(self, amount: float, seconds: float, line: Line) -> float | None:
+        """The seconds to learn from a piece, of which `line` was believed so far.
+
+        None if this is too slow to be believed yet.
+        """
+        # An earlier one is dropped if it is as predicted by now, or if this piece contradicts it: a
+        # piece takes no longer than a larger one, and no longer per unit than a smaller one. Per
+        # unit small pieces take long, for their fixed time, so they seldom contradict a large one.
+        earlier = [
+            (size, size_s)
+            for size, size_s in self._pieces
+            if _SURPRISE * line.predict_s(size) < size_s
+            and size_s <= _SURPRISE * seconds * max(1.0, size / amount)
+        ]
+        self._pieces = earlier
+        if seconds <= _SURPRISE * line.predict_s(amount):
+            return seconds
+
+        pieces = [*earlier, (amount, seconds)]
+        self._pieces = pieces[-_NUM_DOUBTED:]
+        if len(earlier) < _NUM_DOUBTED:
+            return None
+        # Believe the least slow of the three.
+        slowness = [size_s / line.predict_s(size) for size, size_s in pieces]
+        return line.predict_s(amount) * min(slowness)
 
 
 class TimePredictor:
@@ -120,23 +169,22 @@ class TimePredictor:
         self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
         self._observed = _Sums()
         self._observed_s = 0.0
-        self._suspects: list[tuple[float, float]] = []
-        """Amounts and seconds that were surprisingly slow, which nothing has contradicted."""
+        self._slow = _SlowPieces()
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
         """Learn that `amount` units took `seconds`; less than a microsecond teaches nothing."""
         # Also what is no number: no later observation would outweigh it.
         if not 1e-6 <= seconds < math.inf or amount <= 0:
             return
-        predicted_s = self.predict_s(amount, now_s)
-        believed_s = self._believe_s(amount, seconds, now_s)
+        line = self.line(now_s)
+        believed_s = self._slow.believe_s(amount, seconds, line)
         if believed_s is None:
             return
 
         part = amount / self._full_amount
         log_keep = _LOG_KEEP * min(1.0, part)
         keep_along = math.exp(log_keep)
-        if not 1.0 / _SURPRISE <= believed_s / predicted_s <= _SURPRISE:
+        if not 1.0 / _SURPRISE <= believed_s / line.predict_s(amount) <= _SURPRISE:
             # What is known of other sizes is kept: only this one is known to have changed.
             keep_along *= _REFUTED
         self._observed.fade(self._kept(now_s) * math.exp(_FADE * log_keep))
@@ -144,44 +192,16 @@ class TimePredictor:
         self._observed.add(part, believed_s)
         self._observed_s = now_s
 
-    def _believe_s(self, amount: float, seconds: float, now_s: float) -> float | None:
-        """The seconds to learn from; None if this is too slow to be believed yet."""
-        fixed_s, slope_s = self.line(now_s)
-
-        # A suspect is dropped if it is as predicted by now, or if this piece contradicts it: a
-        # piece takes no longer than a larger one, and no longer per unit than a smaller one. Per
-        # unit small pieces take long, for their fixed time, so they seldom contradict a large one.
-        self._suspects = [
-            (size, size_s)
-            for size, size_s in self._suspects
-            if _SURPRISE * (fixed_s + size * slope_s) < size_s
-            and size_s <= _SURPRISE * seconds * max(1.0, size / amount)
-        ]
-        predicted_s = fixed_s + amount * slope_s
-        if seconds <= _SURPRISE * predicted_s:
-            return seconds
-
-        suspects, suspect = self._suspects, (amount, seconds)
-        self._suspects = [*suspects, suspect][-_NUM_SUSPECTS:]
-        if len(suspects) < _NUM_SUSPECTS:
-            return None
-        # Believe the least slow of the three.
-        slowness = [size_s / (fixed_s + size * slope_s) for size, size_s in [*suspects, suspect]]
-        return predicted_s * min(slowness)
-
     def rate(self, now_s: float) -> float:
         """Units per second, once a piece of work is under way."""
-        return 1.0 / self.line(now_s)[1]
+        return 1.0 / self.line(now_s).unit_s
 
     def predict_s(self, amount: float, now_s: float) -> float:
         """Seconds that `amount` units will take at once; nothing takes no time."""
-        if amount <= 0:
-            return 0.0
-        fixed_s, slope = self.line(now_s)
-        return fixed_s + amount * slope
+        return self.line(now_s).predict_s(amount) if amount > 0 else 0.0
 
-    def line(self, now_s: float) -> tuple[float, float]:
-        """Seconds for a piece of work, and for each unit of it: least squares, within bounds."""
+    def line(self, now_s: float) -> Line:
+        """What pieces of work take: least squares, within bounds."""
         sums = _Sums().plus(self._observed)
         sums.fade(self._kept(now_s))
         sums = sums.plus(self._start)
@@ -192,7 +212,7 @@ class TimePredictor:
         if slope_s < (least_s := _MIN_SLOPE * self._full_s):
             fixed_s = max(0.0, (sums.seconds - least_s * sums.amount) / sums.weight)
             slope_s = least_s
-        return fixed_s, slope_s / self._full_amount
+        return Line(fixed_s, slope_s / self._full_amount)
 
     def _kept(self, now_s: float) -> float:
         """How much of what was observed still counts."""

@@ -1,6 +1,6 @@
 """What is known of a request's pages in L2 and L3, and how long it waits for those on their way."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -100,11 +100,6 @@ class PrefetchState:
             self.first_runnable_s = now_s
         return self.first_runnable_s
 
-    @property
-    def num_pages(self) -> int:
-        """Pages of which something is known."""
-        return len(self.by_group[0]) if self.by_group else 0
-
     def count(self, *sources: PageSource) -> int:
         """Pages of which one of these was said in some KV group."""
         if len(self.by_group) == 1:
@@ -117,59 +112,6 @@ class PrefetchState:
             return [page for page, source in enumerate(self.by_group[0]) if source in sources]
         said = [np.isin(_column(group), sources) for group in self.by_group]
         return np.flatnonzero(np.any(said, axis=0)).tolist() if said else []
-
-    def arrival_runs(self, tiers: bytes, starts: Sequence[int]) -> Iterator[tuple[int, PageSource]]:
-        """The tier that held each page of a prefix on arrival, by runs of pages with their ends.
-
-        Where KV groups differ it is the farthest of those that need the page; group g needs it from
-        page `starts[g]` on. Pages before all starts, which no group needs, count for the farthest
-        tier of the others. `tiers`: where the pages are now, for those that came later.
-        """
-        num_pages = min(len(tiers), self.num_pages)
-        known = np.zeros(num_pages, dtype=np.uint8)
-        for sources, start in zip(self.by_group, starts, strict=False):
-            own = _column(sources)[start:num_pages]
-            np.maximum(known[start:], own, out=known[start:])
-        behind = min(starts)
-        if behind:
-            known[:behind] = known[behind:].max(initial=0)
-
-        codes = _column(tiers).copy()
-        now, arrived = codes[:num_pages], known <= PageSource.L3
-        if self.has_report:
-            # The mirror shows a page as soon as it has arrived, and its report comes later: a page
-            # that is in L2 but was PENDING in the last report has come from L3.
-            came = (now == PageSource.L2) & (known == PageSource.PENDING)
-            known[came], arrived[came] = PageSource.L3, True
-        now[arrived] = known[arrived]
-        yield from _runs(codes)
-
-    def missed_runs(self, start: int, stop: int) -> Iterator[tuple[int, PageSource]]:
-        """Why the pages in [start, stop) are computed, by runs of pages, each with its end.
-
-        Some KV group lacks the first of them. A page that all groups have is computed all the same,
-        as the one before it is: it has the same reason.
-        """
-        codes = np.full(stop - start, PageSource.NOT_FOUND, dtype=np.uint8)
-        known = [_column(sources)[start:stop] for sources in self.by_group]
-        if known:
-            worst = np.max(known, axis=0)
-            codes[: len(worst)] = worst
-
-        is_reason = codes > PageSource.L3
-        if not is_reason[0]:
-            codes[0] = PageSource.NOT_FOUND
-        reasons = codes[np.maximum.accumulate(np.where(is_reason, np.arange(len(codes)), 0))]
-        for end, source in _runs(reasons):
-            yield start + end, source
-
-
-def _runs(codes: NDArray[np.uint8]) -> Iterator[tuple[int, PageSource]]:
-    """Runs of equal codes, each with its end."""
-    # Without a loop over pages, for a prompt may have thousands.
-    ends = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-    for end in [*ends.tolist(), len(codes)] if len(codes) else ():
-        yield end, PageSource(codes[end - 1])
 
 
 def _column(sources: bytes) -> NDArray[np.uint8]:

@@ -106,9 +106,9 @@ class Promotions:
         self._waiting.lead(request.request_id, request.chain.key(lock.num_pages))
         return promotion
 
-    def take_load(self, promotion: Promotion, load: Load) -> None:
+    def wait_for_load(self, promotion: Promotion, load: Load) -> None:
         """HostMemory has leased the first pages of a part."""
-        self._l1.release(promotion.take_load(load))
+        self._l1.release(promotion.wait_for_load(load))
 
     def publish(self, promotion: Promotion, request: RequestState, now_s: float) -> None:
         """A part is loaded: it becomes the prefix of all who want it."""

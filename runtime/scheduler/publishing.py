@@ -10,7 +10,7 @@ from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.config.policies import WritePolicy
-from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.scheduler.backups import NewPage, pages_with_keys
 from raydix.runtime.scheduler.l1 import duplicates
 from raydix.runtime.scheduler.lane import Lane
@@ -52,8 +52,8 @@ def publish(lane: Lane, request: RequestState, now_s: float) -> list[NewPage]:
     """
     lock = request.lock
     assert lock is not None, "only a running request publishes"
-    if request.batch is not None and request.slot is not None:
-        request.batch.flush_tokens(request.slot)
+    if request.batch is not None:
+        request.batch.flush_tokens(request)
 
     new: list[NewPage] = []
     num_full = min(request.num_computed, request.num_tokens) // lane.settings.page_size
@@ -123,37 +123,36 @@ def keep_window(lane: Lane, request: RequestState, end: int) -> None:
 
 
 def heal(lane: Lane, request: RequestState) -> None:
-    """The load of a request is done: the windows that it brought are the tree's from now on.
+    """A request's load has come: the windows that it brought are the tree's from now on.
 
     Where the tree got a page in the meantime, the request's duplicate goes.
     """
-    places = request.take_unhealed()
+    places = request.unhealed
     if not any(places):
         return
     lock = request.lock
     assert lock is not None, "only a running request has loaded"
     start = min([pages[0] for pages in places if pages])
-    own = request.table.at(places)
-    given = [
-        _spread(ids, pages, start, lock.num_pages) for ids, pages in zip(own, places, strict=True)
-    ]
+    run = request.table.pages(start, lock.num_pages)
+    own = tuple([_only(ids, pages, start) for ids, pages in zip(run, places, strict=True)])
 
-    held = lane.l1.tree.heal(lock, start, tuple(given))
+    held = lane.l1.tree.heal(lock, start, own)
     kept: PageIds = tuple(
         [
-            int32_array(ids[[page - start for page in pages]]) if pages else empty()
-            for ids, pages in zip(held, places, strict=True)
+            int32_array(np.where(given != 0, in_tree, ids))
+            for given, in_tree, ids in zip(own, held, run, strict=True)
         ]
     )
-    twice = duplicates(own, kept)
+    twice = duplicates(run, kept)
     if num_pages_of(twice):
         lane.l1.release(twice)
-        request.table.replace_at(places, kept)
+        request.table.replace(start, kept)
         lane.note_changed_table(request)
 
 
-def _spread(page_ids: Int32Array, pages: Sequence[int], start: int, stop: int) -> Int32Array:
-    """The ids of some pages as a run from `start` to `stop`, 0 for the others."""
-    run = np.zeros(stop - start, dtype=np.int32)
-    run[np.asarray(pages, dtype=np.intp) - start] = page_ids
+def _only(page_ids: Int32Array, pages: Sequence[int], start: int) -> Int32Array:
+    """The ids of these pages in a run that begins with page `start`, 0 for the others."""
+    places = np.asarray(pages, dtype=np.intp) - start
+    run = np.zeros_like(page_ids)
+    run[places] = page_ids[places]
     return int32_array(run)

@@ -1,5 +1,6 @@
 """One request as the Scheduler sees it."""
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -75,8 +76,11 @@ class RequestState:
 
     Tokens are `num_prompt` prompt tokens, then the known output. `num_planned` tokens have their
     keys and values in plans that were sent, `num_computed` in plans that were acknowledged.
-    `num_sampled` output tokens were planned; the last of them may be on the device only. While the
-    request decodes, `DecodeBatch` keeps what changes by the step.
+    `num_sampled` output tokens were planned; the last of them may be on the device only.
+
+    While the request decodes, `DecodeBatch` owns `num_sampled` and `num_output`, and `chain` gets
+    the tokens several at a time. The others follow: of the tokens that exist all but the last are
+    planned, of the known ones all but the last are computed.
     """
 
     def __init__(
@@ -122,7 +126,6 @@ class RequestState:
         self._num_counted_pages = 0
         self._num_scored = 0
         """Prompt tokens whose successors' logprobs the client was told."""
-        self._num_known = 0
         self._num_sampled = 0
         self._num_planned = 0
         self._num_computed = 0
@@ -133,14 +136,13 @@ class RequestState:
         self.lock: Lock | None = None
         self.table = BlockTable(())
         self.start = NOWHERE
-        self._unhealed: tuple[Sequence[int], ...] = ()
         self.write_start = 0
         self.load: Load | None = None
         self.is_on_device = False
         self._deferred: list[RowOutcome] = []
         self._num_planned = 0
         self._num_computed = 0
-        self._num_sampled = self._num_known
+        self._num_sampled = self.chain.num_output
 
     def move_to(self, lane: int) -> None:
         """The request waits on this lane, where it has used no page yet."""
@@ -161,9 +163,6 @@ class RequestState:
         self._reset_run()
         self.run += 1
         self.slot, self.lock, self.table, self.start = slot, lock, table, start
-        self._unhealed = tuple(
-            [[page for page in pages if page < lock.num_pages] for pages in start.loads]
-        )
         if self.admitted_s is None:
             self.admitted_s = now_s
 
@@ -187,13 +186,13 @@ class RequestState:
 
     @property
     def unhealed(self) -> tuple[Sequence[int], ...]:
-        """Per KV group, the pages before the end of `lock` that are its own: they are loaded."""
-        return self._unhealed
+        """Per KV group, pages before the end of `lock` that are its own until its load is done.
 
-    def take_unhealed(self) -> tuple[Sequence[int], ...]:
-        """They are loaded, and the tree's from now on."""
-        unhealed, self._unhealed = self._unhealed, ()
-        return unhealed
+        Windows lack them in the tree, which they heal then.
+        """
+        is_loading = self.phase is Phase.LEASING or self.load is not None
+        end = self.num_held_pages if is_loading else 0
+        return tuple([pages[: bisect.bisect_left(pages, end)] for pages in self.start.loads])
 
     def end_run(self, phase: Phase) -> None:
         """The request holds nothing any more; what it held was given back by the lane."""
@@ -245,7 +244,7 @@ class RequestState:
         self.batch = None
         self._num_sampled = num_sampled
         self._num_planned = self.num_prompt + num_sampled - 1
-        self._num_computed = self.num_prompt + self._num_known - 1
+        self._num_computed = self.num_prompt + self.chain.num_output - 1
 
     def introduce(self) -> AddedRequest | None:
         """What the device is told of the request in each run, once; None: it was."""
@@ -274,7 +273,7 @@ class RequestState:
         """An acknowledged row has computed all tokens before this one."""
         self._num_computed = num_computed
 
-    def take_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+    def add_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """The logprobs of more prompt tokens became known. They come in order, without gaps."""
         if logprobs.start != self._num_scored + 1:
             raise AccountingError(
@@ -283,14 +282,13 @@ class RequestState:
             )
         self._num_scored += len(logprobs)
 
-    def take_output(self, token_ids: Int32Array) -> None:
+    def add_output(self, token_ids: Int32Array) -> None:
         """Sampled tokens became known."""
         if self.must_score:
             raise AccountingError(
                 f"{self.request_id} has output, but prompt logprobs of {self._num_scored} tokens "
                 f"alone"
             )
-        self._num_known += len(token_ids)
         self.chain.append(token_ids)
 
     def note_first_token(self, now_s: float) -> bool:
@@ -333,7 +331,7 @@ class RequestState:
     @property
     def num_output(self) -> int:
         """Known output tokens."""
-        return self._num_known if self.batch is None else self.batch.num_known(self._place)
+        return self.chain.num_output if self.batch is None else self.batch.num_known(self)
 
     @property
     def num_tokens(self) -> int:
@@ -343,7 +341,7 @@ class RequestState:
     @property
     def num_sampled(self) -> int:
         """Output tokens that were planned."""
-        return self._num_sampled if self.batch is None else self.batch.num_sampled(self._place)
+        return self._num_sampled if self.batch is None else self.batch.num_sampled(self)
 
     @property
     def num_planned(self) -> int:
@@ -359,11 +357,6 @@ class RequestState:
     def has_rows_in_flight(self) -> bool:
         """A plan that was sent and not acknowledged may name its pages."""
         return self.num_planned > self.num_computed
-
-    @property
-    def _place(self) -> int:
-        assert self.slot is not None, "who decodes has a slot"
-        return self.slot
 
     @property
     def num_target(self) -> int:

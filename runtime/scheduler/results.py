@@ -10,7 +10,7 @@ from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.counters import Count, Duration, Prediction, Timing
-from raydix.runtime.scheduler.decodes import TakenTokens
+from raydix.runtime.scheduler.decodes import NewTokens
 from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.in_flight import StepInFlight
 from raydix.runtime.scheduler.lane import Lane
@@ -28,10 +28,10 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
     """One rank has done a plan. The plan counts once every rank of the lane has."""
     lane.in_flight.acknowledge_step(result)
     while (flight := lane.take_done_step(now_s)) is not None:
-        _take_results(replica, lane, flight, now_s)
+        _apply_results(replica, lane, flight, now_s)
 
 
-def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
+def _apply_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
     result = flight.result
     assert result is not None, "every rank has answered"
     if _accept_time(lane, result.compute_s):
@@ -42,7 +42,7 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
         raise AccountingError(
             f"step {flight.step} brought {len(result.token_ids)} tokens; {num_sampling} rows sample"
         )
-    joined_slots, joined_tokens = _take_rows(replica, lane, flight, result, now_s)
+    joined_slots, joined_tokens = _apply_rows(replica, lane, flight, result, now_s)
 
     slots, token_ids = empty(), empty()
     if flight.decodes is not None:
@@ -51,7 +51,7 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     if joined_slots:
         slots = np.concatenate((slots, int32_array(joined_slots)))
         token_ids = np.concatenate((token_ids, int32_array(joined_tokens)))
-    _take_tokens(replica, lane, slots, token_ids, now_s)
+    _apply_tokens(replica, lane, slots, token_ids, now_s)
 
 
 def _accept_time(lane: Lane, seconds: float) -> bool:
@@ -77,17 +77,17 @@ def _learn_step(
         replica.decode_rate.observe(flight.num_rows, seconds, now_s)
 
 
-def _take_rows(
+def _apply_rows(
     replica: Replica,
     lane: Lane,
     flight: StepInFlight,
     result: StepResult,
     now_s: float,
 ) -> tuple[list[int], list[int]]:
-    """Take the outcomes of the rows that were planned outside the decode batch.
+    """Apply the outcomes of the rows that were planned outside the decode batch.
 
-    Some of their requests have joined the batch since. Returns the slots and tokens of those, which
-    the batch takes.
+    Some of their requests have joined the batch since. Returns the slots and tokens of those, for
+    the batch.
     """
     slots: list[int] = []
     token_ids: list[int] = []
@@ -105,8 +105,8 @@ def _take_rows(
             continue
         if request.slot in not_finite:
             tokens = _NO_TOKENS
-        if request.batch is not None and request.slot is not None:
-            slots.append(request.slot)
+        if request.batch is not None:
+            slots.append(request.batch.slot_of(request))
             token_ids.append(int(tokens[0]))
             continue
         of_prompt = of_prompts.get(request.slot) if of_prompts else None
@@ -119,10 +119,10 @@ def _take_rows(
     return slots, token_ids
 
 
-def _take_tokens(
+def _apply_tokens(
     replica: Replica, lane: Lane, slots: Int32Array, token_ids: Int32Array, now_s: float
 ) -> None:
-    """Take one token for each of these slots, whose requests are of the batch."""
+    """Each of these slots, whose requests are of the batch, has one token more."""
     is_missing = token_ids == NO_TOKEN
     if is_missing.any():
         for slot in slots[is_missing].tolist():
@@ -130,7 +130,7 @@ def _take_tokens(
         slots, token_ids = slots[~is_missing], token_ids[~is_missing]
 
     if len(slots):
-        _take_decoded(replica, lane, lane.batch.take(slots, token_ids), now_s)
+        _pass_on(replica, lane, lane.batch.add_tokens(slots, token_ids), now_s)
 
 
 def _fail_without_token(replica: Replica, request: RequestState) -> None:
@@ -144,20 +144,18 @@ def _fail_without_token(replica: Replica, request: RequestState) -> None:
     replica.fail(request, FailureKind.MODEL_FAILED, text)
 
 
-def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float) -> None:
+def _pass_on(replica: Replica, lane: Lane, new: NewTokens, now_s: float) -> None:
     """Publish the pages that are full, pass the tokens on, end the requests that are complete."""
     batch = lane.batch
-    replica.counters.count(Count.GENERATION_TOKENS, len(taken.slots))
-    if taken.fills_page.any():
-        for slot in taken.slots[taken.fills_page].tolist():
+    replica.counters.count(Count.GENERATION_TOKENS, len(new.slots))
+    if new.fills_page.any():
+        for slot in new.slots[new.fills_page].tolist():
             advance(lane, batch.request(slot), now_s)
 
-    ended = taken.has_ended
+    ended = new.has_ended
     has_ends = bool(ended.any())
     slots, token_ids = (
-        (taken.slots[~ended], taken.token_ids[~ended])
-        if has_ends
-        else (taken.slots, taken.token_ids)
+        (new.slots[~ended], new.token_ids[~ended]) if has_ends else (new.slots, new.token_ids)
     )
     for client_id, is_theirs in batch.by_client(slots):
         tokens = SendTokens(
@@ -169,7 +167,7 @@ def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float
 
     if not has_ends:
         return
-    for slot, token in zip(taken.slots[ended].tolist(), taken.token_ids[ended], strict=True):
+    for slot, token in zip(new.slots[ended].tolist(), new.token_ids[ended], strict=True):
         request = batch.request(slot)
         reason = request.finish_reason(int(token))
         assert reason is not None, "the batch and the request agree about the end"
@@ -185,8 +183,8 @@ def apply_outcome(
     outcome: RowOutcome,
     now_s: float,
 ) -> None:
-    """Take the outcome of a row that is not of the batch: pages to publish, a token, the end."""
-    assert request.batch is None, "what decodes is taken by the batch"
+    """Apply the outcome of a row that is not of the batch: pages to publish, a token, the end."""
+    assert request.batch is None, "tokens of what decodes go to the batch"
     if len(outcome.token_ids) and outcome.token_ids[0] == NO_TOKEN:
         # First of all: pages with such numbers would spoil the prompts that find them.
         _fail_without_token(replica, request)
@@ -195,14 +193,14 @@ def apply_outcome(
     request.finish_row(outcome.num_computed)
     advance(lane, request, now_s)
     if outcome.prompt_logprobs is not None:
-        request.take_prompt_logprobs(outcome.prompt_logprobs)
+        request.add_prompt_logprobs(outcome.prompt_logprobs)
         replica.send_prompt_logprobs(request, outcome.prompt_logprobs)
     if not len(outcome.token_ids):
         return
 
     if not request.num_output:
         count_use(lane, request)
-    request.take_output(outcome.token_ids)
+    request.add_output(outcome.token_ids)
     if request.acquit():
         lane.waiting.leader_stopped(request.request_id)
 
@@ -285,17 +283,17 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
 def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> None:
     """The pages that a running request waited for are there: rows on top of them count now."""
     run = request.run
-    deferred = request.finish_load()
     replica.lookups.end_claim(request)
     heal(lane, request)
+    deferred = request.finish_load()
     publish(lane, request, now_s)
     for outcome in deferred:
         if request.run != run:
             return
-        if request.batch is not None and request.slot is not None:
+        if request.batch is not None:
             # The first of these outcomes has let it join the batch.
-            slots = int32_array((request.slot,))
-            _take_tokens(replica, lane, slots, outcome.token_ids, now_s)
+            slots = int32_array((request.batch.slot_of(request),))
+            _apply_tokens(replica, lane, slots, outcome.token_ids, now_s)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
 

@@ -131,7 +131,7 @@ class Promotion:
         """HostMemory is asked for a lease on the host pages of the part."""
         self.lease_id = lease_id
 
-    def take_load(self, load: Load) -> PageIds:
+    def wait_for_load(self, load: Load) -> PageIds:
         """The first pages of the part are leased, all as a rule; returns those that are not."""
         surplus = pages_between(self.part, load.num_pages)
         self.part, self.lease_id, self.load = load.page_ids, None, load

@@ -9,6 +9,7 @@ import pytest
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.scheduler import publishing
 from raydix.runtime.scheduler.backups import BackupQueue
+from raydix.runtime.scheduler.request import RequestState
 from tests.simulation.layouts import FULL_AND_LATENT, FULL_AND_WINDOW, WINDOWED
 from tests.simulation.test_mutants import (
     NO_QUARANTINE,
@@ -64,9 +65,9 @@ def pending_loads_are_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     keep = publishing.keep_window
 
     def keep_all(lane: Any, request: Any, end: int) -> None:
-        unhealed = request.take_unhealed()
-        keep(lane, request, end)
-        request._unhealed = unhealed
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestState, "unhealed", ())
+            keep(lane, request, end)
 
     for module in ("publishing", "replica", "admission"):
         monkeypatch.setattr(f"raydix.runtime.scheduler.{module}.keep_window", keep_all)

@@ -120,7 +120,7 @@ class HostMemoryCore:
         Raises AccountingError if the Scheduler breaks the contract.
         """
         self._now_s = now_s
-        self._lookups.catch_up(event)
+        self._lookups.touches.prepare_for(event)
         if self._is_stale(event):
             self.counters["stale_events"] += 1
         else:
@@ -327,7 +327,7 @@ class HostMemoryCore:
             or self._mirror.has_work
             or self._staged.has_work
             or self._storage.has_work
-            or self._lookups.has_untouched
+            or self._lookups.touches.has_work
         ):
             return self._now_s
         times = [self._storage.next_deadline_s, self._staged.next_expiry_s]

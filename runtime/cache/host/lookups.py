@@ -3,8 +3,8 @@
 from collections import Counter
 
 from raydix.errors import AccountingError
-from raydix.ids import BatchId, HostPageId, LookupId, PageKey
-from raydix.runtime.cache.host.events import FromScheduler, HostEvent
+from raydix.ids import BatchId, HostPageId, LookupId
+from raydix.runtime.cache.host.chain_touches import ChainTouches
 from raydix.runtime.cache.host.fetch_turns import FetchTurns
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.lookup_pages import LookupPages
@@ -15,8 +15,6 @@ from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
-    CancelLookup,
-    LeasePages,
     Lookup,
     LookupProgress,
     ObjectsDone,
@@ -57,14 +55,13 @@ class HostLookups:
         self._pages = LookupPages(index, reads)
         self._turns = FetchTurns(settings.storage, staged, orders, reads, self._pages)
 
+        self.touches = ChainTouches(index)
         self._lookups: dict[LookupId, OpenLookup] = {}
         self.times = Histogram(TRANSFER_BOUNDS_S)
         """How long requests' lookups took."""
         self._num_arrived = 0
         self._arrived: OpenLookup | None = None
         """The one that came with this event: its chain is touched already."""
-        self._untouched: list[list[PageKey]] = []
-        """Chains that are to be touched before any page makes way for another."""
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
         self._forgotten: list[OpenLookup] = []
@@ -108,33 +105,10 @@ class HostLookups:
             self._ask(lookup, now_s)
 
     def _touch(self, lookup: OpenLookup) -> None:
-        self._untouched.append(lookup.keys)
+        self.touches.add(lookup.keys)
         # Reads for it may take the place of what has not been used for longest.
         if self._orders.is_in_use:
-            self._touch_all()
-
-    @property
-    def has_untouched(self) -> bool:
-        """A `Tick` would touch chains of lookups."""
-        return bool(self._untouched)
-
-    def catch_up(self, event: HostEvent) -> None:
-        """Touch the chains of earlier lookups before the first event that may evict a page.
-
-        Other events are not held up by it: after a lookup a lease usually follows, for which
-        somebody waits.
-        """
-        match event:
-            case FromScheduler(_, Lookup() | LeasePages() | CancelLookup()):
-                pass
-            case _:
-                self._touch_all()
-
-    def _touch_all(self) -> None:
-        for keys in self._untouched:
-            for group in range(self._index.num_groups):
-                self._index.touch_chain(group, keys)
-        self._untouched.clear()
+            self.touches.catch_up()
 
     def cancel(self, lookup_id: LookupId) -> None:
         """Fetch no more for this lookup and keep nothing for it, even after its final report."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.window_ends import PageHope, PrefixRule, plan_fetch
+from raydix.runtime.cache.kv_match import longest_prefix
 from raydix.runtime.messages.host import Lookup, LookupProgress, PageSource
 
 _WANTED = 100
@@ -11,7 +12,9 @@ _WANTED = 100
 _SPARE = 101
 """L3 has the page, or may have it, but no end that is fetched for needs it: NOT_FOUND."""
 _AWAITED = bytes([PageSource.PENDING, _WANTED])
+"""The page is to come."""
 _OPEN = bytes([*_AWAITED, _SPARE])
+"""It has not come, and may."""
 
 
 def _table(changes: dict[int, int]) -> bytes:
@@ -21,6 +24,11 @@ def _table(changes: dict[int, int]) -> bytes:
 _REPORTED = _table({_WANTED: PageSource.PENDING, _SPARE: PageSource.NOT_FOUND})
 _SPARED = _table({PageSource.PENDING: _SPARE, _WANTED: _SPARE})
 _NEEDED = _table({_SPARE: _WANTED})
+_LOST = {
+    source: _table(dict.fromkeys(range(PageSource.L1 + 1, 256), source)) for source in PageSource
+}
+"""All but what L1 holds is lost for this reason."""
+_GAPS = bytes(code > PageSource.L3 for code in range(256))
 _HOPES = bytes(
     PageHope.FETCHABLE
     if code in _OPEN
@@ -75,19 +83,18 @@ class OpenLookup:
         self._has_windows = rule.has_windows
         self._is_fetching = False
         """L3 has answered all questions."""
-        self._reached = 0
-        """The last end that L1 and L2 hold all pages for; kept only where there are windows."""
-        self._l1_starts = [
-            0 if reach is None else max(0, num_pages - reach)
+        self._in_l1 = [
+            range(0 if reach is None else max(0, num_pages - reach), num_pages)
             for reach, num_pages in zip(rule.reaches, num_l1_pages, strict=True)
         ]
-        self._l1_ends = num_l1_pages
+        """Per group: pages that L1 holds."""
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
         """Per group and page a `PageSource`, `_WANTED` or `_SPARE`."""
 
     def runs_outside_l1(self, group: int) -> tuple[range, range]:
         """Pages that L1 does not hold, in order: what comes before and what comes behind."""
-        return range(self._l1_starts[group]), range(self._l1_ends[group], len(self.keys))
+        in_l1 = self._in_l1[group]
+        return range(in_l1.start), range(in_l1.stop, len(self.keys))
 
     @property
     def is_final(self) -> bool:
@@ -101,10 +108,8 @@ class OpenLookup:
         Pages that L2 has count among them: those behind a page that is missing, and where there are
         windows the whole prefix before a window of which a page is missing.
         """
-        if self._has_windows:
-            return 0 if self.is_final else self.end - self._reached
-        finds = (sources.find(code) for sources in self._sources for code in _AWAITED)
-        return self.end - min((place for place in finds if place >= 0), default=self.end)
+        gaps = [bytes(sources.translate(_GAPS)) for sources in self._sources]
+        return self.end - longest_prefix(self._rule.reaches, gaps, self.end)
 
     def next_wanted(self) -> tuple[int, int] | None:
         """Group and place of the page to be read next: all groups' prefixes grow together."""
@@ -144,8 +149,8 @@ class OpenLookup:
 
     def end_arrival(self) -> None:
         """L2 was asked about all pages: missing ones that no reachable end needs do not matter."""
+        self._choose(PageSource.NOT_FOUND)
         if self._has_windows:
-            self._choose(PageSource.NOT_FOUND)
             self.forget_missing()
 
     def forget_missing(self) -> int:
@@ -160,8 +165,7 @@ class OpenLookup:
     def begin_fetch(self) -> None:
         """L3 has answered for every group: choose the ends to fetch for."""
         self._is_fetching = True
-        if self._has_windows:
-            self._choose(PageSource.NOT_FOUND)
+        self._choose(PageSource.NOT_FOUND)
 
     def arrive(self, group: int, index: int) -> bool:
         """A page from L3 is in L2. Returns whether that matters."""
@@ -221,24 +225,21 @@ class OpenLookup:
         if index >= self.end:
             return False
         former_end, self.end = self.end, index
-        for group, sources in enumerate(self._sources):
-            sources[index:former_end] = bytes([source]) * (former_end - index)
-            start = max(index, self._l1_starts[group])
-            end = min(former_end, self._l1_ends[group])
-            if start < end:
-                sources[start:end] = bytes([PageSource.L1]) * (end - start)
-        if self._has_windows:
-            self._choose(source)
+        for sources in self._sources:
+            sources[index:former_end] = sources[index:former_end].translate(_LOST[source])
+        self._choose(source)
         return True
 
     def _choose(self, source: PageSource) -> None:
         """Choose the ends to fetch for, after pages were lost for the reason `source`.
 
         The best end only ever moves to an earlier place, so FULL pages behind it get that reason.
+        Without windows there is no choice: the best end is the first page that was lost.
         """
+        if not self._has_windows:
+            return
         hopes = [bytes(sources[: self.end].translate(_HOPES)) for sources in self._sources]
         plan = plan_fetch(self._rule, hopes)
-        self._reached = plan.reached
 
         for sources, reach in zip(self._sources, self._rule.reaches, strict=True):
             if reach is None:

@@ -33,7 +33,7 @@ def _own_pages(lane: Lane, group: int, cached: Counter[int]) -> Counter[int]:
         own.update(promotion.part[group].tolist())
 
     for name, request in lane.running.items():
-        unhealed = set(request.unhealed[group]) if request.unhealed else set()
+        unhealed = request.unhealed[group]
         for place, page in enumerate(request.table.pages(0)[group].tolist()):
             if page and (place >= request.num_held_pages or place in unhealed):
                 own[page] += 1

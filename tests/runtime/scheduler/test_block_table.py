@@ -62,11 +62,6 @@ def test_pages_behind_the_window_of_a_group_are_left_once() -> None:
     assert not table.has_unsent, "no row reads what the device still knows there"
 
 
-def test_the_device_is_told_of_single_pages_that_were_replaced() -> None:
+def test_pages_at_single_places() -> None:
     table = BlockTable(pages([1, 2, 3, 4], [5, 6, 7, 8]))
-    table.take_unsent()
     assert as_lists(table.at(((), (1, 3)))) == [[], [6, 8]]
-    table.replace_at(((), (1, 3)), pages([], [16, 18]))
-
-    assert as_lists(table.pages(0)) == [[1, 2, 3, 4], [5, 16, 7, 18]]
-    assert table.take_unsent() == (1, [[2, 3, 4], [16, 7, 18]])

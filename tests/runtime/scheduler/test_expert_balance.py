@@ -71,9 +71,9 @@ class Group:
             self.held[copies.layers[i]][place] = int(copies.experts[i])
         for rank in range(2):
             own = copies.copy_ids[copies.ranks == rank]
-            self.balance.take_copied(rank, own)
+            self.balance.note_copied(rank, own)
             reported = empty() if loads is None or self.step % 2 else loads
-            self.balance.take_step(rank, self.step, reported)
+            self.balance.note_step(rank, self.step, reported)
         self.balance.check()
 
 
@@ -81,7 +81,7 @@ def _plan(group: Group) -> ExpertPlan:
     asked = group.balance.take_asked()
     assert asked is not None
     plan = plan_experts(asked.current, asked.rows_per_step_LE, group.balance.settings.facts)
-    group.balance.take_plan(asked.number, plan)
+    group.balance.note_plan(asked.number, plan)
     return plan
 
 
@@ -146,7 +146,7 @@ def test_nothing_moves_when_it_is_off_or_does_not_pay() -> None:
             asked = group.balance.take_asked()
             if asked is not None:
                 plan = plan_experts(asked.current, asked.rows_per_step_LE, settings.facts)
-                group.balance.take_plan(asked.number, plan)
+                group.balance.note_plan(asked.number, plan)
         assert group.balance.figures(0.0)["expert_moves"] == 0
         assert not group.versions
 
@@ -183,7 +183,7 @@ def test_a_plan_for_ranks_that_are_gone_is_dropped() -> None:
     assert asked is not None
     group.balance.lose_ranks()
     plan = plan_experts(asked.current, asked.rows_per_step_LE, FACTS)
-    group.balance.take_plan(asked.number, plan)
+    group.balance.note_plan(asked.number, plan)
 
     group.run_step()
     assert group.balance.figures(0.0)["expert_moves"] == 0
@@ -191,7 +191,7 @@ def test_a_plan_for_ranks_that_are_gone_is_dropped() -> None:
 
 def test_a_copy_that_nobody_owes_is_refused() -> None:
     with pytest.raises(AccountingError, match="which nobody owes"):
-        Group().balance.take_copied(0, int32_array([3]))
+        Group().balance.note_copied(0, int32_array([3]))
 
 
 def test_a_migration_that_gets_nowhere_counts_as_stalled() -> None:
@@ -204,7 +204,7 @@ def test_a_migration_that_gets_nowhere_counts_as_stalled() -> None:
         # Copies are ordered and never acknowledged.
         balance.plan_step(step, float(step))
         for rank in range(2):
-            balance.take_step(rank, step, empty())
+            balance.note_step(rank, step, empty())
 
     figures = balance.figures(1000.0)
     assert figures["expert_migration_stalled"] == 1.0

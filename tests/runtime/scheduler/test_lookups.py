@@ -1,8 +1,5 @@
 """Whose lookup is sent when, and the room in L2 that it claims."""
 
-import pytest
-
-from raydix.errors import AccountingError
 from raydix.ids import RequestId
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
@@ -82,13 +79,27 @@ def test_lookup_without_room_is_repeated_only_once_another_claim_has_ended() -> 
     )
 
 
-def test_check_finds_claims_that_do_not_add_up() -> None:
+def test_new_request_is_not_held_up_by_the_refusal_of_an_earlier_one_of_its_name() -> None:
     lookups = lookups_with(10)
-    enqueue(lookups, request(1), pages(0, 3))
+    enqueue(lookups, request(1), pages(0, 6))
+    former, later = request(2), request(2)
     lookups.next_to_send()
-    lookups._num_claims.popitem()
-    with pytest.raises(AccountingError):
-        lookups.check(set())
+    enqueue(lookups, former, pages(10, 16))
+    assert lookups.next_to_send() is None
+    lookups.end_claim(former)
+    enqueue(lookups, later, pages(20, 23))
+    assert lookups.next_to_send() is later
+
+
+def test_who_was_refused_goes_once_there_is_more_room() -> None:
+    lookups = Lookups()
+    first, second = request(1), request(2)
+    enqueue(lookups, first, pages(0, 3))
+    enqueue(lookups, second, pages(3, 6))
+    assert lookups.next_to_send() is first
+    assert lookups.next_to_send() is None
+    lookups.set_room(6)
+    assert lookups.next_to_send() is second
 
 
 def test_clock_of_an_asking_starts_with_the_next_event() -> None:

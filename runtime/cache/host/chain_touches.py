@@ -1,0 +1,44 @@
+"""When chains that were looked up are marked as used."""
+
+from collections.abc import Sequence
+
+from raydix.ids import PageKey
+from raydix.runtime.cache.host.events import FromScheduler, HostEvent
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.messages.host import CancelLookup, LeasePages, Lookup
+
+
+class ChainTouches:
+    """Owns: chains that were used and are not marked so yet.
+
+    Nobody sees that before a page makes way for another, so it need not hold up the answer to a
+    lookup, nor the lease that usually follows, for which somebody waits.
+    """
+
+    def __init__(self, index: HostIndex) -> None:
+        self._index = index
+        self._chains: list[Sequence[PageKey]] = []
+
+    @property
+    def has_work(self) -> bool:
+        """A `Tick` would touch chains."""
+        return bool(self._chains)
+
+    def add(self, keys: Sequence[PageKey]) -> None:
+        """A chain was used."""
+        self._chains.append(keys)
+
+    def prepare_for(self, event: HostEvent) -> None:
+        """Catch up before an event that may evict a page."""
+        match event:
+            case FromScheduler(_, Lookup() | LeasePages() | CancelLookup()):
+                pass
+            case _:
+                self.catch_up()
+
+    def catch_up(self) -> None:
+        """Touch them all, in the order of their use."""
+        for keys in self._chains:
+            for group in range(self._index.num_groups):
+                self._index.touch_chain(group, keys)
+        self._chains.clear()
