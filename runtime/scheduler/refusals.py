@@ -26,6 +26,8 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _MAX_SEED = 2**63 - 1
 _MAX_PRIORITY = 2**31 - 1
+_MAX_COUNT = 2**31 - 1
+"""Counts of tokens are kept in int32 columns."""
 
 
 def refuse_as_closing() -> RequestFailure:
@@ -124,11 +126,9 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str 
         if number is not None and not 0 <= number <= settings.vocab_size:
             return f"{name} is {number}; expected 0 to {settings.vocab_size}, or None."
 
-    if sampling.top_k < 0 or sampling.min_tokens < 0:
-        return (
-            f"top_k is {sampling.top_k} and min_tokens {sampling.min_tokens}; expected neither "
-            f"below 0."
-        )
+    for name, count in (("top_k", sampling.top_k), ("min_tokens", sampling.min_tokens)):
+        if not 0 <= count <= _MAX_COUNT:
+            return f"{name} is {count}; expected 0 to {_MAX_COUNT}."
 
     for name, ids in (
         ("stop_token_ids", message.stop_token_ids),
