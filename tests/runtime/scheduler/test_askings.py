@@ -113,6 +113,15 @@ def test_a_client_cannot_end_what_another_one_asked_under_the_same_number() -> N
     assert asker.num_live == 1
 
 
+def test_a_client_cannot_end_a_prefetch_of_another_one_under_the_same_number() -> None:
+    asker = Asker()
+    hint = PrefetchPrompt(asking=AskingId(1), request_id=A, token_ids=int32_array(range(17)))
+    asker.say(hint)
+    asker.say(hint, OTHER)
+    asker.say(AbortRequest(asking=AskingId(1), request_id=A), OTHER)
+    assert asker.endings == [(OTHER, 1, FailureKind.BAD_REQUEST)]
+
+
 def test_a_client_that_connects_again_may_use_its_ids_and_numbers_again() -> None:
     asker = Asker()
     asker.submit(1)
