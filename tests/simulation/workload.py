@@ -43,6 +43,9 @@ BASE_SETTINGS = SchedulerSettings(
     prefill_budget_tokens=16,
     min_part_bytes=0,
     lookup_deadline_s=5.0,
+    # Longer than any step or copy takes, be the weather as it may.
+    step_deadline_s=10.0,
+    first_step_deadline_s=20.0,
     start_prefill_tokens_per_s=2000.0,
 )
 _WINDOWED_FRACTION = 0.5
@@ -90,6 +93,7 @@ class Workload:
     hint_fraction: float = 0.2
     """Of the requests are announced by a prefetch, which may be aborted."""
     num_rank_kills: int = 0
+    num_rank_hangs: int = 0
     num_host_kills: int = 0
     num_host_pauses: int = 0
     num_storage_kills: int = 0
@@ -141,6 +145,7 @@ def draw_workload(seed: int) -> Workload:
         logprob_fraction=random.Random(seed + 7).choice([0.0, 0.0, 0.2, 1.0]),
         sample_fraction=random.Random(seed + 8).choice([0.0, 0.0, 0.3]),
         num_storage_flushes=random.Random(seed + 9).choice([0, 0, 2]),
+        num_rank_hangs=random.Random(seed + 10).choice([0, 0, 0, 1, 3]),
     )
     workload = _draw_faults(draw, workload)
     return _crowd(workload) if has_storage and draw.random() < 0.2 else workload
@@ -322,6 +327,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
     host, storage, num_ranks = cluster.host_memory, cluster.storage, len(cluster.ranks)
     schedule: list[tuple[int, Callable[[], None]]] = [
         (workload.num_rank_kills, lambda: cluster.kill_rank(draw.randrange(num_ranks))),
+        (workload.num_rank_hangs, lambda: cluster.hang_rank(draw.randrange(num_ranks))),
         (workload.num_rank_flaps, lambda: cluster.ranks[draw.randrange(num_ranks)].flap()),
         (workload.num_flushes, flush),
         (workload.num_scheduler_kills, lambda: cluster.scheduler.kill(draw.uniform(0.0, 0.3))),
