@@ -20,6 +20,7 @@ from raydix.runtime.scheduler.expert_plans import ExpertFacts
 from raydix.runtime.scheduler.settings import ExpertSettings, PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle
 from tests.simulation.cluster import Cluster, MakeRank
+from tests.simulation.extremes import extreme_prefixes, extreme_settings, extreme_storage
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import (
     FULL_AND_LATENT,
@@ -50,6 +51,8 @@ BASE_SETTINGS = SchedulerSettings(
 )
 _WINDOWED_FRACTION = 0.5
 """Of workloads have layers that look back over a window."""
+_EXTREME_FRACTION = 0.3
+"""Of workloads are at the edges of what may be configured."""
 _ROUTED_FRACTION = 0.2
 """Of workloads schedule by routing keys."""
 _GROUPED_FRACTION = 0.3
@@ -148,6 +151,9 @@ def draw_workload(seed: int) -> Workload:
         num_rank_hangs=random.Random(seed + 10).choice([0, 0, 0, 1, 3]),
     )
     workload = _draw_faults(draw, workload)
+    extreme_draw = random.Random(seed + 11)
+    if extreme_draw.random() < _EXTREME_FRACTION:
+        workload = _to_extremes(extreme_draw, workload)
     return _crowd(workload) if has_storage and draw.random() < 0.2 else workload
 
 
@@ -242,6 +248,21 @@ def with_experts(draw: random.Random, settings: SchedulerSettings) -> SchedulerS
         copies_per_step=draw.choice([1, 2]),
     )
     return replace(settings, experts=experts)
+
+
+def _to_extremes(draw: random.Random, workload: Workload) -> Workload:
+    """The same faults where settings and prompts are at the edges of what may be."""
+    settings = extreme_settings(draw, workload.settings)
+    has_storage = workload.storage is not None
+    return replace(
+        workload,
+        settings=settings,
+        storage=extreme_storage(draw, settings.page_size) if has_storage else None,
+        prefix_tokens=extreme_prefixes(draw, settings),
+        max_suffix_tokens=draw.choice([1, 2, 20]),
+        # Most would be longer than any prompt may be.
+        hint_fraction=0.0,
+    )
 
 
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
