@@ -89,6 +89,8 @@ class DecodeBatch:
     def join(self, request: RequestState) -> None:
         """A running request has its first token and samples one with each row from now on."""
         slot = self.slot_of(request)
+        # Before the slot counts as taken: until now its number is one of whoever had it before.
+        self._client_numbers[slot] = self._client_number(request.client_id)
         self._num_joined += 1
         self._stamps[slot] = self._num_joined
         self._requests[slot] = request
@@ -102,7 +104,6 @@ class DecodeBatch:
 
         self._num_fresh[slot] = 0
         self._askings[slot] = request.submit.asking
-        self._client_numbers[slot] = self._client_number(request.client_id)
         self._set_stop_ids(slot, request.submit.stop_token_ids)
 
         self.table_grew(request)
@@ -289,13 +290,18 @@ class DecodeBatch:
     def _client_number(self, client_id: ClientId) -> int:
         number = self._client_of.get(client_id)
         if number is None:
-            if not len(self):
-                # No number is in use: start over, lest the table grow with every client.
-                self._client_of.clear()
-                self._clients.clear()
+            if len(self._clients) > 2 * len(self._requests):
+                self._forget_clients()
             number = self._client_of[client_id] = len(self._clients)
             self._clients.append(client_id)
         return number
+
+    def _forget_clients(self) -> None:
+        """Number those who decode anew, lest the table grow with every client that ever came."""
+        numbers, places = np.unique(self._client_numbers[self._slots], return_inverse=True)
+        self._client_numbers[self._slots] = places
+        self._clients = [self._clients[number] for number in numbers.tolist()]
+        self._client_of = {client_id: place for place, client_id in enumerate(self._clients)}
 
     def _set_stop_ids(self, slot: int, stop_ids: tuple[int, ...]) -> None:
         if len(stop_ids) > _MAX_STOP_COLUMNS:

@@ -54,25 +54,12 @@ def on_host_lost(replica: Replica) -> None:
 
     for lane in replica.lanes:
         lane.backups.note_lost_host()
-        for load in lane.in_flight.take_ready_loads():
-            _give_up_load(replica, lane, load)
         lane.waiting.wake_all()
 
     for asker in askers:
         asker.prefetch.close()
         if isinstance(asker, PrefetchHint):
             end_hint(replica, asker, PageSource.IO_ERROR)
-
-
-def _give_up_load(replica: Replica, lane: Lane, load: Load) -> None:
-    """A load that was leased and not sent brings nothing."""
-    promotion = lane.promotions.of_load(load)
-    request = replica.requests.get(load.request_id)
-    if promotion is not None:
-        lane.promotions.drop_part(promotion)
-    elif request is not None and request.load is load:
-        request.forget_sources()
-        replica.requeue(request)
 
 
 def tell_if_drained(replica: Replica) -> None:
@@ -318,9 +305,6 @@ def abandon_transfers(replica: Replica, lane: Lane) -> None:
     current = replica.host.connection
     lost_backups = [backup for backup in backups if backup.host_connection == current]
     lost_leases = [load.lease_id for load in loads if load.host_connection == current]
-
-    for load in lane.in_flight.ready_loads:
-        replica.release_lease(load.lease_id, load.host_connection)
 
     if lost_backups or lost_leases:
         # The columns are of all KV groups together: a host page's id tells its group.

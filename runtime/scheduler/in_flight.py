@@ -75,7 +75,7 @@ class InFlight:
         self.steps: dict[int, StepInFlight] = {}
         """Oldest first."""
         self.ready_loads: list[Load] = []
-        """Leased, to be sent with the next plan."""
+        """Leased: the plans of the event that brought the lease send them, or give them back."""
         self.transfers: dict[TransferId, Load | Backup] = {}
         """Sent, oldest first."""
         self._num_transfers = 0

@@ -349,6 +349,8 @@ class Lane:
         self.l1.check(num_private=private, num_locks=num_locks, figures=figures)
         self._check_requests(figures)
 
+        if self.in_flight.ready_loads:
+            raise AccountingError(f"a load was leased and neither sent nor given back: {figures}")
         if not self.waiting.requests.keys() >= set(self.promotions.names):
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         num_held = tuple(map(self.in_flight.num_held_pages, groups))

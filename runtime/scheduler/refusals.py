@@ -29,6 +29,8 @@ _Wrong = tuple[str, str]
 
 _MAX_SEED = 2**63 - 1
 _MAX_PRIORITY = 2**31 - 1
+_MAX_COUNT = 2**31 - 1
+"""Counts of tokens are kept in int32 columns."""
 
 
 def refuse_as_closing() -> RequestFailure:
@@ -133,9 +135,9 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> _Wro
         if number is not None and not 0 <= number <= settings.vocab_size:
             return name, f"is {number}; expected 0 to {settings.vocab_size}, or None."
 
-    for name, number in (("top_k", sampling.top_k), ("min_tokens", sampling.min_tokens)):
-        if number < 0:
-            return name, f"is {number}; expected 0 or more."
+    for name, count in (("top_k", sampling.top_k), ("min_tokens", sampling.min_tokens)):
+        if not 0 <= count <= _MAX_COUNT:
+            return name, f"is {count}; expected 0 to {_MAX_COUNT}."
 
     for name, ids in (
         ("stop_token_ids", message.stop_token_ids),

@@ -84,6 +84,7 @@ class Cluster:
         self._num_events = 0
         self._num_links = 0
         self._make_rank = make_rank
+        self._hung_pids: set[int] = set()
         self._incarnations: Counter[int] = Counter()
         """By step group: the incarnation of all its ranks."""
         self.meetings = Meetings(settings)
@@ -237,6 +238,13 @@ class Cluster:
             # The others are ended a little later: until then they go on.
             self.after(self.clock.draw(self.faults.link_delay_s), lambda: self._end_group(group))
 
+    def hang_rank(self, rank: int) -> None:
+        """A rank stops answering, with its link open: only the Scheduler can notice."""
+        if self.ranks[rank].is_alive:
+            self.num_faults["GPU actor hung"] += 1
+            self._hung_pids.add(self.ranks[rank].pid)
+            self.scheduler.hear_no_more_of(rank)
+
     def _end_group(self, group: range) -> None:
         for rank in group:
             if self.ranks[rank].is_alive:
@@ -256,5 +264,10 @@ class Cluster:
         """The Scheduler has condemned a rank."""
         rank = self.ranks[order.rank]
         if rank.is_alive and rank.incarnation == order.incarnation:
-            self.num_overdue_kills += order.cause is events.KillCause.LATE
+            # Where one hangs, those that step with it wait for it.
+            width = self.settings.ranks_per_group
+            first = order.rank // width * width
+            pids = {self.ranks[each].pid for each in range(first, first + width)}
+            is_healthy = not pids & self._hung_pids
+            self.num_overdue_kills += is_healthy and order.cause is events.KillCause.LATE
             self.kill_rank(order.rank)

@@ -47,6 +47,7 @@ _SCHEDULER_COUNTERS = (
 _EXPERT_FIGURES = ("moves", "placement_version")
 _REQUESTS_PER_FAULT = {
     "num_rank_kills": 80,
+    "num_rank_hangs": 120,
     "num_rank_flaps": 80,
     "num_host_kills": 160,
     "num_host_flaps": 80,

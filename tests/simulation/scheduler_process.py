@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, ClusterRank
 
 _REDIAL_S = 0.01
+_NEVER_S = 1e9
+"""No run lasts so long."""
 
 
 class SchedulerProcess:
@@ -101,6 +103,12 @@ class SchedulerProcess:
             lambda message: events.RankMessage(rank=number, connection=connection, message=message),
             events.RankLost(rank=number, connection=connection),
         )
+
+    def hear_no_more_of(self, rank: int) -> None:
+        """What a rank says from now on over its link never arrives."""
+        link = self._links.get(self._peers.get(f"rank {rank}", ConnectionId(-1)))
+        if link is not None:
+            link.hold_up(End.ACCEPTOR, _NEVER_S)
 
     def accept_host(self, link: Link) -> None:
         """HostMemory says hello."""

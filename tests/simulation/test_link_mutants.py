@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydix.ids import ConnectionId
-from raydix.runtime.scheduler import events, host_messages, rank_events
+from raydix.runtime.scheduler import core, events, host_messages, rank_events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.lookups import Lookups
 from raydix.runtime.scheduler.waiting import WaitingQueue
@@ -115,6 +115,11 @@ def claims_are_never_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lookups, "end_claim", lambda self, request: self.withdraw(request))
 
 
+def late_ranks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody ends a GPU actor that has stopped answering."""
+    monkeypatch.setattr(core, "condemn_late_ranks", lambda replica, now_s: None)
+
+
 CASES = [
     Case(
         mutant=leases_by_name,
@@ -156,6 +161,10 @@ CASES = [
         ),
     ),
     Case(mutant=claims_are_never_ended, workload=replace(FLAPS, settings=FROM_STORAGE)),
+    Case(
+        mutant=late_ranks_are_left_alone,
+        workload=Workload(seed=0, settings=SMALL_L1, storage=None, num_rank_hangs=2),
+    ),
 ]
 
 

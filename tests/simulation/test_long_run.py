@@ -24,6 +24,7 @@ def test_cluster_survives_faults_of_every_kind_with_every_answer_exact(
     assert figures["requests"] >= workload.num_requests
     assert figures["names"] < figures["requests"] / 3, "names come again"
     assert cluster.num_faults.keys() >= {
+        "GPU actor hung",
         "GPU actor killed",
         "GPU link broken",
         "HostMemory killed",

@@ -20,6 +20,7 @@ from raydix.runtime.scheduler.expert_plans import ExpertFacts
 from raydix.runtime.scheduler.settings import ExpertSettings, PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle
 from tests.simulation.cluster import Cluster, MakeRank
+from tests.simulation.extremes import extreme_prefixes, extreme_settings, extreme_storage
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import (
     FULL_AND_LATENT,
@@ -43,10 +44,15 @@ BASE_SETTINGS = SchedulerSettings(
     prefill_budget_tokens=16,
     min_part_bytes=0,
     lookup_deadline_s=5.0,
+    # Longer than any step or copy takes, be the weather as it may.
+    step_deadline_s=10.0,
+    first_step_deadline_s=20.0,
     start_prefill_tokens_per_s=2000.0,
 )
 _WINDOWED_FRACTION = 0.5
 """Of workloads have layers that look back over a window."""
+_EXTREME_FRACTION = 0.3
+"""Of workloads are at the edges of what may be configured."""
 _ROUTED_FRACTION = 0.2
 """Of workloads schedule by routing keys."""
 _GROUPED_FRACTION = 0.3
@@ -90,6 +96,7 @@ class Workload:
     hint_fraction: float = 0.2
     """Of the requests are announced by a prefetch, which may be aborted."""
     num_rank_kills: int = 0
+    num_rank_hangs: int = 0
     num_host_kills: int = 0
     num_host_pauses: int = 0
     num_storage_kills: int = 0
@@ -141,8 +148,12 @@ def draw_workload(seed: int) -> Workload:
         logprob_fraction=random.Random(seed + 7).choice([0.0, 0.0, 0.2, 1.0]),
         sample_fraction=random.Random(seed + 8).choice([0.0, 0.0, 0.3]),
         num_storage_flushes=random.Random(seed + 9).choice([0, 0, 2]),
+        num_rank_hangs=random.Random(seed + 10).choice([0, 0, 0, 1, 3]),
     )
     workload = _draw_faults(draw, workload)
+    extreme_draw = random.Random(seed + 11)
+    if extreme_draw.random() < _EXTREME_FRACTION:
+        workload = _to_extremes(extreme_draw, workload)
     return _crowd(workload) if has_storage and draw.random() < 0.2 else workload
 
 
@@ -239,6 +250,21 @@ def with_experts(draw: random.Random, settings: SchedulerSettings) -> SchedulerS
     return replace(settings, experts=experts)
 
 
+def _to_extremes(draw: random.Random, workload: Workload) -> Workload:
+    """The same faults where settings and prompts are at the edges of what may be."""
+    settings = extreme_settings(draw, workload.settings)
+    has_storage = workload.storage is not None
+    return replace(
+        workload,
+        settings=settings,
+        storage=extreme_storage(draw, settings.page_size) if has_storage else None,
+        prefix_tokens=extreme_prefixes(draw, settings),
+        max_suffix_tokens=draw.choice([1, 2, 20]),
+        # Most would be longer than any prompt may be.
+        hint_fraction=0.0,
+    )
+
+
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
     """About a third of workloads lack a kind of fault; one without a part to hit does nothing."""
     return replace(
@@ -322,6 +348,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
     host, storage, num_ranks = cluster.host_memory, cluster.storage, len(cluster.ranks)
     schedule: list[tuple[int, Callable[[], None]]] = [
         (workload.num_rank_kills, lambda: cluster.kill_rank(draw.randrange(num_ranks))),
+        (workload.num_rank_hangs, lambda: cluster.hang_rank(draw.randrange(num_ranks))),
         (workload.num_rank_flaps, lambda: cluster.ranks[draw.randrange(num_ranks)].flap()),
         (workload.num_flushes, flush),
         (workload.num_scheduler_kills, lambda: cluster.scheduler.kill(draw.uniform(0.0, 0.3))),

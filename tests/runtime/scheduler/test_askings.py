@@ -11,7 +11,7 @@ from raydix.runtime.messages.client import (
     StopRequest,
     SubmitRequest,
 )
-from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.messages.plan import DeviceSampling, TransfersDone
 from raydix.runtime.scheduler import events
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
@@ -113,6 +113,15 @@ def test_a_client_cannot_end_what_another_one_asked_under_the_same_number() -> N
     assert asker.num_live == 1
 
 
+def test_a_client_cannot_end_a_prefetch_of_another_one_under_the_same_number() -> None:
+    asker = Asker()
+    hint = PrefetchPrompt(asking=AskingId(1), request_id=A, token_ids=int32_array(range(17)))
+    asker.say(hint)
+    asker.say(hint, OTHER)
+    asker.say(AbortRequest(asking=AskingId(1), request_id=A), OTHER)
+    assert asker.endings == [(OTHER, 1, FailureKind.BAD_REQUEST)]
+
+
 def test_a_client_that_connects_again_may_use_its_ids_and_numbers_again() -> None:
     asker = Asker()
     asker.submit(1)
@@ -120,3 +129,26 @@ def test_a_client_that_connects_again_may_use_its_ids_and_numbers_again() -> Non
     asker.submit(1, OTHER)
     asker.say(AbortRequest(asking=AskingId(1), request_id=A), OTHER)
     assert asker.endings == [(OTHER, 1, FinishReason.ABORT)]
+
+
+def test_a_load_of_an_earlier_use_does_not_count_as_the_load_of_the_later_one() -> None:
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    prompt = list(range(17))
+    driver.fill_l2(prompt)
+    loads: list[int] = []
+    for _ in range(2):
+        driver.submit(prompt, name="a", max_tokens=4)
+        driver.host_turn()
+        loads += driver.plans[0][0].loads.transfer_ids.tolist()[:1]
+        while driver.plans[0]:
+            driver.step()
+        if len(loads) == 1:
+            driver.abort("a")
+            del driver.answers["a"]
+
+    first, second = loads
+    assert first != second
+    driver.report(0, TransfersDone(rank=0, transfer_ids=int32_array((first,))))
+    assert "a" not in driver.answers, "its own load is still under way"
+    driver.report(0, TransfersDone(rank=0, transfer_ids=int32_array((second,))))
+    assert driver.answers["a"].tokens

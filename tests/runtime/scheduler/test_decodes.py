@@ -84,6 +84,32 @@ def test_tokens_go_to_the_client_that_asked() -> None:
     assert set(heard["b"]) == {2, 4}
 
 
+def test_clients_that_are_gone_are_forgotten_while_others_decode() -> None:
+    driver = CoreDriver(max_running_requests=2)
+    driver.submit([1, 2, 3], max_tokens=97, client="stays")
+    heard: list[tuple[str, int]] = []
+    handle = driver.core.handle
+
+    def spy(event: events.Event, now_s: float) -> list[events.Effect]:
+        effects = handle(event, now_s)
+        for effect in effects:
+            if isinstance(effect, events.SendTokens):
+                heard.extend((effect.client_id, asking) for asking in effect.askings.tolist())
+        return effects
+
+    driver.core.handle = spy  # type: ignore[method-assign]
+    for number in range(16):
+        driver.submit([number, 2, 3], max_tokens=3, client=f"client {number}")
+        for _ in range(5):
+            driver.step()
+
+    assert len(batch_of(driver)) == 1, "one of them has decoded all the time"
+    assert len(batch_of(driver)._clients) <= 6
+    assert {asking for client, asking in heard if client == "stays"} == {1}
+    others = {asking: client for client, asking in heard if client != "stays"}
+    assert others == {number + 2: f"client {number}" for number in range(16)}
+
+
 def test_pages_of_decoded_tokens_are_published_as_they_fill() -> None:
     driver = CoreDriver()
     driver.submit([1, 2, 3], max_tokens=14, name="first")

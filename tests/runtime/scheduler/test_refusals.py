@@ -28,7 +28,12 @@ REQUEST = SubmitRequest(
 def test_what_is_in_order_is_not_refused() -> None:
     assert refuse_request(REQUEST, SETTINGS) is None
     extreme = DeviceSampling(
-        seed=2**63 - 1, temperature=1e30, top_k=2**31 - 1, top_p=1e-9, num_logprobs=1000
+        seed=2**63 - 1,
+        temperature=1e30,
+        top_k=2**31 - 1,
+        top_p=1e-9,
+        num_logprobs=1000,
+        min_tokens=2**31 - 1,
     )
     assert (
         refuse_request(replace(REQUEST, sampling=extreme, priority=-5, deadline_s=1e-3), SETTINGS)
@@ -76,11 +81,13 @@ PUBLIC_NAMES = {
         {"temperature": math.nan},
         {"temperature": -0.5},
         {"top_k": -7},
+        {"top_k": 2**31},
         {"top_p": math.nan},
         {"min_p": 1.5},
         {"repetition_penalty": math.inf},
         {"presence_penalty": -math.inf},
         {"min_tokens": -1},
+        {"min_tokens": 2**31},
         {"num_logprobs": 10**9},
         {"num_prompt_logprobs": -1},
         {"num_prompt_logprobs": 1001},
@@ -147,3 +154,17 @@ def test_deadline_that_is_no_number_leaves_the_deadlines_of_others_alone() -> No
     driver.submit([5] * 8, name="late", max_tokens=50, deadline_s=0.5)
     driver.wait(1.0)
     assert driver.answers["late"].ending == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, 2**31, 2**63, 2**64 - 1])
+def test_no_number_of_one_client_ends_the_scheduler(number: int) -> None:
+    driver = CoreDriver()
+    odd = [
+        driver.submit([1, 2, 3], max_tokens=3, sampling=DeviceSampling(seed=0, min_tokens=number)),
+        driver.submit([1, 2, 3], max_tokens=3, sampling=DeviceSampling(seed=0, top_k=number)),
+        driver.submit([1, 2, 3], max_tokens=number),
+        driver.submit([1, 2, 3], max_tokens=3, priority=number),
+        driver.submit([1, 2, 3], max_tokens=3, stop_token_ids=(number,)),
+    ]
+    driver.run()
+    assert {driver.answers[name].ending for name in odd} <= {"length", "BadRequest"}

@@ -50,3 +50,18 @@ def test_copy_time_that_cannot_be_is_counted_and_spoils_no_figure(seconds: float
     assert driver.answers[name].ending == "length"
     assert driver.core.stats()["wrong_times"] == 1
     assert all(0.0 <= value < 1.0 for value in seconds_of(driver).values())
+
+
+def test_tokens_behind_a_stop_are_dropped_when_their_load_is_reported() -> None:
+    driver = CoreDriver(has_host_memory=True)
+    driver.token_of = lambda name, position: 7 + position  # type: ignore[method-assign]
+    driver.fill_l2(PROMPT)
+    name = driver.submit(PROMPT, max_tokens=6, stop_token_ids=(7,))
+    driver.host_turn()
+    num_rows = 0
+    while driver.plans[0]:
+        num_rows += len(driver.step().row_slots)
+    assert num_rows > 1, "rows behind the one that stops"
+    driver.run()
+    assert driver.answers[name].tokens == [7]
+    assert driver.answers[name].ending == "stop"
