@@ -65,10 +65,17 @@ class FetchTurns:
         return any(map(self._may_go_on, Urgency))
 
     def _may_go_on(self, urgency: Urgency) -> bool:
+        turns = self._turns[urgency]
         # While nothing can be read all that wait fail, and none of them waits for a read.
+        if not turns or not self._orders.is_readable:
+            return bool(turns)
         max_batches = -(-self._settings.max_read_batches // (1 + urgency))
-        is_full = self._orders.is_readable and self._reads.num_current >= max_batches
-        return bool(self._turns[urgency]) and not is_full
+        return self._reads.num_current < max_batches and not self._is_coming(turns[0][1])
+
+    def _is_coming(self, lookup: OpenLookup) -> bool:
+        """What it wants next will be here in a moment, and so many wait for that already."""
+        group, index = lookup.next_wanted() or (0, None)
+        return index is not None and self._reads.is_crowded(group, lookup.keys[index])
 
     def dispatch(self, now_s: float) -> None:
         """Order reads while not too many are in flight.

@@ -231,9 +231,11 @@ class HostLookups:
 
         for group, missing in enumerate(lookup.missing):
             for index in missing:
-                if lookup.is_waiting_for(group, index) and not self._pages.join(
-                    lookup, group, index
-                ):
+                if not lookup.is_waiting_for(group, index):
+                    continue
+                # What many wait for is here when the turn of further ones comes.
+                is_crowded = self._reads.is_crowded(group, lookup.keys[index])
+                if is_crowded or not self._pages.join(lookup, group, index):
                     lookup.want(group, index)
         self._queue(lookup)
 

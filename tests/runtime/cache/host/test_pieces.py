@@ -1,10 +1,12 @@
 """Thousands of lookups end some at a time, however they end, and each of them once."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from raydix.runtime.cache.host.events import RetireStorage, Tick
+from raydix.runtime.cache.host.lookup_pages import LookupPages
 from raydix.runtime.messages.host import PageSource
 from tests.runtime.cache.host.attached_host import with_storage
 from tests.runtime.cache.host.host_script import HostScript
@@ -81,3 +83,29 @@ def test_lookups_without_room_in_l2_fail_some_at_a_time() -> None:
     host.tick_while_due()
     assert num_final(host) == NUM_LOOKUPS
     assert host.stat("pages_reading") == 0
+
+
+def test_no_event_tells_all_lookups_of_pages_that_they_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = with_storage()
+    host.store(range(4))
+    for name in NAMES:
+        host.lookup(name, range(4))
+    arrived: list[int] = []
+    arrive = LookupPages.arrive
+
+    def count(*arguments: Any) -> None:
+        arrived[-1] += 1
+        arrive(*arguments)
+
+    monkeypatch.setattr(LookupPages, "arrive", count)
+    while host.orders:
+        arrived.append(0)
+        host.answer()
+    while host.core.next_deadline_s() == host.now_s:
+        arrived.append(0)
+        host.tell(Tick())
+    assert sum(arrived) == 4 * NUM_LOOKUPS
+    assert max(arrived) <= 4 * (PIECE + 64)
+    assert all(host.sources(name) == [PageSource.L3] * 4 for name in NAMES)
