@@ -1,4 +1,4 @@
-"""The one loop of an actor around a core: events wait, a turn takes all of them.
+"""The one loop of an actor around a core: events wait, a turn takes as many as a short time allows.
 
 A deadline is judged only after the actor has listened: what its peers had sent by then is taken
 first, however long the actor itself was busy. Time that passes in its own turn is nobody's silence:
@@ -8,6 +8,7 @@ what a long turn asked went out at its end, so its peers get as long to answer a
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -19,6 +20,8 @@ whose events count in the next; and one to spare.
 """
 _MAX_PASSES = 16
 """Peers that never stop talking put a deadline off by so many passes, not for ever."""
+_MAX_TURN_S = 0.005
+"""A turn takes no further event after so long: thousands may wait, and sockets are to be read."""
 _LONG_TURN_S = 0.01
 """A shorter turn costs a peer no time worth counting."""
 _MAX_GRACE_S = 0.5
@@ -63,7 +66,7 @@ class Turns(Generic[Event, Effect]):
         self._finish = finish
         self._on_fatal = on_fatal
 
-        self._waiting: list[Event] = []
+        self._waiting: deque[Event] = deque()
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
@@ -83,6 +86,10 @@ class Turns(Generic[Event, Effect]):
     def post(self, event: Event) -> None:
         """Let the next turn take an event: as soon as the loop has done what is ready now."""
         self._waiting.append(event)
+        self._come_back()
+
+    def _come_back(self) -> None:
+        """Events wait for the next turn."""
         self._has_heard = True
         if not self._is_due:
             self._is_due = True
@@ -91,7 +98,11 @@ class Turns(Generic[Event, Effect]):
     def take_now(self, event: Event) -> None:
         """Take an event, and those that wait before it, at once."""
         self._waiting.append(event)
-        self._take()
+        self._take_all()
+
+    def _take_all(self) -> None:
+        while self._waiting:
+            self._take()
 
     def stop(self) -> None:
         """Nothing but an event brings a turn any more."""
@@ -103,23 +114,27 @@ class Turns(Generic[Event, Effect]):
     def _take(self) -> None:
         """A turn with the events that wait."""
         self._is_due = False
-        events, self._waiting = self._waiting, []
-        self._turn(events)
+        self._turn(self._waiting)
 
-    def _turn(self, events: Iterable[Event]) -> None:
+    def _turn(self, events: deque[Event]) -> None:
         try:
             core = self._core
             assert core is not None, "events come after the start"
             now_s = time.monotonic()
-            for event in events:
-                for effect in core.handle(event, now_s):
+            while events:
+                for effect in core.handle(events.popleft(), now_s):
                     self._carry_out(effect)
+                if time.monotonic() - now_s >= _MAX_TURN_S:
+                    break
 
             wanted_s = self._finish(now_s)
             self._note_end(now_s)
             self._await_next(wanted_s)
+            if self._waiting:
+                self._come_back()
         except Exception:  # the actor's top loop: its state is broken
             logger.exception("a turn failed")
+            self._waiting.clear()
             self._on_fatal()
 
     def _note_end(self, began_s: float) -> None:
@@ -175,8 +190,9 @@ class Turns(Generic[Event, Effect]):
             return
 
         self._is_listening = False
-        # What was heard may have made the tick needless.
-        self._turn((self._tick,) if self._is_core_due() else ())
+        # What was heard is taken first, and may make the tick needless.
+        self._take_all()
+        self._turn(deque([self._tick] if self._is_core_due() else []))
 
     def _is_core_due(self) -> bool:
         judged_s = self._judged_s()

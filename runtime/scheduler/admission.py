@@ -108,8 +108,7 @@ def admit_waiting(
 def _move_grown(replica: Replica, lane: Lane) -> None:
     """Under `lpm`, requests move forward of which more is cached than when they got their place."""
     for _ in range(_MAX_MOVED):
-        request = lane.waiting.take_grown()
-        if request is None:
+        if (request := lane.waiting.take_grown()) is None:
             return
         _place(replica, lane, request, replica.find_prefix(request, lane).num_pages)
 
@@ -130,6 +129,9 @@ def _prompt_key(replica: Replica, request: RequestState, page: int) -> PageKey |
 
 def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Verdict:
     """Admit one waiting request if there is room for it and nothing that it should wait for."""
+    if request.request_id in replica.orphans:
+        lane.waiting.park(request, lacks=None)
+        return Verdict.WAITS
     found = assess(replica, lane, request, now_s)
     if _has_fallen_back(replica, lane, request, found) or _follows(replica, lane, request, found):
         return Verdict.WAITS
@@ -177,8 +179,7 @@ def _has_fallen_back(
     replica: Replica, lane: Lane, request: RequestState, found: Assessment
 ) -> bool:
     """Under `lpm`, less of it is cached than when it got its place: others go first now."""
-    settings = replica.settings
-    num_pages = found.prefix.num_pages
+    settings, num_pages = replica.settings, found.prefix.num_pages
     has_shrunk = num_pages < lane.waiting.num_cached_pages(request)
     if settings.policy is not SchedulingPolicy.LPM or not settings.prefix_caching or not has_shrunk:
         return False
@@ -348,8 +349,7 @@ def _begin(
 
 def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Start:
     """Where a request takes up its chain."""
-    prefix = found.prefix
-    num_pages = found.num_start_pages
+    prefix, num_pages = found.prefix, found.num_start_pages
 
     # Where a prefix has outlived its window, the window is kept now that it is computed anew.
     checkpoints = [request.chain.num_prompt_pages]

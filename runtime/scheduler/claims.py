@@ -1,7 +1,7 @@
 """Room in L2 that requests claim for what L3 may bring them, until they have loaded it."""
 
 from collections import Counter
-from collections.abc import KeysView, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId
@@ -32,6 +32,11 @@ class Claims:
     def names(self) -> KeysView[RequestId]:
         """Who claims pages."""
         return self._claims.keys()
+
+    @property
+    def chains(self) -> Iterable[Pages]:
+        """What each of them claims."""
+        return self._claims.values()
 
     def pages_of(self, name: RequestId) -> Pages:
         """What one request claims."""

@@ -38,6 +38,9 @@ from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.submission import place_requests, submit
 
+_MAX_DUE = 256
+"""Requests whose deadlines are looked at with one tick; the next one comes at once."""
+
 
 class SchedulerCore:
     """Decides about L1 and the requests of one replica. Events come in order of `now_s`."""
@@ -59,6 +62,8 @@ class SchedulerCore:
         place_requests(replica, now_s)
         replica.send_due_lookups()
         tell_if_drained(replica)
+        if replica.pieces.has_work:
+            replica.wake_at(now_s)
         if replica.host.unanswered.has_new:
             # Should no other event come, this one starts their clocks.
             replica.wake_at(now_s + self.settings.lookup_deadline_s)
@@ -94,9 +99,9 @@ class SchedulerCore:
             len(lane.backups) for lane in self._replica.lanes
         )
 
-    def explain(self, request_id: RequestId) -> dict[str, object] | None:
+    def explain(self, request_id: RequestId) -> dict[str, Any] | None:
         """Where a recent request's prompt came from, by token range; None if unknown."""
-        return self._replica.explained.get(request_id)
+        return self._replica.explanations.find(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters (they only grow), distributions and gauges, by name."""
@@ -168,6 +173,8 @@ class SchedulerCore:
                 f"{len(replica.requests)} requests live, {len(placed)} are on a lane"
             )
         replica.lookups.check(waiting | replica.unplaced.keys())
+        if not replica.orphans.keys() <= waiting | replica.unplaced.keys():
+            raise AccountingError(f"one of {len(replica.orphans)} orphans does not wait")
         for group in replica.step_groups:
             if group.experts is not None:
                 group.experts.check()
@@ -217,6 +224,7 @@ class SchedulerCore:
             case events.Tick():
                 # Only a tick looks at the clock: all that was said until then has been taken
                 # before it, so nobody counts as late who has answered.
+                replica.pieces.advance()
                 self._expire(now_s)
                 time_out_host(replica, now_s)
                 condemn_late_ranks(replica, now_s)
@@ -250,16 +258,19 @@ class SchedulerCore:
             replica.finish(request, reason)
 
     def _on_client_gone(self, event: events.ClientGone) -> None:
+        """End a client's requests: those that run at once, the others piece by piece."""
         replica = self._replica
-        requests = [r for r in replica.requests.values() if r.client_id == event.client_id]
-        for request in requests:
-            replica.drop(request)
+        for lane in replica.lanes:
+            for request in list(lane.running.values()):
+                if request.client_id == event.client_id:
+                    replica.drop(request)
+        replica.orphan(event.client_id)
         drop_hints(replica, event.client_id)
 
     def _expire(self, now_s: float) -> None:
         """End requests whose deadline has passed, and look again at those that waited until now."""
         replica = self._replica
-        for entry in replica.timers.take_due(now_s):
+        for entry in replica.timers.take_due(now_s, _MAX_DUE):
             request = None if entry is None else replica.requests.get(entry[0])
             # The name may belong to a later request by now.
             if entry is None or request is None or request.serial != entry[1]:

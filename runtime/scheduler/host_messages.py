@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 import numpy as np
@@ -49,17 +50,30 @@ def on_host_lost(replica: Replica) -> None:
     replica.counters.count(Count.LOST_HOSTS)
     for lease_id in list(replica.host.leases):
         _give_up_lease(replica, lease_id)
-    askers = replica.forget_lookups()
+    former = replica.forget_lookups()
     replica.host.detach()
 
     for lane in replica.lanes:
         lane.backups.note_lost_host()
-        lane.waiting.wake_all()
+    _wake_all(replica)
 
-    for asker in askers:
+    for asker in former.askers():
         asker.prefetch.close()
         if isinstance(asker, PrefetchHint):
             end_hint(replica, asker, PageSource.IO_ERROR)
+    # To free thousands of chains at once would take tens of ms.
+    replica.pieces.add(len, former.chains())
+
+
+def _wake_all(replica: Replica) -> None:
+    """Something has changed for all that wait on a lane."""
+    for lane in replica.lanes:
+        replica.pieces.add(partial(_wake, replica), lane.waiting.requests.values())
+
+
+def _wake(replica: Replica, request: RequestState) -> None:
+    # It may wait on another lane by now, or not at all.
+    replica.lanes[request.lane].waiting.wake(request)
 
 
 def tell_if_drained(replica: Replica) -> None:
@@ -101,8 +115,7 @@ def on_host_message(replica: Replica, message: FromHost) -> None:
         case StorageStatus():
             replica.host.note_storage(is_in_use=message.is_in_use)
             replica.lookups.set_room(_room_for_lookups(replica, message))
-            for lane in replica.lanes:
-                lane.waiting.wake_all()
+            _wake_all(replica)
         case LookupProgress():
             _on_lookup_progress(replica, message)
         case PagesLeased():
@@ -274,25 +287,26 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
 
 def time_out_host(replica: Replica, now_s: float) -> None:
     """Past its deadline HostMemory counts as silent: there is no L2 until it is heard again."""
-    late = replica.host.unanswered.overdue(replica.settings.lookup_deadline_s, now_s)
+    late = replica.host.unanswered.take_overdue(replica.settings.lookup_deadline_s, now_s)
     if not late:
         return
     replica.counters.count(Count.HOST_SILENCES)
     replica.host.fall_silent()
 
-    for question in late:
-        replica.host.unanswered.discard(question)
-        if question in replica.host.leases:
-            _give_up_lease(replica, LeaseId(question))
-            continue
-        asker = replica.lookups.find(LookupId(question))
-        assert asker is not None, "a lookup that is owed an answer is open"
+    replica.pieces.add(partial(_give_up_question, replica), late)
+    _wake_all(replica)
+
+
+def _give_up_question(replica: Replica, question: LeaseId | LookupId) -> None:
+    """Nobody waits for the answer to this question, unless it has come meanwhile."""
+    if question in replica.host.leases:
+        _give_up_lease(replica, LeaseId(question))
+    asker = replica.lookups.find(LookupId(question))
+    if asker is not None:
         replica.cancel_lookup(asker)
-        if isinstance(asker, PrefetchHint):
-            # Storage may never have been asked, so the reason is not that it was late.
-            end_hint(replica, asker, PageSource.IO_ERROR)
-    for lane in replica.lanes:
-        lane.waiting.wake_all()
+    if isinstance(asker, PrefetchHint):
+        # Storage may never have been asked, so the reason is not that it was late.
+        end_hint(replica, asker, PageSource.IO_ERROR)
 
 
 def abandon_transfers(replica: Replica, lane: Lane) -> None:

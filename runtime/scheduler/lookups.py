@@ -50,13 +50,15 @@ class Unanswered(Generic[Id]):
         if self._since_s.pop(question, None) is None and question in self._unsent:
             self._unsent.remove(question)
 
-    def overdue(self, patience_s: float, now_s: float) -> list[Id]:
-        """What has been owed for `patience_s` or longer."""
+    def take_overdue(self, patience_s: float, now_s: float) -> list[Id]:
+        """Take out what has been owed for `patience_s` or longer."""
         found: list[Id] = []
         for question, since_s in self._since_s.items():
             if since_s + patience_s > now_s:
                 break
             found.append(question)
+        for question in found:
+            del self._since_s[question]
         return found
 
     def clear(self) -> None:
@@ -120,6 +122,10 @@ class Lookups:
     def askers(self) -> list[Asker]:
         """Whose lookups are open or due."""
         return [*self._open.values(), *self._order]
+
+    def chains(self) -> list[Pages]:
+        """What is claimed, and what would be."""
+        return [*self._claims.chains, *(turn.pages for turn in self._turns.values())]
 
     def set_room(self, num_pages: int) -> None:
         """L2 keeps so many pages that come from L3 for those who wait."""

@@ -4,7 +4,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
+from raydix.ids import ClientId, ConnectionId, LeaseId, LookupId, RequestId
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
@@ -21,9 +21,11 @@ from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, ends_in_l1, find_prefix
 from raydix.runtime.scheduler.counters import Counters, Timing, Timings
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
+from raydix.runtime.scheduler.explanations import Explanations
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.lookups import Asker, Lookups
+from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.predictors import TimePredictor
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.publishing import keep_window
@@ -34,7 +36,6 @@ from raydix.runtime.scheduler.timers import Timers
 from raydix.runtime.scheduler.transfers import Promotion
 from raydix.runtime.scheduler.waiting import Place
 
-_NUM_EXPLAINED = 1024
 _MAX_SESSIONS = 65_536
 _START_DECODE_S = 0.01
 """Believed of a step in which `max_running_requests` decode, before one is observed."""
@@ -72,11 +73,17 @@ class Replica:
         """Requests that are on no lane, in the order in which they get one: new ones, whose page
         keys are hashed first, and those whose lane has lost its ranks.
         """
+        self.orphans: dict[RequestId, RequestState] = {}
+        """Their clients are gone: they end piece by piece. Until then none of them is admitted,
+        counts as waiting, or keeps its name from others.
+        """
         self.hints: dict[RequestId, PrefetchHint] = {}
         """Oldest first."""
 
         self.lookups = Lookups()
         self.timers = Timers()
+        self.pieces = Pieces()
+        self.explanations = Explanations()
 
         self.prefill_rate = TimePredictor(
             settings.start_prefill_tokens_per_s,
@@ -91,8 +98,6 @@ class Replica:
             settings.start_load_bytes_per_s,
             full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
         )
-
-        self.explained: OrderedDict[RequestId, dict[str, object]] = OrderedDict()
         self._lane_of_session: OrderedDict[str, int] = OrderedDict()
         """The lane that served a session last."""
         self._effects: list[Effect] = []
@@ -139,7 +144,7 @@ class Replica:
 
     def is_in_use(self, name: RequestId) -> bool:
         """A request or hint of this name lives."""
-        return name in self.requests or name in self.hints
+        return name in self.hints or (name in self.requests and name not in self.orphans)
 
     def close(self) -> None:
         """Take no new requests from now on."""
@@ -147,6 +152,7 @@ class Replica:
 
     def add_request(self, request: RequestState) -> None:
         """A new request; its page keys are hashed before it is queued on a lane."""
+        self._drop_orphan(request.request_id)
         self.requests[request.request_id] = request
         self.unplaced[request.request_id] = request
 
@@ -268,6 +274,17 @@ class Replica:
         self.counters.count_end(FinishReason.ABORT)
         self._end(request)
 
+    def orphan(self, client_id: ClientId) -> None:
+        """A client is gone, and no request of it runs: the others end piece by piece."""
+        new = {name: r for name, r in self.requests.items() if r.client_id == client_id}
+        self.orphans.update(new)
+        # Newest first: what one of them leaves room for is not looked up for the next in vain.
+        self.pieces.add(self._drop_orphan, reversed(new))
+
+    def _drop_orphan(self, name: RequestId) -> None:
+        if (orphan := self.orphans.get(name)) is not None:
+            self.drop(orphan)
+
     def _end(self, request: RequestState) -> None:
         lane = self.lanes[request.lane]
         self.cancel_lookup(request)
@@ -281,13 +298,16 @@ class Replica:
             lane.waiting.discard(request)
             request.end_run(Phase.ENDED)
         del self.requests[request.request_id]
+        self.orphans.pop(request.request_id, None)
         self.timers.forget((request.request_id, request.serial))
-        self._explain(request)
+        self.explanations.add(request)
 
     @property
     def num_waiting(self) -> int:
         """Requests that are not admitted."""
-        return len(self.unplaced) + sum(len(lane.waiting) for lane in self.lanes)
+        return (
+            len(self.unplaced) + sum(len(lane.waiting) for lane in self.lanes) - len(self.orphans)
+        )
 
     def requeue(self, request: RequestState) -> None:
         """Let an admitted request give back what it holds and wait again, with its known tokens.
@@ -343,7 +363,6 @@ class Replica:
         asker.prefetch.open(lookup_id, num_l1_pages, num_full)
         self.lookups.open(lookup_id, asker)
         self.host.unanswered.add(lookup_id)
-
         lookup = Lookup(
             lookup_id=lookup_id,
             keys=asker.chain.keys(num_full),
@@ -361,10 +380,10 @@ class Replica:
             match = self.lanes[request.lane].match(request.chain)
             self.send_lookup(request, match, Urgency.REQUEST)
 
-    def forget_lookups(self) -> list[Asker]:
-        """HostMemory is gone, and with it every lookup; returns those who still waited."""
-        askers, self.lookups = self.lookups.askers(), Lookups()
-        return askers
+    def forget_lookups(self) -> Lookups:
+        """HostMemory is gone, and with it every lookup; returns what there was."""
+        former, self.lookups = self.lookups, Lookups()
+        return former
 
     def cancel_lookup(self, asker: Asker) -> None:
         """Nobody waits for this lookup any more; pages that it brought are kept no longer.
@@ -379,16 +398,3 @@ class Replica:
                 self.tell_host(CancelLookup(lookup_id=lookup_id))
         self.lookups.withdraw(asker)
         asker.prefetch.close()
-
-    def _explain(self, request: RequestState) -> None:
-        self.explained[request.request_id] = {
-            "prompt_tokens": request.num_prompt,
-            "output_tokens": request.num_output,
-            "cached_tokens_by_source": request.sources or {},
-            "ranges": [
-                {"start": start, "end": end, "source": source.label}
-                for start, end, source in request.source_ranges
-            ],
-        }
-        while len(self.explained) > _NUM_EXPLAINED:
-            self.explained.popitem(last=False)

@@ -63,10 +63,10 @@ class Timers:
         """The earliest time; None: never."""
         return self._heap[0][0] if self._heap else None
 
-    def take_due(self, now_s: float) -> list[_Who]:
-        """Take out the times that have come; returns whom they were for."""
+    def take_due(self, now_s: float, max_due: int) -> list[_Who]:
+        """Take out times that have come, the earliest first; returns whom they were for."""
         due: list[_Who] = []
-        while self._heap and self._heap[0][0] <= now_s:
+        while self._heap and self._heap[0][0] <= now_s and len(due) < max_due:
             request = heapq.heappop(self._heap)[2]
             if not self._is_wanted(request):
                 self._num_forgotten -= 1

@@ -127,14 +127,10 @@ class WaitingQueue:
 
     def wake(self, request: RequestState) -> None:
         """Something has changed for this request: it has its turn again, if it waits here."""
-        if request.request_id in self.requests and request.request_id not in self._turns:
+        waits = self.requests.get(request.request_id) is request
+        if waits and request.request_id not in self._turns:
             self._unpark(request)
             self._turns.put(request, self._keys[request.request_id])
-
-    def wake_all(self) -> None:
-        """Something has changed for everybody."""
-        for request in self.requests.values():
-            self.wake(request)
 
     def pages_came(self, keys: Iterable[bytes]) -> None:
         """`page_came` for each."""

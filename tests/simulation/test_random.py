@@ -2,6 +2,8 @@
 
 import pytest
 
+from raydix.runtime.cache.host import fetch_turns, lookups, reads, storage
+from raydix.runtime.scheduler import core, pieces
 from tests.simulation.checks import sources_of
 from tests.simulation.workload import draw_workload, run_workload
 
@@ -13,6 +15,17 @@ _NUM_FOR_REACH = 40
 @pytest.mark.parametrize("first_seed", range(_NUM_FOR_REACH, _NUM_SEEDS, _SEEDS_PER_TEST))
 def test_random_workloads_end_exactly(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + _SEEDS_PER_TEST):
+        run_workload(draw_workload(seed))
+
+
+def test_random_workloads_end_exactly_in_the_smallest_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (pieces, lookups, fetch_turns, storage):
+        monkeypatch.setattr(module, "_PIECE", 1)
+    monkeypatch.setattr(core, "_MAX_DUE", 1)
+    monkeypatch.setattr(reads, "_CROWD", 1)
+    for seed in range(_NUM_SEEDS, _NUM_SEEDS + _SEEDS_PER_TEST):
         run_workload(draw_workload(seed))
 
 

@@ -327,7 +327,6 @@ class HostMemoryCore:
             or self._mirror.has_work
             or self._staged.has_work
             or self._storage.has_work
-            or self._lookups.touches.has_work
         ):
             return self._now_s
         times = [self._storage.next_deadline_s, self._staged.next_expiry_s]

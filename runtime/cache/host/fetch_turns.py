@@ -11,6 +11,8 @@ from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.messages.host import PageSource, Urgency
 
+_PIECE = 256
+
 
 class FetchTurns:
     """Owns: the lookups that wait for their turn to read, and how much open hints have read.
@@ -57,14 +59,33 @@ class FetchTurns:
             turns.clear()
         self._num_hint_reads = [0] * len(self._num_hint_reads)
 
+    @property
+    def has_work(self) -> bool:
+        """`dispatch` would go on."""
+        return any(map(self._may_go_on, Urgency))
+
+    def _may_go_on(self, urgency: Urgency) -> bool:
+        turns = self._turns[urgency]
+        # While nothing can be read all that wait fail, and none of them waits for a read.
+        if not turns or not self._orders.is_readable:
+            return bool(turns)
+        max_batches = -(-self._settings.max_read_batches // (1 + urgency))
+        return self._reads.num_current < max_batches and not self._is_coming(turns[0][1])
+
+    def _is_coming(self, lookup: OpenLookup) -> bool:
+        """What it wants next will be here in a moment, and so many wait for that already."""
+        group, index = lookup.next_wanted() or (0, None)
+        return index is not None and self._reads.is_crowded(group, lookup.keys[index])
+
     def dispatch(self, now_s: float) -> None:
-        """Order reads while not too many are in flight."""
+        """Order reads while not too many are in flight.
+
+        Without room in L2 or without L3 thousands may fail, some of them at a time.
+        """
+        num_left = _PIECE
         for urgency, turns in self._turns.items():
-            max_batches = -(-self._settings.max_read_batches // (1 + urgency))
-            # While nothing can be read all that wait fail at once, so no bound applies.
-            while turns and not (
-                self._orders.is_readable and self._reads.num_current >= max_batches
-            ):
+            while num_left and self._may_go_on(urgency):
+                num_left -= 1
                 lookup = turns[0][1]
                 if (wanted := lookup.next_wanted()) is not None:
                     group, _ = wanted

@@ -1,5 +1,6 @@
 """What becomes of the pages that lookups wait for."""
 
+import itertools
 from collections.abc import Iterable
 
 from raydix.runtime.cache.host.index import HostIndex
@@ -20,10 +21,17 @@ class LookupPages:
         """A lookup has news, or has just come."""
         self._changed[lookup] = None
 
-    def take_changed(self) -> list[OpenLookup]:
-        """Lookups that have had news since the last call, in its order."""
-        changed, self._changed = self._changed, {}
-        return list(changed)
+    @property
+    def has_news(self) -> bool:
+        """Some lookup has news."""
+        return bool(self._changed)
+
+    def take_changed(self, max_lookups: int) -> list[OpenLookup]:
+        """Lookups that have news, oldest news first."""
+        changed = list(itertools.islice(self._changed, max_lookups))
+        for lookup in changed:
+            del self._changed[lookup]
+        return changed
 
     def clear(self) -> None:
         """There is nobody to tell any more."""

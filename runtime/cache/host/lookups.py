@@ -1,5 +1,6 @@
 """Lookups: what L2 and L3 hold of a chain, and fetching from L3 what L2 lacks."""
 
+import itertools
 from collections import Counter
 
 from raydix.errors import AccountingError
@@ -24,7 +25,8 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.metrics import TRANSFER_BOUNDS_S, Histogram
 
-_FORGOTTEN_PER_TURN = 256
+_PIECE = 256
+"""So many lookups are ended, reported or forgotten with one event; the others with ticks."""
 
 
 class HostLookups:
@@ -64,6 +66,8 @@ class HostLookups:
         """The one that came with this event: its chain is touched already."""
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
+        self._stopping: dict[OpenLookup, PageSource] = {}
+        """Lookups to which L3 brings nothing more, and why; they end some at a time."""
         self._forgotten: list[OpenLookup] = []
         """Lookups of a Scheduler that is gone, to be freed some at a time: to free thousands of
         chains at once takes tens of ms.
@@ -110,6 +114,12 @@ class HostLookups:
         if self._orders.is_in_use:
             self.touches.catch_up()
 
+    @property
+    def has_work(self) -> bool:
+        """A `Tick` would touch chains of lookups, or end or report more lookups."""
+        is_cut = self._stopping or self._pages.has_news or self._turns.has_work
+        return bool(self.touches.has_work or is_cut)
+
     def cancel(self, lookup_id: LookupId) -> None:
         """Fetch no more for this lookup and keep nothing for it, even after its final report."""
         self._staged.cancel(lookup_id)
@@ -122,6 +132,7 @@ class HostLookups:
         """The Scheduler is gone: forget its lookups without a report."""
         self._forgotten.extend(self._lookups.values())
         self._lookups.clear()
+        self._stopping.clear()
         self._questions.clear()
         self._pages.clear()
         self._turns.clear()
@@ -130,13 +141,19 @@ class HostLookups:
 
     def retire(self) -> None:
         """L3 is not to be used any more: every lookup ends with what has come."""
-        for lookup in self._lookups.values():
-            self._pages.stop(lookup, PageSource.CANCELLED)
+        self._stop_all(PageSource.CANCELLED)
+
+    def _stop_all(self, source: PageSource) -> None:
+        # Those that are being stopped keep their reason.
+        self._stopping = dict.fromkeys(self._lookups.values(), source) | self._stopping
 
     def dispatch(self, now_s: float) -> None:
-        """Order reads while not too many are in flight."""
-        del self._forgotten[-_FORGOTTEN_PER_TURN:]
-        self._turns.dispatch(now_s)
+        """Order reads while not too many are in flight, once nobody is left who reads no more."""
+        del self._forgotten[-_PIECE:]
+        for lookup in list(itertools.islice(self._stopping, _PIECE)):
+            self._pages.stop(lookup, self._stopping.pop(lookup))
+        if not self._stopping:
+            self._turns.dispatch(now_s)
 
     def _ask(self, lookup: OpenLookup, now_s: float) -> None:
         """Ask L3 once per group which of the missing pages it has, if that may be of use."""
@@ -193,9 +210,11 @@ class HostLookups:
 
         for group, missing in enumerate(lookup.missing):
             for index in missing:
-                if lookup.is_waiting_for(group, index) and not self._pages.join(
-                    lookup, group, index
-                ):
+                if not lookup.is_waiting_for(group, index):
+                    continue
+                # What many wait for is here when the turn of further ones comes.
+                is_crowded = self._reads.is_crowded(group, lookup.keys[index])
+                if is_crowded or not self._pages.join(lookup, group, index):
                     lookup.want(group, index)
         self._queue(lookup)
 
@@ -247,13 +266,15 @@ class HostLookups:
         """
         held = self._reads.lose()
         self._questions.clear()
-        for lookup in self._lookups.values():
-            self._pages.stop(lookup, PageSource.IO_ERROR)
+        self._stop_all(PageSource.IO_ERROR)
         return held
 
     def take_reports(self, now_s: float) -> list[LookupProgress]:
-        """One report for each lookup that has news. A final one ends it and touches its chain."""
-        changed = self._pages.take_changed()
+        """One report for each lookup that has news, or for the first of many.
+
+        A final one ends it and touches its chain.
+        """
+        changed = self._pages.take_changed(_PIECE)
         reports = [lookup.report() for lookup in changed]
         for lookup, report in zip(changed, reports, strict=True):
             if report.is_final:

@@ -16,6 +16,9 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, Urgency
 Waiter = tuple[OpenLookup, int]
 """A lookup, and the place of a page in its chain."""
 
+_CROWD = 64
+"""Lookups that wait for one page: each of a batch's pages may have as many."""
+
 
 @dataclass(slots=True, eq=False)
 class _Batch:
@@ -82,6 +85,11 @@ class HostReads:
     def is_reading(self, group: int, key: PageKey) -> bool:
         """Whether a read in flight will bring this page."""
         return (group, key) in self._reads
+
+    def is_crowded(self, group: int, key: PageKey) -> bool:
+        """A read will bring this page, for as many as are told of it in one turn."""
+        read = self._reads.get((group, key))
+        return read is not None and len(read.waiters) >= _CROWD
 
     def join(self, group: int, key: PageKey, waiter: Waiter) -> bool:
         """Wait for the read that brings this page. False: there is none."""

@@ -1,8 +1,8 @@
 """HostMemory's use of L3, whose storage actor comes and goes."""
 
-from collections import Counter
+from collections import Counter, deque
 
-from raydix.ids import ConnectionId, HostPageId
+from raydix.ids import BatchId, ConnectionId, HostPageId
 from raydix.runtime.cache.host.events import (
     HostEffect,
     StorageFlushed,
@@ -18,6 +18,9 @@ from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.storage_probes import StorageProbes
 from raydix.runtime.cache.host.writes import HostWrites
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
+
+_PIECE = 256
+"""Overdue batches that are given up with one event."""
 
 
 class HostStorage:
@@ -43,6 +46,8 @@ class HostStorage:
         self.lookups = HostLookups(settings, index, staged, self.orders, self.reads, counters)
         self._probes = StorageProbes(index, self.reads, self.orders, effects)
         self._is_retiring = False
+        self._overdue: deque[BatchId] = deque()
+        """Batches that are to be given up, some at a time."""
 
     @property
     def num_pending(self) -> int:
@@ -52,7 +57,8 @@ class HostStorage:
     @property
     def has_work(self) -> bool:
         """A `Tick` would go on with what did not fit into this turn."""
-        return self.writes.wants_repairs and self.repairs.has_work
+        repairs = self.writes.wants_repairs and self.repairs.has_work
+        return bool(repairs or self._overdue or self.lookups.has_work)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -107,7 +113,9 @@ class HostStorage:
 
     def advance(self, now_s: float) -> None:
         """After each event: give up what is overdue, and order what may be ordered."""
-        for batch_id in self.orders.take_overdue(now_s):
+        self._overdue.extend(self.orders.take_overdue(now_s))
+        for _ in range(min(_PIECE, len(self._overdue))):
+            batch_id = self._overdue.popleft()
             self.lookups.give_up(batch_id)
             self.writes.give_up_flush(batch_id)
             self.repairs.give_up(batch_id)

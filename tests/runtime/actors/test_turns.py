@@ -63,6 +63,34 @@ async def test_events_that_wait_are_taken_in_one_turn_and_in_order() -> None:
     assert bench.log == [*"abc", "|"]
 
 
+async def test_a_turn_that_lasts_leaves_events_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_MAX_TURN_S", 0.0)
+    bench = Bench()
+    for event in "abc":
+        bench.turns.post(event)
+    asyncio.get_running_loop().call_soon(bench.log.append, "another callback")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert bench.log == ["a", "|", "another callback", "b", "|"]
+    bench.turns.take_now("d")
+    assert bench.log[5:] == ["c", "|", "d", "|"]
+
+
+async def test_what_waits_is_taken_before_a_deadline_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_MAX_TURN_S", 0.0)
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() - 1.0
+    for number in range(100):
+        bench.turns.post(str(number))
+    async with asyncio.timeout(5):
+        await bench.ticked.wait()
+    assert [event for event in bench.log if event != "|"] == [*map(str, range(100)), "TICK"]
+
+
 async def test_an_event_can_be_taken_at_once_after_those_before_it() -> None:
     bench = Bench()
     bench.turns.post("a")

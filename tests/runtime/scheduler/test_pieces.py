@@ -1,0 +1,141 @@
+"""What concerns all that wait is done piece by piece, and nobody gains or loses by that."""
+
+from typing import Any
+
+import pytest
+
+from raydix.ids import ClientId
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.pieces import Pieces
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.waiting import WaitingQueue
+from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
+
+NUM_WAITING = 1000
+OTHER = ClientId("other")
+
+
+def crowded(**fields: Any) -> CoreDriver:
+    """One request runs, and many wait."""
+    driver = CoreDriver(max_running_requests=1, max_waiting_requests=NUM_WAITING, num_pages=(64,))
+    for number in range(NUM_WAITING):
+        driver.submit([number, *range(8)], max_tokens=1, **fields)
+    return driver
+
+
+def calls_by_event(
+    monkeypatch: pytest.MonkeyPatch, driver: CoreDriver, owner: type, method: str
+) -> list[int]:
+    """How often each event from now on calls a method; the list grows."""
+    counts: list[int] = []
+    handle, called = driver.core.handle, getattr(owner, method)
+
+    def count(*arguments: Any, **named: Any) -> Any:
+        counts[-1] += 1
+        return called(*arguments, **named)
+
+    def start(event: events.Event, now_s: float) -> list[events.Effect]:
+        counts.append(0)
+        return handle(event, now_s)
+
+    monkeypatch.setattr(owner, method, count)
+    monkeypatch.setattr(driver.core, "handle", start)
+    return counts
+
+
+def test_pieces_keep_their_order_and_go_on_with_ticks_alone() -> None:
+    done: list[int] = []
+    pieces = Pieces()
+    pieces.add(done.append, range(300))
+    pieces.add(done.append, range(300, 600))
+    assert done == [*range(256)]
+    while pieces.has_work:
+        pieces.advance()
+    assert done == [*range(600)]
+
+
+def test_no_event_ends_all_requests_of_a_client_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = crowded()
+    counts = calls_by_event(monkeypatch, driver, Replica, "_end")
+    driver.send(events.ClientGone(client_id=CLIENT))
+    assert driver.core.stats()["num_requests_waiting"] == 0
+    assert driver.core._replica.requests
+    driver.wait(0.0)
+    assert not driver.core._replica.requests
+    assert sum(counts) == NUM_WAITING
+    assert max(counts) <= 257
+
+
+def test_no_request_of_a_client_that_is_gone_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = crowded()
+    driver.submit([5, 6, 7], max_tokens=1, name="of another", client=OTHER)
+    counts = calls_by_event(monkeypatch, driver, Lane, "admit")
+    driver.send(events.ClientGone(client_id=CLIENT))
+    driver.wait(0.0)
+    driver.run()
+    assert driver.answers["of another"].ending == "length", "it waited behind all the others"
+    assert sum(counts) == 1
+    assert not driver.core._replica.requests
+
+
+def test_a_client_that_comes_back_may_use_all_its_names_again() -> None:
+    driver = crowded()
+    driver.send(events.ClientGone(client_id=CLIENT))
+    for number in range(NUM_WAITING):
+        driver.submit([number, *range(8)], max_tokens=1, name=f"r{number + 1}", client=OTHER)
+    driver.wait(0.0)
+    driver.run()
+    assert [answer.ending for answer in driver.answers.values()] == ["length"] * NUM_WAITING
+
+
+def test_no_tick_ends_all_requests_whose_deadline_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = crowded(deadline_s=1.0)
+    counts = calls_by_event(monkeypatch, driver, Replica, "_end")
+    driver.now_s += 2.0
+    driver.wait(0.0)
+    endings = [answer.ending for answer in driver.answers.values()]
+    assert endings == ["DeadlineExceeded"] * NUM_WAITING
+    assert max(counts) <= 256
+
+
+def test_no_event_wakes_all_that_wait_when_hostmemory_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = CoreDriver(
+        max_running_requests=1, max_waiting_requests=NUM_WAITING, has_host_memory=True
+    )
+    for number in range(NUM_WAITING):
+        driver.submit([number, *range(8)], max_tokens=1)
+    counts = calls_by_event(monkeypatch, driver, WaitingQueue, "wake")
+    driver.lose_host()
+    driver.wait(0.0)
+    assert sum(counts) >= NUM_WAITING - 1
+    assert max(counts) <= 256
+    driver.run()
+    assert [answer.ending for answer in driver.answers.values()] == ["length"] * NUM_WAITING
+
+
+def test_no_tick_gives_up_all_questions_to_a_silent_hostmemory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = CoreDriver(
+        max_running_requests=1,
+        max_waiting_requests=NUM_WAITING,
+        has_host_memory=True,
+        max_staged_pages=10 * NUM_WAITING,
+        lookup_deadline_s=1.0,
+    )
+    for number in range(NUM_WAITING):
+        driver.submit([number, *range(8)], max_tokens=1)
+    driver.send_tick()
+    counts = calls_by_event(monkeypatch, driver, Replica, "cancel_lookup")
+    driver.now_s += 2.0
+    driver.wait(0.0)
+    assert driver.core.stats()["lookups_open"] == 0
+    assert sum(counts) >= NUM_WAITING - 1
+    assert max(counts) <= 260
