@@ -45,8 +45,8 @@ BASE_SETTINGS = SchedulerSettings(
     min_part_bytes=0,
     lookup_deadline_s=5.0,
     # Longer than any step or copy takes, be the weather as it may.
-    step_deadline_s=10.0,
-    first_step_deadline_s=20.0,
+    step_deadline_s=20.0,
+    first_step_deadline_s=40.0,
     start_prefill_tokens_per_s=2000.0,
 )
 _WINDOWED_FRACTION = 0.5
