@@ -26,6 +26,11 @@ from raydix.runtime.storage.writer_lock import WriterLock
 STAMP_EVERY_S = 10.0
 """How often the order of use is written to the disk; a process that is killed loses this much."""
 
+_FOLDER_IS_GONE = (
+    "the model's folder is gone: bring its mount back, or have the folder made anew by "
+    "raydix cache attach"
+)
+
 
 class FileBackend:
     """Owns: the objects below ROOT/<namespace, 16 hex>/<key, first 2 hex>/, and their bytes.
@@ -197,7 +202,7 @@ class FileBackend:
             return statuses
 
         failure = self._counts.os_error(
-            FileNotFoundError(errno.ENOENT, "the namespace's folder is gone", self._prefix)
+            FileNotFoundError(errno.ENOENT, _FOLDER_IS_GONE, self._prefix)
         )
         return [failure if status is ObjectStatus.MISSING else status for status in statuses]
 
