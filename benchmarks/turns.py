@@ -118,6 +118,8 @@ class Run:
     wall_s: float
     answers: list[Answer]
     prompt_tokens: int
+    step_s: float = 0.0
+    """How long the GPUs were in steps, all together, but for waits for loads."""
 
 
 async def play(generate: Generate, load: Turns, prompts: Prompts, num_streams: int) -> Run:
@@ -168,9 +170,11 @@ async def measure(
         await play(llm.generate, warm, prompts, num_streams)
         for _ in range(options.repeats):
             await settle(llm.stats)
-            runs.append(await play(llm.generate, load, prompts, num_streams))
+            began_s = await step_s(llm)
+            run = await play(llm.generate, load, prompts, num_streams)
+            runs.append(replace(run, step_s=await step_s(llm) - began_s))
     if load.dp > 1:
-        return of_clients(options, runs, num_streams)
+        return of_clients(options, runs, num_streams, load.dp)
     log = StepLog()
     async with dummy_engine(options, model, load.sections(num_streams), log.build_model) as engine:
         await play(engine.client.generate, warm, prompts, num_streams)
@@ -180,10 +184,16 @@ async def measure(
         await engine.settle()
     floor_s = sum(step_floor_s(step, model) for step in log.steps)
     return [
-        *of_clients(options, runs, num_streams),
+        *of_clients(options, runs, num_streams, load.dp),
         of_floor(options, runs, num_streams, floor_s),
         *(replace(each, name=f"{each.name}, {num_streams} streams") for each in log.figures()),
     ]
+
+
+async def step_s(llm: AsyncLLM) -> float:
+    """How long the engine's GPUs were in steps since its start, all together."""
+    stats = await llm.stats()
+    return sum(stats[name]["compute_s"] for name in stats if name.startswith("gpu"))
 
 
 def of_floor(options: Options, runs: Sequence[Run], num_streams: int, floor_s: float) -> Figure:
@@ -197,8 +207,10 @@ def of_floor(options: Options, runs: Sequence[Run], num_streams: int, floor_s: f
     )
 
 
-def of_clients(options: Options, runs: Sequence[Run], num_streams: int) -> list[Figure]:
-    """Medians over runs."""
+def of_clients(
+    options: Options, runs: Sequence[Run], num_streams: int, num_gpus: int
+) -> list[Figure]:
+    """Medians over runs; `in steps` is the part of the wall time in which a GPU has a step."""
     bars = BARS.get(num_streams, Bars())
 
     def median(values: list[float]) -> float:
@@ -211,6 +223,7 @@ def of_clients(options: Options, runs: Sequence[Run], num_streams: int) -> list[
 
     wall_s = median([run.wall_s for run in runs])
     cached = median([cached_fraction(run) for run in runs])
+    in_steps = median([run.step_s / run.wall_s for run in runs]) / num_gpus
     ttft = [of_answers(percent, "ttft_ms") for percent in (50, 95)]
     tpot = of_answers(50, "tpot_ms")
     streams = f"{num_streams} streams"
@@ -235,6 +248,7 @@ def of_clients(options: Options, runs: Sequence[Run], num_streams: int) -> list[
             max_value=options.bar(bars.tpot_p50),
         ),
         Figure(name=f"prompt tokens cached, {streams}", value=cached, unit="1"),
+        Figure(name=f"in steps, {streams}", value=in_steps, unit="1"),
     ]
 
 
