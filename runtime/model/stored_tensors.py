@@ -5,6 +5,7 @@ No torch is imported, so a start tells at once what is wrong with a file.
 
 import json
 import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def list_tensors(path: Path) -> list[StoredTensor]:
     Raises CheckpointError for a file that cannot be read, is cut short, or is no such file.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            # A pipe would keep whoever opens it.
+            raise CheckpointError(
+                f"{path} is no file with bytes of its own. Fetch the checkpoint again."
+            )
         with path.open("rb") as file:
             length = file.read(_LENGTH_BYTES)
             if length == _GIT_LFS:
