@@ -81,6 +81,19 @@ def test_no_request_of_a_client_that_is_gone_is_admitted(monkeypatch: pytest.Mon
     assert not driver.core._replica.requests
 
 
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["too late", "engine stops"])
+def test_nobody_is_failed_whose_client_is_gone(is_stopped: bool) -> None:
+    driver = crowded(deadline_s=1.0)
+    driver.send(events.ClientGone(client_id=CLIENT))
+    driver.now_s += 2.0
+    if is_stopped:
+        driver.send(events.EndRequests())
+    driver.wait(0.0)
+    assert not driver.core._replica.requests
+    assert not driver.endings
+    assert driver.core.stats()["finished_abort"] == NUM_WAITING
+
+
 def test_a_client_that_comes_back_may_use_all_its_names_again() -> None:
     driver = crowded()
     driver.send(events.ClientGone(client_id=CLIENT))
