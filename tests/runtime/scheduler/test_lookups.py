@@ -171,6 +171,33 @@ def test_request_that_found_no_room_asks_again_and_counts_what_came_before_as_l3
     assert driver.answers[other].ending == "length"
 
 
+def test_request_that_asks_again_in_vain_counts_what_was_in_l2_as_l2() -> None:
+    driver = CoreDriver(
+        has_host_memory=True,
+        prefetch=PrefetchSettings(base_s=1.0, cap_at_recompute=False),
+        lookup_deadline_s=1e9,
+        num_pages=(200,),
+    )
+    driver.fill_l2(prompt_of(2)[:4])
+    other, refused = (
+        driver.submit(prompt_of(1), max_tokens=1),
+        driver.submit(prompt_of(2), max_tokens=1),
+    )
+    driver.report_lookup(refused, [PageSource.L2, L3, NO_ROOM, NO_ROOM])
+    driver.fill_l2(prompt_of(2)[:8])
+    driver.to_host.clear()
+    driver.report_lookup(other, [PageSource.NOT_FOUND] * 4)
+    assert lookups_of(driver) == [refused]
+    driver.wait(2.0)
+    driver.run()
+    assert driver.answers[refused].sources == {
+        "l2": 4,
+        "l3": 4,
+        "computed:timed_out": 8,
+        "computed:partial_page": 1,
+    }
+
+
 def test_request_alone_without_room_computes_what_is_missing() -> None:
     driver = driver_with(max_staged_pages=2)
     name = driver.submit(prompt_of(1), max_tokens=1)
