@@ -68,12 +68,8 @@ def on_host_lost(replica: Replica) -> None:
 def _wake_all(replica: Replica) -> None:
     """Something has changed for all that wait on a lane."""
     for lane in replica.lanes:
-        replica.pieces.add(partial(_wake, replica), lane.waiting.requests.values())
-
-
-def _wake(replica: Replica, request: RequestState) -> None:
-    # It may wait on another lane by now, or not at all.
-    replica.lanes[request.lane].waiting.wake(request)
+        # Whoever comes to another lane before its piece is looked at there anyway.
+        replica.pieces.add(lane.waiting.wake, lane.waiting.requests.values())
 
 
 def tell_if_drained(replica: Replica) -> None:

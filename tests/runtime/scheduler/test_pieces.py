@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from raydix.ids import ClientId
+from raydix.runtime.messages import host
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.pieces import Pieces
@@ -53,6 +54,37 @@ def test_pieces_keep_their_order_and_go_on_with_ticks_alone() -> None:
     while pieces.has_work:
         pieces.advance()
     assert done == [*range(600)]
+
+
+def test_pieces_of_the_same_are_done_once_and_those_that_are_left_first() -> None:
+    done: list[int] = []
+    items = [object() for _ in range(600)]
+    places = {item: place for place, item in enumerate(items)}
+    pieces = Pieces()
+
+    def act(item: object) -> None:
+        done.append(places[item])
+
+    for _ in range(3):
+        pieces.add(act, items)
+    while pieces.has_work:
+        pieces.advance()
+    assert done == [*range(600), *range(256)]
+
+
+def test_news_that_come_again_and_again_make_no_work_without_end() -> None:
+    driver = CoreDriver(
+        max_running_requests=1, max_waiting_requests=NUM_WAITING, has_host_memory=True
+    )
+    for number in range(NUM_WAITING):
+        driver.submit([number, *range(8)], max_tokens=1)
+    for number in range(100):
+        driver.hear_host(host.StorageStatus(is_in_use=bool(number % 2), max_staged_pages=(1000,)))
+    num_ticks = 0
+    while driver.core._replica.pieces.has_work:
+        driver.send_tick()
+        num_ticks += 1
+    assert num_ticks <= NUM_WAITING // 256 + 2
 
 
 def test_no_event_ends_all_requests_of_a_client_that_is_gone(
