@@ -283,7 +283,7 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
 
 def time_out_host(replica: Replica, now_s: float) -> None:
     """Past its deadline HostMemory counts as silent: there is no L2 until it is heard again."""
-    late = replica.host.unanswered.take_overdue(replica.settings.lookup_deadline_s, now_s)
+    late = replica.host.unanswered.note_overdue(replica.settings.lookup_deadline_s, now_s)
     if not late:
         return
     replica.counters.count(Count.HOST_SILENCES)
@@ -295,6 +295,8 @@ def time_out_host(replica: Replica, now_s: float) -> None:
 
 def _give_up_question(replica: Replica, question: LeaseId | LookupId) -> None:
     """Nobody waits for the answer to this question, unless it has come meanwhile."""
+    if not replica.host.unanswered.give_up(question):
+        return
     if question in replica.host.leases:
         _give_up_lease(replica, LeaseId(question))
     asker = replica.lookups.find(LookupId(question))

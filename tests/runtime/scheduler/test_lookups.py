@@ -105,14 +105,14 @@ def test_who_was_refused_goes_once_there_is_more_room() -> None:
 def test_clock_of_an_asking_starts_with_the_next_event() -> None:
     unanswered: Unanswered[int] = Unanswered()
     unanswered.add(1)
-    assert unanswered.take_overdue(0.0, 100.0) == []
+    assert unanswered.note_overdue(0.0, 100.0) == []
     assert unanswered.start_clocks(10.0)
     assert not unanswered.start_clocks(11.0)
     unanswered.add(2)
     unanswered.start_clocks(12.0)
-    assert unanswered.take_overdue(1.0, 11.0) == [1]
+    assert unanswered.note_overdue(1.0, 11.0) == [1]
     unanswered.discard(1)
-    assert unanswered.take_overdue(1.0, 12.5) == []
+    assert unanswered.note_overdue(1.0, 12.5) == []
 
 
 def driver_with(max_staged_pages: int) -> CoreDriver:

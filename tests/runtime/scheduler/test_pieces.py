@@ -6,6 +6,7 @@ import pytest
 
 from raydix.ids import ClientId
 from raydix.runtime.messages import host
+from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.pieces import Pieces
@@ -184,3 +185,20 @@ def test_no_tick_gives_up_all_questions_to_a_silent_hostmemory(
     assert driver.core.stats()["lookups_open"] == 0
     assert sum(counts) >= NUM_WAITING - 1
     assert max(counts) <= 260
+
+
+def test_answers_that_come_before_they_are_given_up_count() -> None:
+    driver = CoreDriver(
+        max_running_requests=1,
+        max_waiting_requests=NUM_WAITING,
+        has_host_memory=True,
+        max_staged_pages=10 * NUM_WAITING,
+        lookup_deadline_s=1.0,
+    )
+    names = [driver.submit([number, *range(8)], max_tokens=1) for number in range(NUM_WAITING)]
+    driver.send_tick()
+    driver.now_s += 2.0
+    driver.send_tick()
+    driver.report_lookup(names[-1], [PageSource.L2, PageSource.PENDING])
+    driver.wait(0.0)
+    assert driver.core._replica.lookups.askers() == [driver.core._replica.requests[names[-1]]]
