@@ -67,6 +67,7 @@ class Turns(Generic[Event, Effect]):
         self._on_fatal = on_fatal
 
         self._waiting: deque[Event] = deque()
+        self._num_posted = 0
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
@@ -77,6 +78,8 @@ class Turns(Generic[Event, Effect]):
         self._has_heard = False
         self._num_passes = 0
         self._num_quiet = 0
+        self._num_heard: int | None = None
+        """Events that had come when it had listened for long enough."""
         self._is_stopped = False
 
     def start(self, core: Core[Event, Effect]) -> None:
@@ -85,8 +88,12 @@ class Turns(Generic[Event, Effect]):
 
     def post(self, event: Event) -> None:
         """Let the next turn take an event: as soon as the loop has done what is ready now."""
-        self._waiting.append(event)
+        self._add(event)
         self._come_back()
+
+    def _add(self, event: Event) -> None:
+        self._waiting.append(event)
+        self._num_posted += 1
 
     def _come_back(self) -> None:
         """Events wait for the next turn."""
@@ -97,10 +104,7 @@ class Turns(Generic[Event, Effect]):
 
     def take_now(self, event: Event) -> None:
         """Take an event, and those that wait before it, at once."""
-        self._waiting.append(event)
-        self._take_all()
-
-    def _take_all(self) -> None:
+        self._add(event)
         while self._waiting:
             self._take()
 
@@ -176,10 +180,15 @@ class Turns(Generic[Event, Effect]):
             self._is_listening = True
             self._has_heard = False
             self._num_passes = self._num_quiet = 0
+            self._num_heard = None
             asyncio.get_running_loop().call_soon(self._pass)
 
     def _pass(self) -> None:
-        """Count a pass of the event loop; judge the deadline after enough that brought nothing."""
+        """Count a pass of the event loop; judge the deadline after enough that brought nothing.
+
+        What was heard until then is taken first, in turns of its own, and may make the tick
+        needless.
+        """
         self._num_passes += 1
         self._num_quiet = 0 if self._has_heard else self._num_quiet + 1
         self._has_heard = False
@@ -189,9 +198,13 @@ class Turns(Generic[Event, Effect]):
             asyncio.get_running_loop().call_soon(self._pass)
             return
 
+        if self._num_heard is None:
+            self._num_heard = self._num_posted
+        if self._num_posted - len(self._waiting) < self._num_heard:
+            asyncio.get_running_loop().call_soon(self._pass)
+            return
+
         self._is_listening = False
-        # What was heard is taken first, and may make the tick needless.
-        self._take_all()
         self._turn(deque([self._tick] if self._is_core_due() else []))
 
     def _is_core_due(self) -> bool:

@@ -68,12 +68,8 @@ def on_host_lost(replica: Replica) -> None:
 def _wake_all(replica: Replica) -> None:
     """Something has changed for all that wait on a lane."""
     for lane in replica.lanes:
-        replica.pieces.add(partial(_wake, replica), lane.waiting.requests.values())
-
-
-def _wake(replica: Replica, request: RequestState) -> None:
-    # It may wait on another lane by now, or not at all.
-    replica.lanes[request.lane].waiting.wake(request)
+        # Whoever comes to another lane before its piece is looked at there anyway.
+        replica.pieces.add(lane.waiting.wake, lane.waiting.requests.values())
 
 
 def tell_if_drained(replica: Replica) -> None:
@@ -287,7 +283,7 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
 
 def time_out_host(replica: Replica, now_s: float) -> None:
     """Past its deadline HostMemory counts as silent: there is no L2 until it is heard again."""
-    late = replica.host.unanswered.take_overdue(replica.settings.lookup_deadline_s, now_s)
+    late = replica.host.unanswered.note_overdue(replica.settings.lookup_deadline_s, now_s)
     if not late:
         return
     replica.counters.count(Count.HOST_SILENCES)
@@ -299,6 +295,8 @@ def time_out_host(replica: Replica, now_s: float) -> None:
 
 def _give_up_question(replica: Replica, question: LeaseId | LookupId) -> None:
     """Nobody waits for the answer to this question, unless it has come meanwhile."""
+    if not replica.host.unanswered.give_up(question):
+        return
     if question in replica.host.leases:
         _give_up_lease(replica, LeaseId(question))
     asker = replica.lookups.find(LookupId(question))

@@ -25,6 +25,8 @@ class Unanswered(Generic[Id]):
     def __init__(self) -> None:
         self._since_s: dict[Id, float] = {}
         self._unsent: list[Id] = []
+        self._overdue: set[Id] = set()
+        """They are given up some at a time, unless they are answered before."""
 
     def __len__(self) -> int:
         return len(self._since_s) + len(self._unsent)
@@ -47,11 +49,12 @@ class Unanswered(Generic[Id]):
 
     def discard(self, question: Id) -> None:
         """It is answered, or of no interest any more."""
+        self._overdue.discard(question)
         if self._since_s.pop(question, None) is None and question in self._unsent:
             self._unsent.remove(question)
 
-    def take_overdue(self, patience_s: float, now_s: float) -> list[Id]:
-        """Take out what has been owed for `patience_s` or longer."""
+    def note_overdue(self, patience_s: float, now_s: float) -> list[Id]:
+        """What has been owed for `patience_s` or longer; told once, and then to be given up."""
         found: list[Id] = []
         for question, since_s in self._since_s.items():
             if since_s + patience_s > now_s:
@@ -59,12 +62,20 @@ class Unanswered(Generic[Id]):
             found.append(question)
         for question in found:
             del self._since_s[question]
+        self._overdue.update(found)
         return found
+
+    def give_up(self, question: Id) -> bool:
+        """Nobody waits any more for this answer, which is overdue; False if it has come."""
+        is_owed = question in self._overdue
+        self._overdue.discard(question)
+        return is_owed
 
     def clear(self) -> None:
         """HostMemory is gone and owes nothing."""
         self._since_s.clear()
         self._unsent.clear()
+        self._overdue.clear()
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ class Pieces:
     """
 
     def __init__(self) -> None:
-        self._jobs: deque[tuple[Callable[[Any], object], deque[Any]]] = deque()
+        self._jobs: dict[Callable[[Any], object], deque[Any]] = {}
 
     @property
     def has_work(self) -> bool:
@@ -26,9 +26,15 @@ class Pieces:
         return bool(self._jobs)
 
     def add(self, act: Callable[[Item], object], items: Iterable[Item]) -> None:
-        """Do this for each: for the first ones now, unless there is more to do before."""
+        """Do this for each: for the first ones now, unless there is more to do before.
+
+        For whom the same is still to be done from before, it is done once, and first: what comes
+        again and again adds no work without end, and lets nobody wait for ever.
+        """
         is_first = not self._jobs
-        self._jobs.append((act, deque(items)))
+        left = self._jobs.get(act, ())
+        # By identity, for lists are not hashable.
+        self._jobs[act] = deque({id(item): item for item in (*left, *items)}.values())
         if is_first:
             self.advance()
 
@@ -36,9 +42,9 @@ class Pieces:
         """Do the next piece."""
         num_left = _PIECE
         while self._jobs and num_left:
-            act, items = self._jobs[0]
+            act, items = next(iter(self._jobs.items()))
             if not items:
-                self._jobs.popleft()
+                del self._jobs[act]
                 continue
             act(items.popleft())
             num_left -= 1

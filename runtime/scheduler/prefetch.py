@@ -62,8 +62,11 @@ class PrefetchState:
         self.state = LookupState.DUE
 
     def open(self, lookup_id: LookupId, num_l1_pages: Sequence[int], num_pages: int) -> None:
-        """The lookup is sent."""
+        """The lookup is sent. Of an earlier one, only what found no room is unknown again."""
         self.by_group = _unknown(num_l1_pages, num_pages)
+        if self._earlier:
+            refused, pending = bytes([PageSource.NO_HOST_PAGE]), bytes([PageSource.PENDING])
+            self.by_group = tuple([was.replace(refused, pending) for was in self._earlier])
         self.state, self.lookup_id = LookupState.OPEN, lookup_id
 
     @property

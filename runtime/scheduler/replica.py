@@ -264,7 +264,10 @@ class Replica:
         self._end(request)
 
     def fail(self, request: RequestState, kind: FailureKind, message: str) -> None:
-        """End a request badly and tell its client."""
+        """End a request badly and tell its client, unless that is gone."""
+        if request.request_id in self.orphans:
+            self.drop(request)
+            return
         self.counters.count_failure(kind)
         self.send_tokens(request, empty(), (), None, RequestFailure(kind=kind, message=message))
         self._end(request)
@@ -305,9 +308,8 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         """Requests that are not admitted."""
-        return (
-            len(self.unplaced) + sum(len(lane.waiting) for lane in self.lanes) - len(self.orphans)
-        )
+        num_placed = sum(len(lane.waiting) for lane in self.lanes)
+        return len(self.unplaced) + num_placed - len(self.orphans)
 
     def requeue(self, request: RequestState) -> None:
         """Let an admitted request give back what it holds and wait again, with its known tokens.
@@ -363,13 +365,10 @@ class Replica:
         asker.prefetch.open(lookup_id, num_l1_pages, num_full)
         self.lookups.open(lookup_id, asker)
         self.host.unanswered.add(lookup_id)
-        lookup = Lookup(
-            lookup_id=lookup_id,
-            keys=asker.chain.keys(num_full),
-            num_l1_pages=num_l1_pages,
-            urgency=urgency,
+        keys = asker.chain.keys(num_full)
+        self.tell_host(
+            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency)
         )
-        self.tell_host(lookup)
         if earlier_id is not None:
             # What that one brought is kept for this one from now on.
             self.tell_host(CancelLookup(lookup_id=earlier_id))

@@ -11,7 +11,10 @@ from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.messages.host import PageSource, Urgency
 
-_PIECE = 256
+_PIECE = 2048
+"""Pages that lookups take with one event: so many take a few ms."""
+_LOOK_PAGES = 8
+"""To look at a lookup counts for so many."""
 
 
 class FetchTurns:
@@ -80,36 +83,43 @@ class FetchTurns:
     def dispatch(self, now_s: float) -> None:
         """Order reads while not too many are in flight.
 
-        Without room in L2 or without L3 thousands may fail, some of them at a time.
+        Without room in L2 or without L3 thousands may fail, some of them at a time; and as many may
+        find their pages here.
         """
         num_left = _PIECE
         for urgency, turns in self._turns.items():
-            while num_left and self._may_go_on(urgency):
-                num_left -= 1
+            while num_left > 0 and self._may_go_on(urgency):
+                num_left -= _LOOK_PAGES
                 lookup = turns[0][1]
                 if (wanted := lookup.next_wanted()) is not None:
                     group, _ = wanted
                     if self._orders.is_readable:
-                        self._read_some(lookup, group, now_s)
+                        num_left -= self._read_some(lookup, group, now_s)
                     else:
                         self._pages.fail_unread(lookup, group, PageSource.IO_ERROR)
                 if lookup.next_wanted() is None:
                     heapq.heappop(turns)
                     lookup.leave_queue()
 
-    def _read_some(self, lookup: OpenLookup, group: int, now_s: float) -> None:
-        """Take a group's wanted pages until a batch is full.
+    def _read_some(self, lookup: OpenLookup, group: int, now_s: float) -> int:
+        """Take a group's wanted pages until a batch is full; returns how many were taken.
 
         Pages that are here by now, or being read for another lookup, take no place in it.
         """
         indices: list[int] = []
         page_ids: list[HostPageId] = []
+        num_joined = 0
         has_room = True
         while has_room and len(indices) < self._settings.batch_pages:
             index = lookup.take_wanted(group)
             if index is None:
                 break
+            if self._reads.is_crowded(group, lookup.keys[index]):
+                # Of a long chain the first pages may be here while later ones are being read.
+                lookup.want(group, index)
+                break
             if self._pages.join(lookup, group, index):
+                num_joined += 1
                 continue
 
             page_id = None if self._is_hint_full(lookup, group) else self._reads.allocate(group)
@@ -127,6 +137,7 @@ class FetchTurns:
         if not has_room:
             # This may also cancel the read that was just ordered: half a window is of no use.
             self._pages.fail_unread(lookup, group, PageSource.NO_HOST_PAGE)
+        return num_joined + len(indices)
 
     def _is_hint_full(self, lookup: OpenLookup, group: int) -> bool:
         """The open hints together bring no more of a group than may be staged."""

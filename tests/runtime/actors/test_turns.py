@@ -91,6 +91,23 @@ async def test_what_waits_is_taken_before_a_deadline_is_judged(
     assert [event for event in bench.log if event != "|"] == [*map(str, range(100)), "TICK"]
 
 
+async def test_a_deadline_makes_no_turn_of_all_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_MAX_TURN_S", 0.0)
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() - 1.0
+    for number in range(100):
+        bench.turns.post(str(number))
+    while not bench.ticked.is_set():
+        bench.log.append("another callback")
+        await passes(1)
+    between = "".join(
+        "." if each == "another callback" else "e" for each in bench.log if each != "|"
+    )
+    assert max(map(len, between.split("."))) <= 2
+
+
 async def test_an_event_can_be_taken_at_once_after_those_before_it() -> None:
     bench = Bench()
     bench.turns.post("a")

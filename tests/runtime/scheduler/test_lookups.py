@@ -105,14 +105,14 @@ def test_who_was_refused_goes_once_there_is_more_room() -> None:
 def test_clock_of_an_asking_starts_with_the_next_event() -> None:
     unanswered: Unanswered[int] = Unanswered()
     unanswered.add(1)
-    assert unanswered.take_overdue(0.0, 100.0) == []
+    assert unanswered.note_overdue(0.0, 100.0) == []
     assert unanswered.start_clocks(10.0)
     assert not unanswered.start_clocks(11.0)
     unanswered.add(2)
     unanswered.start_clocks(12.0)
-    assert unanswered.take_overdue(1.0, 11.0) == [1]
+    assert unanswered.note_overdue(1.0, 11.0) == [1]
     unanswered.discard(1)
-    assert unanswered.take_overdue(1.0, 12.5) == []
+    assert unanswered.note_overdue(1.0, 12.5) == []
 
 
 def driver_with(max_staged_pages: int) -> CoreDriver:
@@ -169,6 +169,33 @@ def test_request_that_found_no_room_asks_again_and_counts_what_came_before_as_l3
 
     assert driver.answers[refused].sources == {"l3": 16, "computed:partial_page": 1}
     assert driver.answers[other].ending == "length"
+
+
+def test_request_that_asks_again_in_vain_counts_what_was_in_l2_as_l2() -> None:
+    driver = CoreDriver(
+        has_host_memory=True,
+        prefetch=PrefetchSettings(base_s=1.0, cap_at_recompute=False),
+        lookup_deadline_s=1e9,
+        num_pages=(200,),
+    )
+    driver.fill_l2(prompt_of(2)[:4])
+    other, refused = (
+        driver.submit(prompt_of(1), max_tokens=1),
+        driver.submit(prompt_of(2), max_tokens=1),
+    )
+    driver.report_lookup(refused, [PageSource.L2, L3, NO_ROOM, NO_ROOM])
+    driver.fill_l2(prompt_of(2)[:8])
+    driver.to_host.clear()
+    driver.report_lookup(other, [PageSource.NOT_FOUND] * 4)
+    assert lookups_of(driver) == [refused]
+    driver.wait(2.0)
+    driver.run()
+    assert driver.answers[refused].sources == {
+        "l2": 4,
+        "l3": 4,
+        "computed:timed_out": 8,
+        "computed:partial_page": 1,
+    }
 
 
 def test_request_alone_without_room_computes_what_is_missing() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from raydix.ids import ClientId
+from raydix.runtime.messages import host
+from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.pieces import Pieces
@@ -55,6 +57,37 @@ def test_pieces_keep_their_order_and_go_on_with_ticks_alone() -> None:
     assert done == [*range(600)]
 
 
+def test_pieces_of_the_same_are_done_once_and_those_that_are_left_first() -> None:
+    done: list[int] = []
+    items = [object() for _ in range(600)]
+    places = {item: place for place, item in enumerate(items)}
+    pieces = Pieces()
+
+    def act(item: object) -> None:
+        done.append(places[item])
+
+    for _ in range(3):
+        pieces.add(act, items)
+    while pieces.has_work:
+        pieces.advance()
+    assert done == [*range(600), *range(256)]
+
+
+def test_news_that_come_again_and_again_make_no_work_without_end() -> None:
+    driver = CoreDriver(
+        max_running_requests=1, max_waiting_requests=NUM_WAITING, has_host_memory=True
+    )
+    for number in range(NUM_WAITING):
+        driver.submit([number, *range(8)], max_tokens=1)
+    for number in range(100):
+        driver.hear_host(host.StorageStatus(is_in_use=bool(number % 2), max_staged_pages=(1000,)))
+    num_ticks = 0
+    while driver.core._replica.pieces.has_work:
+        driver.send_tick()
+        num_ticks += 1
+    assert num_ticks <= NUM_WAITING // 256 + 2
+
+
 def test_no_event_ends_all_requests_of_a_client_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,6 +112,19 @@ def test_no_request_of_a_client_that_is_gone_is_admitted(monkeypatch: pytest.Mon
     assert driver.answers["of another"].ending == "length", "it waited behind all the others"
     assert sum(counts) == 1
     assert not driver.core._replica.requests
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["too late", "engine stops"])
+def test_nobody_is_failed_whose_client_is_gone(is_stopped: bool) -> None:
+    driver = crowded(deadline_s=1.0)
+    driver.send(events.ClientGone(client_id=CLIENT))
+    driver.now_s += 2.0
+    if is_stopped:
+        driver.send(events.EndRequests())
+    driver.wait(0.0)
+    assert not driver.core._replica.requests
+    assert not driver.endings
+    assert driver.core.stats()["finished_abort"] == NUM_WAITING
 
 
 def test_a_client_that_comes_back_may_use_all_its_names_again() -> None:
@@ -139,3 +185,20 @@ def test_no_tick_gives_up_all_questions_to_a_silent_hostmemory(
     assert driver.core.stats()["lookups_open"] == 0
     assert sum(counts) >= NUM_WAITING - 1
     assert max(counts) <= 260
+
+
+def test_answers_that_come_before_they_are_given_up_count() -> None:
+    driver = CoreDriver(
+        max_running_requests=1,
+        max_waiting_requests=NUM_WAITING,
+        has_host_memory=True,
+        max_staged_pages=10 * NUM_WAITING,
+        lookup_deadline_s=1.0,
+    )
+    names = [driver.submit([number, *range(8)], max_tokens=1) for number in range(NUM_WAITING)]
+    driver.send_tick()
+    driver.now_s += 2.0
+    driver.send_tick()
+    driver.report_lookup(names[-1], [PageSource.L2, PageSource.PENDING])
+    driver.wait(0.0)
+    assert driver.core._replica.lookups.askers() == [driver.core._replica.requests[names[-1]]]
