@@ -266,7 +266,7 @@ CASES = [
             salt_fraction=0.0,
         ),
     ),
-    Case(mutant=abandon_for_one_process, workload=COPIES_AT_DEATH),
+    Case(mutant=abandon_for_one_process, workload=replace(COPIES_AT_DEATH, seed=13)),
     Case(
         mutant=one_rank_acknowledgement,
         workload=Workload(
