@@ -9,7 +9,7 @@ from raydix.ids import RequestId, Slot
 from raydix.kernels.ops import ReferenceOps
 from raydix.kernels.sampling_columns import as_sampling_columns
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import AddedRequest, DeviceSampling
+from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
 from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.request_slots import RequestSlots
 
@@ -27,16 +27,17 @@ def sample(
     slots = RequestSlots(
         pool_pages=[40], page_size=8, max_slots=len(sampling), max_model_len=60, device=CPU
     )
-    for slot, (each, (prompt, output)) in enumerate(zip(sampling, histories, strict=True)):
-        slots.add(
-            AddedRequest(
-                slot=Slot(slot),
-                request_id=RequestId(str(slot)),
-                token_ids=int32_array(prompt + output),
-                num_prompt_tokens=len(prompt),
-                sampling=each,
-            )
+    added = tuple(
+        AddedRequest(
+            slot=Slot(slot),
+            request_id=RequestId(str(slot)),
+            token_ids=int32_array(prompt + output),
+            num_prompt_tokens=len(prompt),
+            sampling=each,
         )
+        for slot, (each, (prompt, output)) in enumerate(zip(sampling, histories, strict=True))
+    )
+    slots.apply(StepPlan(step=0, added=added))
     ends = np.array([len(prompt) + len(output) for prompt, output in histories])
     rows = slots.sampling.rows(np.arange(len(sampling)), ends, np.array(positions))
 

@@ -301,10 +301,15 @@ class GpuActor:
         if plan.added:
             self._slots.update(int(request.slot) for request in plan.added)
 
-        # Copies begin first, because the rows wait for what these loads bring.
-        if len(plan.loads) or len(plan.backups):
+        # Rows wait for what these loads bring. Backups alone begin behind rows, which would wait
+        # for nothing but the time that it takes to begin.
+        has_loads, has_backups = len(plan.loads) > 0, len(plan.backups) > 0
+        if has_loads:
             self._copies.start(plan)
-        self._steps.put(self._run_rows(plan, link))
+        step = self._run_rows(plan, link)
+        if has_backups and not has_loads:
+            self._copies.start(plan)
+        self._steps.put(step)
 
     def _run_rows(self, plan: StepPlan, link: BlockingLink) -> _Step:
         if not (len(plan.row_slots) or plan.group_tokens.any()):

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 
 from raydix.runtime.model.columns import Column
-from raydix.runtime.model.pinned_copies import on_device
+from raydix.runtime.model.pinned_copies import PinnedRing
 from raydix.runtime.model.step_shapes import StepShape
-
-RING_ENTRIES = 16
-"""How many steps' columns may be on their way at once: more than are ever in flight."""
 
 T = TypeVar("T")
 
@@ -51,7 +48,7 @@ CutColumns = Callable[[Tensor, StepShape, CapturedOutput], None]
 
 
 class CapturedSteps:
-    """Owns: the captured steps, their inputs and outputs, and pinned memory for columns."""
+    """Owns: the captured steps, their inputs and outputs."""
 
     def __init__(
         self,
@@ -70,10 +67,7 @@ class CapturedSteps:
         self.shapes = shapes
         largest = max(shape.packed_size for shape in shapes)
         self._inputs = torch.zeros(largest, dtype=torch.int64, device=device)
-        self._ring = torch.empty(RING_ENTRIES, largest, dtype=torch.int64, pin_memory=True)
-        self._ring_on_device = on_device(self._ring)
-        self._copied = [torch.cuda.Event() for _ in range(RING_ENTRIES)]
-        self._num_replays = 0
+        self._ring = PinnedRing(largest, device)
         self._graphs: dict[StepShape, tuple[list[torch.cuda.CUDAGraph], CapturedOutput]] = {}
         self._cut_graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         memory = torch.cuda.graph_pool_handle()
@@ -101,14 +95,9 @@ class CapturedSteps:
 
         `on_layer`: see `Decoder`; only for a shape that waits by layer.
         """
-        entry = self._num_replays % RING_ENTRIES
-        self._num_replays += 1
-        self._copied[entry].synchronize()
-        self._ring[entry, : columns.size].numpy()[:] = columns
-        staged = self._ring_on_device[entry, : columns.size]
-        # See `pinned_copies`: a plain copy would queue.
-        torch.add(staged, 0, out=self._inputs[: columns.size])
-        self._copied[entry].record()
+        with self._ring.lend(columns) as staged:
+            # See `pinned_copies`: a plain copy would queue.
+            torch.add(staged, 0, out=self._inputs[: columns.size])
 
         (first, *others), output = self._graphs[shape]
         first.replay()

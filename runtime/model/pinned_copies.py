@@ -6,12 +6,55 @@ step leaves the copy engines to the pages.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from raydix.runtime.model.columns import Column, pack_columns, split_columns
+
+_RING_ENTRIES = 16
+"""More than are ever on their way: a GPU actor has half as many steps in flight."""
+
+
+class PinnedRing:
+    """Owns: pinned memory through which columns of a bounded size reach the device, in turns.
+
+    Nothing is allocated on the way, and there is nothing to look up. On the cpu nothing is copied.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """`size`: the most numbers at a time."""
+        self._size = size
+        self._num_lent = 0
+        self._is_cuda = device.type == "cuda"
+        if self._is_cuda:
+            with torch.cuda.device(device):
+                self._pinned = torch.empty(_RING_ENTRIES, size, dtype=torch.int64, pin_memory=True)
+                self._on_device = on_device(self._pinned).unbind()
+                self._used = [torch.cuda.Event() for _ in range(_RING_ENTRIES)]
+            self._on_host = self._pinned.numpy()
+
+    @contextmanager
+    def lend(self, column: Column) -> Iterator[Tensor]:
+        """The numbers as the device reads them, for kernels that are enqueued meanwhile.
+
+        Raises ValueError if there are more than the ring is for.
+        """
+        if len(column) > self._size:
+            raise ValueError(f"A column has {len(column)} numbers; expected at most {self._size}.")
+        if not self._is_cuda:
+            yield torch.from_numpy(column)
+            return
+        entry = self._num_lent % _RING_ENTRIES
+        self._num_lent += 1
+        self._used[entry].synchronize()
+        self._on_host[entry, : len(column)] = column
+        try:
+            yield self._on_device[entry][: len(column)]
+        finally:
+            self._used[entry].record()
 
 
 class PinnedCopies:

@@ -20,7 +20,8 @@ from raydix.runtime.model.columns import Column
 from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.logprobs import logprobs_of
 from raydix.runtime.model.pinned_copies import PinnedCopies
-from raydix.runtime.model.request_slots import RequestSlots, run_offsets
+from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.slot_memory import run_offsets
 from raydix.runtime.model.step_rows import StepRows
 
 BLOCK_ROWS = 64

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.errors import AccountingError
-from raydix.runtime.messages.plan import AddedRequest, TableChanges
+from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.model.pinned_copies import PinnedCopies
+from raydix.runtime.model.slot_memory import Run, SlotMemory
 from raydix.runtime.model.slot_sampling import SlotSampling
 
 
@@ -42,13 +43,15 @@ class RequestSlots:
         self.scratch_slot = max_slots
         """For rows of padding: its block tables name the padding page alone."""
 
-        self.tokens_XL = torch.zeros(
-            max_slots + 1, self.tokens_per_slot, dtype=torch.int32, device=device
+        self._memory = SlotMemory(
+            max_slots + 1,
+            num_tokens=self.tokens_per_slot,
+            num_pages=self.max_pages,
+            num_groups=len(pool_pages),
+            device=device,
         )
-        self.tables_XN = tuple(
-            torch.zeros(max_slots + 1, self.max_pages, dtype=torch.int32, device=device)
-            for _ in pool_pages
-        )
+        self.tokens_XL = self._memory.tokens_XL
+        self.tables_XN = self._memory.tables_XN
         self._pool_pages = tuple(pool_pages)
         self.sampling = SlotSampling(max_slots + 1)
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
@@ -64,19 +67,27 @@ class RequestSlots:
             torch.arange(self.tokens_per_slot, device=self.tokens_XL.device) % vocab_size
         )
 
-    def remove(self, slots: NDArray[np.int32]) -> None:
-        """Free slots. Raises AccountingError if one is not taken."""
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out a plan's removals, additions and block-table changes.
+
+        Raises AccountingError if one is impossible; one of the block tables, before anything has
+        changed.
+        """
+        for changes in plan.tables:
+            self._check_tables(changes)
+        self._remove(plan.removed_slots)
+        for request in plan.added:
+            self._add(request)
+        self._memory.write(self._writes(plan))
+
+    def _remove(self, slots: NDArray[np.int32]) -> None:
         if not self.is_taken[slots].all():
             raise AccountingError(
                 f"Slots {slots[~self.is_taken[slots]].tolist()} are removed but not taken."
             )
         self.is_taken[slots] = False
 
-    def add(self, request: AddedRequest) -> None:
-        """Put a request into its slot.
-
-        Raises AccountingError if the slot is taken or the tokens do not fit.
-        """
+    def _add(self, request: AddedRequest) -> None:
         slot, num_tokens = request.slot, len(request.token_ids)
         if not 0 <= slot < self.max_slots or self.is_taken[slot]:
             raise AccountingError(
@@ -93,10 +104,28 @@ class RequestSlots:
         self.sampling.put(slot, request.sampling)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_scored_tokens[slot] = request.num_scored_tokens
-        (token_ids,) = self.copies.to_device([request.token_ids.astype(np.int64)])
-        self.tokens_XL[slot, :num_tokens] = token_ids
-        for table_XN in self.tables_XN:
-            table_XN[slot] = 0
+
+    def _writes(self, plan: StepPlan) -> list[Run]:
+        """What changes on the device. The table of a request that comes is written whole."""
+        memory = self._memory
+        runs = [Run(memory.tokens_place(each.slot), each.token_ids) for each in plan.added]
+        begun = {
+            (group, each.slot): np.zeros(self.max_pages, dtype=np.int32)
+            for group in range(len(self.tables_XN))
+            for each in plan.added
+        }
+        runs += [Run(memory.table_place(*place), table) for place, table in begun.items()]
+        for changes in plan.tables:
+            stops = np.cumsum(changes.counts)
+            columns = (changes.slots, changes.starts, changes.counts, stops)
+            for slot, start, count, stop in zip(*(each.tolist() for each in columns), strict=True):
+                page_ids = changes.page_ids[stop - count : stop]
+                table = begun.get((changes.group, slot))
+                if table is None:
+                    runs.append(Run(memory.table_place(changes.group, slot) + start, page_ids))
+                else:
+                    table[start : start + count] = page_ids
+        return runs
 
     def keep_sampled(self, next_index_R: Tensor, token_ids_R: Tensor) -> None:
         """Write sampled tokens (int32) behind their requests' tokens.
@@ -106,7 +135,7 @@ class RequestSlots:
         # Before the host knows that there is no token, a step may run on top of it.
         self.tokens_XL.view(-1).scatter_(0, next_index_R, token_ids_R.clamp_min(0))
 
-    def check_tables(self, changes: TableChanges) -> None:
+    def _check_tables(self, changes: TableChanges) -> None:
         """Raise AccountingError if a run does not fit its table, or names a page outside the pool.
 
         Kernels do not look: a page that is not there is memory of something else.
@@ -135,23 +164,3 @@ class RequestSlots:
                 f"Block tables name pages {changes.page_ids.min()} to {changes.page_ids.max()} of "
                 f"KV group {changes.group}; its pool has {num_pages} beside the padding page."
             )
-
-    def change_tables(self, changes: TableChanges) -> None:
-        """Write runs of page ids, which `check_tables` has checked."""
-        table_XN = self.tables_XN[changes.group]
-        counts = changes.counts.astype(np.int64)
-        first = np.repeat(
-            changes.slots.astype(np.int64) * self.max_pages + changes.starts.astype(np.int64),
-            counts,
-        )
-        indices, page_ids = self.copies.to_device(
-            [first + run_offsets(counts), changes.page_ids.astype(np.int64)]
-        )
-        table_XN.view(-1)[indices] = page_ids.to(torch.int32)
-
-
-def run_offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0..count-1 for each count, one run after another."""
-    total = int(counts.sum())
-    ends = np.cumsum(counts)
-    return np.arange(total, dtype=np.int64) - np.repeat(ends - counts, counts)

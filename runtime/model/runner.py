@@ -154,18 +154,8 @@ class ModelRunner:
         return shapes_of(self._decoder, self._group, self.slots.max_slots, self.slots.max_model_len)
 
     def apply(self, plan: StepPlan) -> None:
-        """Carry out the plan's removals, additions and block-table changes.
-
-        Raises AccountingError if one is impossible; one of the block tables, before anything has
-        changed.
-        """
-        for changes in plan.tables:
-            self.slots.check_tables(changes)
-        self.slots.remove(plan.removed_slots)
-        for request in plan.added:
-            self.slots.add(request)
-        for changes in plan.tables:
-            self.slots.change_tables(changes)
+        """Carry out the plan's removals, additions and block-table changes: see `RequestSlots`."""
+        self.slots.apply(plan)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:

@@ -12,7 +12,8 @@ from raydix.errors import AccountingError
 from raydix.kernels.attention_rows import PrefillRow, cut_rows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.columns import Column, pack_columns
-from raydix.runtime.model.request_slots import RequestSlots, run_offsets
+from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.slot_memory import run_offsets
 from raydix.runtime.model.slot_sampling import SamplingRows, SlotSampling
 from raydix.runtime.model.step_shapes import StepShape
 

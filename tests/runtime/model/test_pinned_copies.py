@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydix.runtime.model.pinned_copies import PinnedCopies
+from raydix.runtime.model.pinned_copies import PinnedCopies, PinnedRing
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MIB = 1 << 20
@@ -84,3 +84,21 @@ def test_results_arrive_in_memory_that_was_pinned_for_another_device() -> None:
         torch.cuda.synchronize()
 
     assert arrived.tolist() == list(range(4096))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_ring_lends_columns_up_to_its_size(device: str) -> None:
+    ring = PinnedRing(4, torch.device(device))
+    seen = []
+
+    for number in range(40):
+        with ring.lend(np.arange(number, number + number % 5)) as lent:
+            seen.append(lent + 0)
+
+    expected = [list(range(number, number + number % 5)) for number in range(40)]
+    assert [each.tolist() for each in seen] == expected
+    with (
+        pytest.raises(ValueError, match="has 5 numbers; expected at most 4"),
+        ring.lend(np.arange(5)),
+    ):
+        pass

@@ -41,16 +41,17 @@ def slots() -> RequestSlots:
         device=torch.device("cpu"),
     )
 
-    for slot in (1, 3):
-        slots.add(
-            AddedRequest(
-                slot=Slot(slot),
-                request_id=RequestId(str(slot)),
-                token_ids=int32_array(range(20)),
-                num_prompt_tokens=20,
-                sampling=SAMPLED if slot == 3 else DeviceSampling(seed=0),
-            )
+    added = tuple(
+        AddedRequest(
+            slot=Slot(slot),
+            request_id=RequestId(str(slot)),
+            token_ids=int32_array(range(20)),
+            num_prompt_tokens=20,
+            sampling=SAMPLED if slot == 3 else DeviceSampling(seed=0),
         )
+        for slot in (1, 3)
+    )
+    slots.apply(StepPlan(step=0, added=added))
     return slots
 
 
