@@ -1,7 +1,7 @@
 """CPU of the cores when everything is full: the queue, L1, L2. No actors, and a virtual clock.
 
 python -m benchmarks.scheduler_scale                     # every part, bars included
-python -m benchmarks.scheduler_scale --parts waiting     # waiting, burst, full, queue, deep, host
+python -m benchmarks.scheduler_scale --parts waiting     # or several of those below
 
 Times are the CPU time of one thread. Beside each stands a reference loop of plain Python that is
 timed in the same run, so that records of different machines can be compared.
@@ -15,172 +15,22 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from benchmarks import host_scale
+from benchmarks import host_scale, long_turns
 from benchmarks.command_line import add_keep, make_parser
-from benchmarks.model_shapes import small_model_layout
 from benchmarks.record import Figure, report
-from benchmarks.scheduler_engine import CLIENT, LINK, Engine, transfer_ids
-from raydix.ids import AskingId, RequestId
-from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES
-from raydix.runtime.config.policies import PrefetchStrategy, SchedulingPolicy
+from benchmarks.scheduler_bench import Bench, halves, not_found, settings_of
+from benchmarks.scheduler_engine import Engine
+from raydix.runtime.cache.page_key import KEY_BYTES
+from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.messages import host
-from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.core import SchedulerCore
-from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 
-VOCAB_SIZE = 30_000
-MAX_REQUESTS = 1_000_000
 BURST_TOKENS = 8192
 L1_PAGES = 65_536
 SMALL_L2_TOKENS = 65_536
-
-
-def settings_of(page_size: int, num_pages: int) -> SchedulerSettings:
-    """One lane; the parts change what they are about."""
-    return SchedulerSettings(
-        layout=small_model_layout(page_size),
-        num_lanes=1,
-        num_pages=(num_pages,),
-        max_model_len=131_072,
-        max_waiting_requests=MAX_REQUESTS,
-        start_prefill_tokens_per_s=20_000.0,
-        lookup_deadline_s=1e9,
-        prefetch=PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE),
-    )
-
-
-class Bench:
-    """A Scheduler's core, what it has sent, and the CPU time of each event."""
-
-    def __init__(self, settings: SchedulerSettings, *, has_storage: bool) -> None:
-        self.settings = settings
-        self.core = SchedulerCore(settings)
-        self.now_s = 0.0
-        self.plans: deque[StepPlan] = deque()
-        self.to_host: deque[host.ToHost] = deque()
-        self.num_ended = 0
-        self._num_submitted = 0
-        self._num_host_pages = 0
-        self._random = np.random.default_rng(0)
-        self.send(events.RankAttached(rank=0, connection=LINK, incarnation=1, pid=1))
-        if settings.has_host_memory:
-            self.send(events.HostAttached(connection=LINK))
-            self.hear(host.StorageStatus(is_in_use=has_storage, max_staged_pages=(MAX_REQUESTS,)))
-
-    def send(self, event: events.Event) -> float:
-        """Give the core an event; returns the CPU seconds that it took."""
-        began_s = time.thread_time()
-        effects = self.core.handle(event, self.now_s)
-        took_s = time.thread_time() - began_s
-
-        for effect in effects:
-            match effect:
-                case events.SendPlan():
-                    self.plans.append(effect.plan)
-                case events.SendHost():
-                    self.to_host.append(effect.message)
-                case events.SendClient():
-                    self.num_ended += (
-                        effect.delta.finished is not None or effect.delta.failure is not None
-                    )
-                case _:
-                    pass
-        return took_s
-
-    def hear(self, message: host.FromHost) -> float:
-        """HostMemory says something."""
-        return self.send(events.HostMessage(connection=LINK, message=message))
-
-    def submit(self, num_tokens: int, *, max_tokens: int = 64, num_keys: int = 1) -> float:
-        """A request with a prompt of its own and one of `num_keys` routing keys arrives."""
-        self._num_submitted += 1
-        self.now_s += 1e-5
-        message = SubmitRequest(
-            asking=AskingId(self._num_submitted),
-            request_id=RequestId(f"r{self._num_submitted}"),
-            token_ids=int32_array(self._random.integers(0, VOCAB_SIZE, num_tokens)),
-            sampling=DeviceSampling(seed=0),
-            max_tokens=max_tokens,
-            routing_key=f"k{self._num_submitted % num_keys}",
-        )
-
-        took_s = self.send(events.ClientMessage(client_id=CLIENT, message=message))
-        while self.core._replica.unplaced:
-            took_s += self.send(events.Tick())
-        return took_s
-
-    def grant(self, num_pages: int) -> None:
-        """HostMemory hands out free pages."""
-        pages = int32_array(range(self._num_host_pages, self._num_host_pages + num_pages))
-        self._num_host_pages += num_pages
-        self.hear(host.PagesGranted(host_page_ids=pages, generations=pages))
-
-    def tick(self) -> float:
-        """Let the core do what is due."""
-        took_s = 0.0
-        while (due_s := self.core.next_deadline_s()) is not None and due_s <= self.now_s:
-            took_s += self.send(events.Tick())
-        return took_s
-
-    def step(self) -> float:
-        """Carry the oldest plan out with all its copies; returns the CPU seconds of the reports."""
-        plan = self.plans.popleft()
-        self.now_s += 0.01
-        num_sampled = int((plan.row_output_positions >= 0).sum())
-        result = StepResult(
-            rank=0, step=plan.step, token_ids=int32_array([5] * num_sampled), compute_s=0.01
-        )
-        took_s = self.send(events.RankMessage(rank=0, connection=LINK, message=result))
-
-        copies = transfer_ids(plan)
-        if copies:
-            done = TransfersDone(rank=0, transfer_ids=int32_array(copies))
-            took_s += self.send(events.RankMessage(rank=0, connection=LINK, message=done))
-        return took_s
-
-    def answer_host(self, sources_of: Callable[[host.Lookup], bytes]) -> None:
-        """HostMemory answers each lookup with `sources_of` it, and has what is committed."""
-        while self.to_host:
-            message = self.to_host.popleft()
-            match message:
-                case host.Lookup():
-                    sources = sources_of(message)
-                    is_final = PageSource.PENDING not in sources
-
-                    self.hear(
-                        host.LookupProgress(
-                            lookup_id=message.lookup_id, sources=(sources,), is_final=is_final
-                        )
-                    )
-                case host.CommitPages():
-                    self.hear(host.MirrorUpdate(ready=_halves(message.keys)))
-                    self.grant(len(message.host_page_ids))
-                case _:
-                    pass
-
-
-def _halves(keys: bytes) -> bytes:
-    return b"".join(
-        keys[start : start + MIRROR_KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)
-    )
-
-
-def _not_found(lookup: host.Lookup) -> bytes:
-    num_pages = len(lookup.keys) // KEY_BYTES
-    (num_l1_pages,) = lookup.num_l1_pages
-    return bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.NOT_FOUND]) * (
-        num_pages - num_l1_pages
-    )
-
-
-def _pending(lookup: host.Lookup) -> bytes:
-    return bytes([PageSource.PENDING]) * (len(lookup.keys) // KEY_BYTES)
+_TURN_BAR_S = 20e-3
+"""A turn of the Scheduler ends after 5 ms but for what cannot be divided."""
 
 
 def time_waiting(num_requests: int, num_tokens: int, *, page_size: int) -> float:
@@ -194,7 +44,7 @@ def time_waiting(num_requests: int, num_tokens: int, *, page_size: int) -> float
             if isinstance(message, host.Lookup):
                 lookups.append(message)
                 half = len(message.keys) // KEY_BYTES // 2
-                bench.hear(host.MirrorUpdate(ready=_halves(message.keys[: half * KEY_BYTES])))
+                bench.hear(host.MirrorUpdate(ready=halves(message.keys[: half * KEY_BYTES])))
     assert len(lookups) == num_requests, "every request is looked up"
 
     times_s = []
@@ -224,7 +74,7 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
         while num_submitted - bench.num_ended < num_running + 16:
             bench.submit(num_tokens, max_tokens=32 + num_submitted % 224)
             num_submitted += 1
-        bench.answer_host(_not_found)
+        bench.answer_host(not_found)
         bench.tick()
         took_s = bench.step()
 
@@ -244,13 +94,13 @@ def time_long_queue(
     submits_s: deque[float] = deque(maxlen=200)
     for _ in range(num_waiting):
         submits_s.append(bench.submit(1024, num_keys=num_keys))
-        bench.answer_host(_not_found)
+        bench.answer_host(not_found)
 
     steps_s = []
     for _ in range(100):
         bench.tick()
         steps_s.append(bench.step())
-        bench.answer_host(_not_found)
+        bench.answer_host(not_found)
     return statistics.median(submits_s), statistics.median(steps_s)
 
 
@@ -341,12 +191,21 @@ def measure_deep(loop_s: float) -> list[Figure]:
     ]
 
 
+def measure_turns(loop_s: float) -> list[Figure]:
+    """What concerns 10,000 waiting requests at once."""
+    return [
+        _figure(f"turn_{name}_{long_turns.NUM_WAITING}_waiting", turn_s, _TURN_BAR_S, loop_s)
+        for name, turn_s in long_turns.longest_turns_s().items()
+    ]
+
+
 PARTS: dict[str, Callable[[float], list[Figure]]] = {
     "waiting": measure_waiting,
     "burst": measure_burst,
     "full": measure_full,
     "queue": measure_queue,
     "deep": measure_deep,
+    "turns": measure_turns,
     "host": lambda loop_s: host_scale.figures(host_scale.measure()),
 }
 
