@@ -41,9 +41,10 @@ from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.redial import RECONNECT_S, Dial, redial
 from raydix.runtime.actors.transfer_reports import TransferReports
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.plan import ExpertsCopied, StepPlan, StepResult
+from raydix.runtime.messages.plan import ExpertsCopied, StepPlan, StepResult, TransfersDone
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
@@ -166,6 +167,7 @@ class GpuActor:
             rank=Rank(self._rank),
         )
         address, secret = setup.scheduler_address, setup.secret
+        spare_long_lived_objects()
         self.serve(lambda stop: connect_blocking(address, hello, secret, RECONNECT_S, stop))
 
     def serve(self, dial: Dial) -> None:
@@ -231,8 +233,7 @@ class GpuActor:
     def _shutdown(self) -> None:
         self._stop.set()
         # Read once: the launcher may clear it meanwhile.
-        link = self._link
-        if link is not None:
+        if (link := self._link) is not None:
             link.close()
         for thread in self._threads:
             thread.join(FINISH_S)
@@ -294,20 +295,15 @@ class GpuActor:
         self._next_step = plan.step + 1
         self._model.runner.apply(plan)
         self._experts.apply(plan)
-
         # Removals come first: a plan may give the same slot to another request.
-        if len(plan.removed_slots):
-            self._slots.difference_update(plan.removed_slots.tolist())
-        if plan.added:
-            self._slots.update(int(request.slot) for request in plan.added)
+        self._slots.difference_update(plan.removed_slots.tolist())
+        self._slots.update(int(request.slot) for request in plan.added)
 
-        # Rows wait for what these loads bring. Backups alone begin behind rows, which would wait
-        # for nothing but the time that it takes to begin.
-        has_loads, has_backups = len(plan.loads) > 0, len(plan.backups) > 0
-        if has_loads:
+        # Rows wait for what loads bring. Of backups they would wait for the beginning alone.
+        if len(plan.loads):
             self._copies.start(plan)
         step = self._run_rows(plan, link)
-        if has_backups and not has_loads:
+        if len(plan.backups) and not len(plan.loads):
             self._copies.start(plan)
         self._steps.put(step)
 
@@ -363,16 +359,16 @@ class GpuActor:
 
     def _report(self) -> None:
         while (message := self._reports.take()) is not None:
-            link = self._link
-            if link is not None:
-                _send(link, message)
+            self._tell(message)
             self._reports.sent()
 
     def _report_copied(self, copy_id: int) -> None:
+        self._tell(ExpertsCopied(rank=self._rank, copy_ids=int32_array([copy_id])))
+
+    def _tell(self, message: ExpertsCopied | TransfersDone) -> None:
         # Read once: the launcher may clear it meanwhile.
-        link = self._link
-        if link is not None:
-            _send(link, ExpertsCopied(rank=self._rank, copy_ids=int32_array([copy_id])))
+        if (link := self._link) is not None:
+            _send(link, message)
 
     def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -390,8 +386,7 @@ class GpuActor:
 
     def _give_up(self) -> None:
         # Read once: the launcher may clear it meanwhile.
-        link = self._link
-        if link is not None:
+        if (link := self._link) is not None:
             link.close()
         self._on_fatal()
 

@@ -48,6 +48,7 @@ from raydix.runtime.cache.host.events import (
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
 from raydix.runtime.metrics import read_samples
@@ -146,6 +147,7 @@ class HostMemoryActor:
         self._listener = await listen(
             setup.storage_address, self._hello(), setup.secret, self._serve_storage
         )
+        spare_long_lived_objects()
         self._add_task(self._follow_scheduler(setup))
         self._storage_log.start(self.stats)
         if self._exporter is not None:

@@ -1,7 +1,6 @@
 """The Scheduler actor: a shell around `SchedulerCore`, which joins its links into one stream."""
 
 import asyncio
-import gc
 import itertools
 import logging
 import os
@@ -25,6 +24,7 @@ from raydix.runtime.actors.traffic import INTERVAL_S as TRAFFIC_INTERVAL_S
 from raydix.runtime.actors.traffic import Traffic
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.page_key import TOKEN_BYTES
+from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
@@ -142,9 +142,7 @@ class SchedulerActor:
                 await listen(address, own, setup.secret, self._serve, max_client_frame_bytes)
             )
 
-        # What is here stays: collections during steps need not walk it.
-        gc.collect()
-        gc.freeze()
+        spare_long_lived_objects()
         self._traffic_log.start(self.stats)
         if self._exporter is not None:
             self._exporter.start(lambda: read_samples(SCHEDULER_METRICS, self.stats()))

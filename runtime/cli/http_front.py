@@ -156,8 +156,8 @@ async def serving_http(
     if front is None:
         yield None
     elif front.num_replicas is None:
+        from raydix.runtime.garbage import spare_long_lived_objects
         from raydix.runtime.server.app import build_app
-        from raydix.runtime.server.garbage import spare_long_lived_objects
         from raydix.runtime.server.listener import listening
 
         app = build_app(engine, front.model_name, front.keys)

@@ -21,8 +21,8 @@ from raydix.errors import EngineDead
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.server.app import build_app
-from raydix.runtime.server.garbage import spare_long_lived_objects
 from raydix.runtime.server.keys import KeyJudge, load_keys
 from raydix.runtime.server.serve_environment import DEREGISTER_S
 
