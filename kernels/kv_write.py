@@ -199,33 +199,36 @@ def _rotate_and_write(
     member = tl.arange(0, BLOCK_GROUP)
     q_index = (head * GROUP + member[:, None]) * DIM + dim[None, :]
     is_q = (member < GROUP)[:, None] & is_dim[None, :]
+    # One row, so that keys take the same path as queries.
+    one = tl.arange(0, 1)[:, None]
+    is_k = (one == 0) & is_dim[None, :] & (slot >= 0)
+    k_ptr = row_ptr + (QUERY_HEADS + head) * DIM + one + dim[None, :]
+    v_ptr = k_ptr + KV_HEADS * DIM
+    # All that is read is read before anything is written, so that it is waited for once.
     first = sum_rounded(row_ptr + q_index, apart, is_q, SUMMANDS, dtype)
     second = sum_rounded(row_ptr + q_index + half, apart, is_q, SUMMANDS, dtype)
+    k_first = sum_rounded(k_ptr, apart, is_k, SUMMANDS, dtype)
+    k_second = sum_rounded(k_ptr + half, apart, is_k, SUMMANDS, dtype)
+    v_first = sum_rounded(v_ptr, apart, is_k, SUMMANDS, dtype)
+    v_second = sum_rounded(v_ptr + half, apart, is_k, SUMMANDS, dtype)
+
     first, second = _norm_and_rotate(
         first, second, q_weight_ptr, cos, sin, eps, dtype, DIM, BLOCK_HALF
+    )
+    k_first, k_second = _norm_and_rotate(
+        k_first, k_second, k_weight_ptr, cos, sin, eps, dtype, DIM, BLOCK_HALF
     )
     q_ptr = q_out_ptr + token * (QUERY_HEADS * DIM) + q_index
     tl.store(q_ptr, first, mask=is_q)
     tl.store(q_ptr + half, second, mask=is_q)
 
-    if slot >= 0:
-        # One row, so that keys take the same path as queries.
-        one = tl.arange(0, 1)[:, None]
-        is_k = (one == 0) & is_dim[None, :]
-        k_ptr = row_ptr + (QUERY_HEADS + head) * DIM + one + dim[None, :]
-        k_first = sum_rounded(k_ptr, apart, is_k, SUMMANDS, dtype)
-        k_second = sum_rounded(k_ptr + half, apart, is_k, SUMMANDS, dtype)
-        k_first, k_second = _norm_and_rotate(
-            k_first, k_second, k_weight_ptr, cos, sin, eps, dtype, DIM, BLOCK_HALF
-        )
-        cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset
-        cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM + one + dim[None, :]
-        tl.store(cache_ptr, k_first, mask=is_k)
-        tl.store(cache_ptr + half, k_second, mask=is_k)
-        v_ptr = k_ptr + KV_HEADS * DIM
-        for part in tl.static_range(2):
-            v = sum_rounded(v_ptr + part * half, apart, is_k, SUMMANDS, dtype)
-            tl.store(cache_ptr + PAGE * DIM + part * half, v.to(dtype), mask=is_k)
+    cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset
+    cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM + one + dim[None, :]
+    tl.store(cache_ptr, k_first, mask=is_k)
+    tl.store(cache_ptr + half, k_second, mask=is_k)
+    cache_ptr += PAGE * DIM
+    tl.store(cache_ptr, v_first.to(dtype), mask=is_k)
+    tl.store(cache_ptr + half, v_second.to(dtype), mask=is_k)
 
 
 @triton.jit
