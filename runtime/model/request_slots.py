@@ -53,6 +53,8 @@ class RequestSlots:
         self.tokens_XL = self._memory.tokens_XL
         self.tables_XN = self._memory.tables_XN
         self._pool_pages = tuple(pool_pages)
+        self._num_told = np.zeros((len(pool_pages), max_slots), dtype=np.int64)
+        """Of each block table, entries before this one may name pages; all others are padding."""
         self.sampling = SlotSampling(max_slots + 1)
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
         # Padding counts as a prompt, which warm-up may score.
@@ -78,7 +80,8 @@ class RequestSlots:
         self._remove(plan.removed_slots)
         for request in plan.added:
             self._add(request)
-        self._memory.write(self._writes(plan))
+        if plan.added or plan.tables:
+            self._memory.write(self._writes(plan))
 
     def _remove(self, slots: NDArray[np.int32]) -> None:
         if not self.is_taken[slots].all():
@@ -106,13 +109,25 @@ class RequestSlots:
         self.num_scored_tokens[slot] = request.num_scored_tokens
 
     def _writes(self, plan: StepPlan) -> list[Run]:
-        """What changes on the device. The table of a request that comes is written whole."""
+        """What changes on the device, no place twice.
+
+        The table of a request that comes is one run: its pages, and padding over those that the
+        request before it had behind them.
+        """
         memory = self._memory
         runs = [Run(memory.tokens_place(each.slot), each.token_ids) for each in plan.added]
+        coming = [each.slot for each in plan.added]
+        former = self._num_told[:, coming]
+        self._num_told[:, coming] = 0
+        for changes in plan.tables:
+            ends = changes.starts.astype(np.int64) + changes.counts
+            np.maximum.at(self._num_told[changes.group], changes.slots, ends)
+
+        lengths = np.maximum(former, self._num_told[:, coming]).tolist()
         begun = {
-            (group, each.slot): np.zeros(self.max_pages, dtype=np.int32)
-            for group in range(len(self.tables_XN))
-            for each in plan.added
+            (group, slot): np.zeros(length, dtype=np.int32)
+            for group, of_group in enumerate(lengths)
+            for slot, length in zip(coming, of_group, strict=True)
         }
         runs += [Run(memory.table_place(*place), table) for place, table in begun.items()]
         for changes in plan.tables:
