@@ -4,6 +4,7 @@ Actors, links, threads and files are the real ones.
 """
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import AsyncIterator
@@ -193,3 +194,6 @@ async def in_process_engine(
             await engine.close()
     finally:
         await supervisor.shutdown()
+        # Its actors have kept the collector from all that was there. In this process other engines
+        # may follow, whose pools need the memory.
+        gc.unfreeze()

@@ -1,8 +1,10 @@
 """An engine in one process, around a model that makes its tokens up."""
 
 import asyncio
+import gc
 import logging
 import threading
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,19 @@ async def generate(engine: InProcessEngine, num_tokens: int) -> list[int]:
     params = {"max_tokens": num_tokens, "temperature": 0.0, "output_kind": "final"}
     [output] = [output async for output in engine.client.generate(list(range(40)), params)]
     return output.outputs[0].token_ids
+
+
+def test_an_engine_that_has_stopped_leaves_nothing_in_memory() -> None:
+    async def run_engine() -> list[weakref.ref[Any]]:
+        async with in_process_engine(CONFIG, BUILD) as engine:
+            await generate(engine, 4)
+            kinds = (ActorKind.SCHEDULER, ActorKind.GPU)
+            return [weakref.ref(engine.spawner.latest(kind).plain) for kind in kinds]
+
+    actors = asyncio.run(run_engine())
+    gc.collect()
+
+    assert [actor() for actor in actors] == [None, None]
 
 
 async def test_tokens_come_back_and_the_figures_add_up() -> None:
