@@ -63,7 +63,7 @@ class TableChanges:
     """Writes to block tables of one KV group.
 
     Entry i puts `counts[i]` page ids at `starts[i]` of slot `slots[i]`. `page_ids` holds the runs
-    of all entries one after another.
+    of all entries one after another. No two entries of a plan write the same place.
     """
 
     group: int = 0
@@ -128,8 +128,9 @@ class StepPlan:
     """One numbered plan for one lane. Without rows it only moves pages and changes state, unless
     another lane of the step group has rows.
 
-    Order of effects: `removed_slots`, `added`, `tables`, `placement`, start `expert_copies`,
-    `loads` and `backups` (a backup sees all that earlier plans computed), then the rows. Rows may
+    Order of effects: `removed_slots`, `added`, `tables`, `placement`, start `expert_copies` and
+    `loads`, then the rows. `backups` start before the rows or behind them: they see all that
+    earlier plans computed, and neither rows nor loads of the plan write what they copy. Rows may
     use pages that loads of this or an earlier plan fill: such a row names the load in `row_loads`
     and layer i waits until that load has brought layer i.
     """

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.errors import AccountingError
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.model.pinned_copies import PinnedCopies
-from raydix.runtime.model.slot_memory import Run, SlotMemory
+from raydix.runtime.model.slot_memory import Runs, SlotMemory
 from raydix.runtime.model.slot_sampling import SlotSampling
 
 
@@ -108,14 +109,42 @@ class RequestSlots:
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_scored_tokens[slot] = request.num_scored_tokens
 
-    def _writes(self, plan: StepPlan) -> list[Run]:
+    def _writes(self, plan: StepPlan) -> list[Runs]:
         """What changes on the device, no place twice.
 
         The table of a request that comes is one run: its pages, and padding over those that the
         request before it had behind them.
         """
         memory = self._memory
-        runs = [Run(memory.tokens_place(each.slot), each.token_ids) for each in plan.added]
+        begun = self._begin_tables(plan)
+        is_coming = np.zeros(self.max_slots, dtype=np.bool_)
+        is_coming[[each.slot for each in plan.added]] = True
+        runs = [Runs.one(memory.tokens_place(each.slot), each.token_ids) for each in plan.added]
+        runs += [Runs.one(memory.table_place(*place), table) for place, table in begun.items()]
+
+        for changes in plan.tables:
+            slots, counts = changes.slots, changes.counts.astype(np.int64)
+            places = memory.table_places(changes.group, slots) + changes.starts
+            is_begun = is_coming[slots]
+            if not is_begun.any():
+                runs.append(Runs(places, counts, changes.page_ids))
+                continue
+
+            stops = np.cumsum(counts)
+            for index in np.flatnonzero(is_begun).tolist():
+                start, count, stop = int(changes.starts[index]), counts[index], stops[index]
+                table = begun[changes.group, int(slots[index])]
+                table[start : start + count] = changes.page_ids[stop - count : stop]
+            others = ~is_begun
+            page_ids = changes.page_ids[np.repeat(others, counts)]
+            runs.append(Runs(places[others], counts[others], page_ids))
+        return runs
+
+    def _begin_tables(self, plan: StepPlan) -> dict[tuple[int, int], Int32Array]:
+        """By KV group and slot, a table of padding for each request that comes.
+
+        As long as what it, or the request before it, is told.
+        """
         coming = [each.slot for each in plan.added]
         former = self._num_told[:, coming]
         self._num_told[:, coming] = 0
@@ -124,23 +153,11 @@ class RequestSlots:
             np.maximum.at(self._num_told[changes.group], changes.slots, ends)
 
         lengths = np.maximum(former, self._num_told[:, coming]).tolist()
-        begun = {
+        return {
             (group, slot): np.zeros(length, dtype=np.int32)
             for group, of_group in enumerate(lengths)
             for slot, length in zip(coming, of_group, strict=True)
         }
-        runs += [Run(memory.table_place(*place), table) for place, table in begun.items()]
-        for changes in plan.tables:
-            stops = np.cumsum(changes.counts)
-            columns = (changes.slots, changes.starts, changes.counts, stops)
-            for slot, start, count, stop in zip(*(each.tolist() for each in columns), strict=True):
-                page_ids = changes.page_ids[stop - count : stop]
-                table = begun.get((changes.group, slot))
-                if table is None:
-                    runs.append(Run(memory.table_place(changes.group, slot) + start, page_ids))
-                else:
-                    table[start : start + count] = page_ids
-        return runs
 
     def keep_sampled(self, next_index_R: Tensor, token_ids_R: Tensor) -> None:
         """Write sampled tokens (int32) behind their requests' tokens.

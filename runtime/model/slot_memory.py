@@ -23,11 +23,17 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """Numbers that are written one behind another, from one place on."""
+class Runs:
+    """Numbers that are written one behind another, so many from each place on."""
 
-    place: int
+    places: NDArray[np.int64]
+    counts: NDArray[np.int64]
     numbers: Int32Array
+
+    @classmethod
+    def one(cls, place: int, numbers: Int32Array) -> "Runs":
+        """All from one place on."""
+        return cls(np.array([place]), np.array([len(numbers)]), numbers)
 
 
 class SlotMemory:
@@ -65,13 +71,17 @@ class SlotMemory:
         """Where a slot's block table of a KV group begins."""
         return self._table_places[group] + slot * self._num_pages
 
-    def write(self, runs: Sequence[Run]) -> None:
+    def table_places(self, group: int, slots: Int32Array) -> NDArray[np.int64]:
+        """The same of several slots."""
+        return self._table_places[group] + slots.astype(np.int64) * self._num_pages
+
+    def write(self, runs: Sequence[Runs]) -> None:
         """Enqueue writes, which must not overlap."""
         if not runs:
             return
-        numbers = np.concatenate([run.numbers for run in runs]).astype(np.int32, copy=False)
-        counts = np.array([len(run.numbers) for run in runs], dtype=np.int64)
-        first = np.array([run.place for run in runs], dtype=np.int64)
+        numbers = np.concatenate([each.numbers for each in runs]).astype(np.int32, copy=False)
+        counts = np.concatenate([each.counts for each in runs])
+        first = np.concatenate([each.places for each in runs])
         places = np.repeat(first, counts) + run_offsets(counts)
         for start in range(0, len(numbers), _WRITTEN_TOGETHER):
             some = slice(start, start + _WRITTEN_TOGETHER)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.model import slot_memory
-from raydix.runtime.model.slot_memory import Run, SlotMemory
+from raydix.runtime.model.slot_memory import Runs, SlotMemory
 
 SLOTS, TOKENS, PAGES, GROUPS = 5, 33, 7, 2
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -46,7 +46,7 @@ def test_runs_are_written_where_they_belong_and_nowhere_else(
     runs = []
     for part, group, slot, start, numbers in changed:
         place = memory.tokens_place(slot) if part == "tokens" else memory.table_place(group, slot)
-        runs.append(Run(place + start, int32_array(numbers)))
+        runs.append(Runs.one(place + start, int32_array(numbers)))
         target = tokens[slot] if part == "tokens" else tables[group, slot]
         target[start : start + len(numbers)] = numbers
 
@@ -66,7 +66,7 @@ def test_more_numbers_than_one_launch_takes_arrive(device: str) -> None:
     memory = make(device, num_tokens=40_001)
     numbers = np.random.default_rng(0).integers(-(2**31), 2**31, 40_001).astype(np.int32)
 
-    memory.write([Run(memory.tokens_place(slot), numbers + slot) for slot in range(SLOTS)])
+    memory.write([Runs.one(memory.tokens_place(slot), numbers + slot) for slot in range(SLOTS)])
 
     for slot in range(SLOTS):
         assert np.array_equal(memory.tokens_XL[slot].cpu().numpy(), numbers + slot)
@@ -79,7 +79,7 @@ def test_what_is_on_its_way_is_not_overwritten() -> None:
     torch.cuda._sleep(20_000_000)
     seen = []
     for number in range(50):
-        memory.write([Run(memory.table_place(1, 2), int32_array([number] * PAGES))])
+        memory.write([Runs.one(memory.table_place(1, 2), int32_array([number] * PAGES))])
         seen.append(memory.tables_XN[1][2].clone())
 
     assert [each.unique().tolist() for each in seen] == [[number] for number in range(50)]
