@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,13 @@ from raydix.runtime.messages.plan import (
 )
 from raydix.runtime.tiers.gpu_pool import as_bytes
 from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import WaitLayer
 from tests.runtime.actors.gpu_rank import (
     CONFIG,
     WAIT_S,
     Rank,
+    RecordingRunner,
+    added,
     attach,
     copies,
     receive,
@@ -152,3 +156,51 @@ async def test_a_rank_whose_peers_never_bring_their_shares_ends_with_its_link(
     assert await asyncio.to_thread(rank.died.wait, WAIT_S)
     released.set()
     await rank.actor.shutdown()
+
+
+@pytest.mark.parametrize("num_loads", [0, 1])
+async def test_backups_end_though_the_link_is_lost_while_their_rows_run(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, num_loads: int
+) -> None:
+    arena = await attach(rank)
+    is_running, may_end = threading.Event(), threading.Event()
+    execute = RecordingRunner.execute
+
+    def execute_late(runner: RecordingRunner, plan: StepPlan, wait_layer: WaitLayer) -> Any:
+        is_running.set()
+        assert may_end.wait(WAIT_S)
+        return execute(runner, plan, wait_layer)
+
+    monkeypatch.setattr(RecordingRunner, "execute", execute_late)
+    as_bytes(rank.pools[0])[1:4] = 7
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    backups = copies(arena, 1, [(page, page) for page in range(1, 4)])
+    loads = copies(arena, 2, [(5, 5)] * num_loads)
+    link.send(rows(1, [0], added=(added(0),), backups=backups, loads=loads))
+
+    assert await asyncio.to_thread(is_running.wait, WAIT_S)
+    link.close()
+    following = rank.new_scheduler()
+    may_end.set()
+    following.send(StepPlan(step=1))
+    await receive(following, StepResult)
+
+    assert all(bytes(arena.payload(HostPageId(page), 0)).strip(b"\7") == b"" for page in (1, 2, 3))
+    assert rank.calls.applied[1].removed_slots.tolist() == [0]
+    assert (await rank.actor.stats())["num_running"] == 0
+
+
+async def test_backups_of_a_plan_whose_rows_fail_never_begin(rank: Rank) -> None:
+    arena = await attach(rank)
+    as_bytes(rank.pools[0])[1] = 7
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    link.send(StepPlan(step=665))
+    await receive(link, StepResult)
+
+    link.send(rows(666, [0], backups=copies(arena, 1, [(1, 1)])))
+
+    assert await asyncio.to_thread(rank.died.wait, WAIT_S)
+    await rank.actor.shutdown()
+    assert not any(bytes(arena.payload(HostPageId(1), 0)))
