@@ -10,8 +10,8 @@ import uvloop
 
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.server.app import build_app
-from raydix.runtime.server.garbage import spare_long_lived_objects
 from raydix.runtime.server.listener import listening
 
 
