@@ -105,7 +105,9 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
 
     if array.size == 0:
         raise BadRequest("The prompt is empty; expected at least one token.")
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    # numpy holds ints of more than 64 bits as objects.
+    has_ints = array.dtype.kind in "iu" or all(type(each) is int for each in array.flat)
+    if array.ndim != 1 or not has_ints:
         raise BadRequest(
             f"The prompt holds {array.dtype} values in {array.ndim} dimensions; "
             "expected a list of ints."

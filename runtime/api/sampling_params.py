@@ -289,9 +289,9 @@ def _is_real(value: object) -> bool:
 
 
 def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
-    _require(
-        stop is None or isinstance(stop, Iterable), "stop", stop, "a str, a list of them, or None"
-    )
+    # Of a dict iteration would take the keys, of bytes numbers.
+    is_readable = isinstance(stop, Iterable) and not isinstance(stop, (Mapping, bytes))
+    _require(stop is None or is_readable, "stop", stop, "a str, a list of them, or None")
     strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     for each in strings:
         _require(isinstance(each, str) and each != "", "stop", list(strings), "non-empty strings")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 Model = type[BaseModel]
+_MAX_VALUE_CHARS = 200
 
 
 def describe(error: ValidationError, root: Model) -> str:
@@ -49,9 +50,15 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
             return f"{key}.backend is missing; expected one of {expected}."
         case "model_type" | "model_attributes_type":
             advice = f" Set {key}.path to it." if key == "model" and isinstance(value, str) else ""
-            return f"{key} is {value!r}; expected a section of keys.{advice}"
+            return f"{key} is {_shortened(value)}; expected a section of keys.{advice}"
 
-    return f"{key} is {value!r}; {message.replace('Input should be', 'expected')}."
+    return f"{key} is {_shortened(value)}; {message.replace('Input should be', 'expected')}."
+
+
+def _shortened(value: object) -> str:
+    """A value as text of one line, whose end is left out if it is long."""
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]} ..."
 
 
 def _backends_that_know(loc: tuple[int | str, ...], root: Model) -> list[str]:

@@ -79,7 +79,8 @@ def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
         raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as cache.l1.num_pages=64.")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), f"--set {assignment}")
+    except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"--set {assignment}: {text!r} is not a YAML value.") from None
 
     for part in reversed(key.split(".")):
@@ -111,10 +112,15 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), path)
+        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), str(path))
         values = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{path} holds itself or is nested too deeply; expected sections such as model and "
+            "cache. Write values out where an anchor (&) refers to what it is within."
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -127,7 +133,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _require_unique_keys(node: yaml.Node | None, path: Path) -> None:
+def _require_unique_keys(node: yaml.Node | None, source: str) -> None:
     """Raise ConfigError if a key is there twice: YAML would let the last one win in silence."""
     if not isinstance(node, yaml.MappingNode):
         return
@@ -135,10 +141,10 @@ def _require_unique_keys(node: yaml.Node | None, path: Path) -> None:
     for key, value in node.value:
         if key.value in seen:
             raise ConfigError(
-                f"{path} has the key {key.value} twice, again in line {key.start_mark.line + 1}."
+                f"{source} has the key {key.value} twice, again in line {key.start_mark.line + 1}."
             )
         seen.add(key.value)
-        _require_unique_keys(value, path)
+        _require_unique_keys(value, source)
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

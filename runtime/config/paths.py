@@ -46,8 +46,17 @@ def resolve_model_path(path: str, folder: Path) -> str:
 
 
 def resolve_path(path: str, folder: Path) -> str:
-    """The absolute path of what someone in `folder` calls `path`; `~` is their home."""
-    return str(folder / Path(path).expanduser())
+    """The absolute path of what someone in `folder` calls `path`; `~` is their home.
+
+    Raises ConfigError if `~NAME` names no user.
+    """
+    try:
+        return str(folder / Path(path).expanduser())
+    except RuntimeError:
+        raise ConfigError(
+            f"{path} begins with the home of a user who is not known here; expected a folder. "
+            f"Write its absolute path, or ./{path} if it is called so."
+        ) from None
 
 
 def resolve_l3(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:

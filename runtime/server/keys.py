@@ -105,7 +105,11 @@ def load_keys(path: Path) -> Keys:
     `admin` (a key or a list of keys). Raises ConfigError.
     """
     try:
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = path.stat().st_mode
+        # It is read again and again; a pipe without a writer would let each of these wait.
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"The key file {path} is no regular file; expected one of mode 0600.")
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(
                 f"The key file {path} is open to others than its owner. Run chmod 600 {path}."
             )

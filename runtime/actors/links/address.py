@@ -45,7 +45,7 @@ class TcpAddress:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for every interface. Raises ConfigError."""
-        host, separator, port = text.rpartition(":")
+        host, separator, port = str(text).rpartition(":")  # from Python it may be anything
         if not (separator and port.isascii() and port.isdigit() and int(port) < 65536):
             raise ConfigError(f"the address is {text!r}; expected HOST:PORT, such as 10.0.0.7:8901")
         return cls(host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port))

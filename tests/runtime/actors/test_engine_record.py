@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,12 @@ def test_only_living_engines_are_listed_by_their_names(root: Path) -> None:
 @pytest.mark.parametrize("name", ["", "n" * 201])
 def test_a_name_that_cannot_be_a_file_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="expected 1 to 200"):
+        EngineName(name)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"x", "a\nb", "\x1b[2J", "\ud800"])
+def test_a_name_that_no_line_could_show_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"name is .*; expected printable text"):
         EngineName(name)
 
 

@@ -36,9 +36,9 @@ def test_another_shape_is_a_bad_request(prompt):
         ([1.5], "float64"),
         ([True], "bool"),
         ([[1, 2]], "2 dimensions"),
+        ([1, 2**70], f"token id {2**70}; expected ids from 0"),
         ([[1], [1, 2]], "no flat list"),
         (["a"], "expected a list of ints"),
-        ([2**70], "expected a list of ints"),
     ],
 )
 def test_ids_that_the_model_does_not_have_are_refused(token_ids, message):

@@ -92,6 +92,8 @@ def test_params_can_be_pickled_and_replaced():
         ({"stop": [""]}, "non-empty"),
         ({"stop": [3]}, "non-empty"),
         ({"stop": 3}, "a str, a list of them"),
+        ({"stop": {"a": 1}}, "a str, a list of them"),
+        ({"stop": b"a"}, "a str, a list of them"),
         ({"stop_token_ids": 3}, "a list of token ids"),
         ({"top_k": 2**31}, "top_k is"),
         ({"min_tokens": 2**31}, "min_tokens is"),

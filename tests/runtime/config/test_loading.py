@@ -218,6 +218,28 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         load_config(path)
 
 
+@pytest.mark.parametrize("text", ["model: &m {path: a, x: *m}", "model: " + "[" * 5000])
+def test_a_file_that_holds_itself_or_has_no_bottom_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "endless.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"endless\.yaml holds itself or is nested too deeply"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="is not a YAML value"):
+        apply_set({}, f"model={text.removeprefix('model: ')}")
+
+
+def test_a_key_that_a_set_has_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--set .* has the key num_pages twice"):
+        apply_set({}, "cache.l1={num_pages: 3, num_pages: 5}")
+
+
+def test_a_long_wrong_value_is_told_by_its_beginning() -> None:
+    for wrong in ({"model": [7] * 10_000}, {"model": {"device": "x" * 10_000}}):
+        with pytest.raises(ConfigError) as caught:
+            load_config(wrong)
+        assert len(str(caught.value)) < 600
+
+
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(ConfigError, match=r"model is missing .* Give a YAML file"):
         load_config({"cache": {}})

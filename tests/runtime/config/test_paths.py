@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from raydix.errors import ConfigError
 from raydix.runtime.config.paths import (
     HubName,
     model_label,
@@ -51,6 +52,11 @@ def test_relative_path_starts_at_the_folder_of_whoever_wrote_it(path: str, resol
 def test_tilde_is_the_home_of_whoever_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     assert resolve_path("~/l3", Path("/here")) == "/home/ada/l3"
+
+
+def test_home_of_nobody_is_refused_by_its_path() -> None:
+    with pytest.raises(ConfigError, match=r"~nobody-has-this/x begins with the home of a user who"):
+        resolve_path("~nobody-has-this/x", Path("/work"))
 
 
 def test_l3_keeps_all_keys_but_its_path() -> None:

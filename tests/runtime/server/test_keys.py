@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,10 @@ def test_a_key_that_is_no_ascii_is_unknown() -> None:
     assert keys.judge(Access.ANY, "\udcff") is Verdict.UNKNOWN_KEY
     assert keys.judge(Access.ANY, "") is Verdict.UNKNOWN_KEY
     assert keys.judge(Access.ANY, None) is Verdict.NO_KEY
+
+
+def test_a_pipe_that_nobody_writes_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="is no regular file; expected one of mode 0600"):
+        load_keys(path)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from raydix.errors import ConfigError
@@ -35,7 +37,7 @@ def test_addresses_beyond_loopback_are_known(text: str, host: str, is_loopback: 
     assert address.is_loopback == is_loopback
 
 
-@pytest.mark.parametrize("text", ["", "8000", "host:", "host:http", "host:70000", "host:-1"])
-def test_addresses_without_a_port_are_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "8000", "host:", "host:http", "host:70000", "host:-1", 8000])
+def test_addresses_without_a_port_are_refused(text: Any) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         TcpAddress.parse(text)
