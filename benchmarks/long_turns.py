@@ -82,4 +82,7 @@ def longest_turns_s() -> dict[str, float]:
             gc.freeze()
             longest_s[f"{name}_{waits.name.lower()}"] = max(_turns_s(bench, begin))
             gc.unfreeze()
+    # As it was before.
+    gc.collect()
+    gc.freeze()
     return longest_s
