@@ -192,9 +192,9 @@ class DeviceRank:
     def _launch(self) -> None:
         plan = self._plans.popleft()
         self._apply(plan)
-        self._start(plan.backups, Direction.BACKUP)
         with torch.cuda.stream(self._stream):
             self._steps.append(self._enqueue(plan))
+        self._start(plan.backups, Direction.BACKUP)
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.removed_slots.tolist():
