@@ -3,6 +3,7 @@
 It comes from a file or from the environment: a command line would show it to every user of a host.
 """
 
+import os
 import re
 import stat
 from collections.abc import Mapping
@@ -33,10 +34,17 @@ def _read(path: Path) -> bytes:
             raise ConfigError(
                 f"The secret's file {path} is open to others than its owner. Run chmod 600 {path}."
             )
-        text = path.read_text()
+        text = _text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The secret's file {path} cannot be read ({error}).") from error
     return _checked(text.strip(), str(path))
+
+
+def _text_of(path: Path) -> str:
+    """A pipe to which nobody writes is empty; its opening is not waited for."""
+    with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        os.set_blocking(file.fileno(), True)
+        return file.read()
 
 
 def _checked(secret: str, origin: str) -> bytes:

@@ -1,5 +1,6 @@
 """The secret of clients on other hosts: where it is found, and that no error shows it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def test_it_is_in_a_file_or_in_the_environment_and_what_is_nearer_counts(tmp_pat
     both = {"RAYDIX_SECRET": OTHER, "RAYDIX_SECRET_FILE": "/nowhere"}
     assert find_secret(None, both) == OTHER.encode()
     assert find_secret(path, both) == SECRET.encode()
+
+
+def test_it_comes_through_a_pipe_if_somebody_writes_to_it(tmp_path: Path) -> None:
+    named = tmp_path / "pipe"
+    os.mkfifo(named, 0o600)
+    with pytest.raises(ConfigError, match="has 0 characters"):
+        find_secret(named, {})
+
+    read_end, write_end = os.pipe()
+    os.write(write_end, SECRET.encode())
+    os.close(write_end)
+    assert find_secret(f"/dev/fd/{read_end}", {}) == SECRET.encode()
+    os.close(read_end)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
