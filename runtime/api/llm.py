@@ -28,6 +28,9 @@ MAX_PREFETCHES_IN_FLIGHT = 16
 T = TypeVar("T")
 Params = SamplingParams | Mapping[str, Any]
 
+_LISTEN_S = 0.2
+"""How often a call that waits looks for signals."""
+
 
 class LLM:
     """An engine of one's own, with blocking calls; its asyncio loop runs on a thread.
@@ -178,6 +181,9 @@ class LLM:
                 raise EngineDead("This LLM was shut down. Make a new one.")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            # Another thread may take a signal, and that wakes nobody here.
+            while not future.done():
+                concurrent.futures.wait([future], _LISTEN_S)
             return future.result()
         except concurrent.futures.CancelledError:
             raise Cancelled("This LLM was shut down while the call was under way.") from None

@@ -1,9 +1,10 @@
 import asyncio
+import concurrent.futures
 import io
 import pickle
 import signal
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -22,16 +23,16 @@ from tests.runtime.api.small_tokenizers import byte_level_backend
 
 
 def once(function):
-    """`Future.result` that calls `function` first, and is itself from then on."""
-    original, calls = Future.result, []
+    """`concurrent.futures.wait` that calls `function` first, and is itself from then on."""
+    original, calls = concurrent.futures.wait, []
 
-    def result(future, timeout=None):
-        calls.append(future)
+    def wait(futures, timeout=None):
+        calls.append(futures)
         if len(calls) == 1:
-            return function(future, timeout)
-        return original(future, timeout)
+            return function(futures, timeout)
+        return original(futures, timeout)
 
-    return result
+    return wait
 
 
 @pytest.fixture(scope="session")
@@ -295,7 +296,7 @@ def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_slowly)
-    monkeypatch.setattr("concurrent.futures.Future.result", once(interrupt))
+    monkeypatch.setattr("concurrent.futures.wait", once(interrupt))
     with pytest.raises(KeyboardInterrupt):
         LLM(checkpoint)
     assert cluster.handle.is_shut_down
@@ -317,7 +318,7 @@ def test_a_start_that_cannot_be_interrupted_is_left_behind_and_taken_back_later(
 
     monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_deaf)
     monkeypatch.setattr(llm_module, "UNDO_S", 0.01)
-    monkeypatch.setattr("concurrent.futures.Future.result", once(interrupt))
+    monkeypatch.setattr("concurrent.futures.wait", once(interrupt))
     with pytest.raises(KeyboardInterrupt):
         LLM(checkpoint)
     assert not cluster.handle.is_shut_down
