@@ -66,6 +66,12 @@ def _tile(columns, tile):
 
 
 @gluon.jit
+def _first_token(tokens_ptr, tile, num_tiles):
+    """Of a tile, in the step; of the last one, if the tile is behind it."""
+    return gl.load(tokens_ptr + gl.minimum(tile, num_tiles - 1)).to(gl.int64)
+
+
+@gluon.jit
 def _some_blocks(columns, some, num_tiles):
     """Blocks of some tiles."""
     _, contexts_ptr, counts_ptr = columns
@@ -208,6 +214,7 @@ def attend_decode_share(
     pages = (tables_ptr, table_stride, page_rows, key_row)
     slots = (keys, values, ready)
     place = (tile, tile_begin)
+    first_token = _first_token(tokens_ptr, tile, num_tiles)
     if EARLY:
         ahead = place
         for asked in gl.static_range(_SLOTS):
@@ -238,7 +245,6 @@ def attend_decode_share(
         tile_stop = tile_begin + blocks_of(context, count, _KEYS)
         if begin < tile_stop:
             part_stop = gl.minimum(tile_stop, stop_share)
-            first_token = gl.load(tokens_ptr + tile).to(gl.int64)
             is_query = query_row < count * GROUP
             q = gl.load(
                 gl.expand_dims(query_ptr + first_token * q_token_stride, 1)
@@ -303,6 +309,7 @@ def attend_decode_share(
             begin = part_stop
         tile_begin = tile_stop
         tile += 1
+        first_token = _first_token(tokens_ptr, tile, num_tiles)
 
     for each in gl.static_range(2 * _SLOTS):
         mbarrier.invalidate(ready.index(each))

@@ -139,6 +139,7 @@ def _weigh_decode_parts(
     row = tl.program_id(2)
     count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
     context = tl.load(contexts_ptr + tile).to(tl.int32)
+    first_token = tl.load(tokens_ptr + tile).to(tl.int64)
     first_share = 0
     last_share = 0
     if (row < count * GROUP) & (context > 0):
@@ -183,7 +184,6 @@ def _weigh_decode_parts(
             acc = acc * decay + tl.sum(found * weights[:, None], 0)
             maximum = new_maximum
 
-        out_row_ptr = out_ptr + (tl.load(tokens_ptr + tile).to(tl.int64)) * out_token_stride
-        out_row_ptr += row // GROUP * out_token_stride
+        out_row_ptr = out_ptr + (first_token + row // GROUP) * out_token_stride
         out_row_ptr += (head * GROUP + row % GROUP) * out_head_stride
         tl.store(out_row_ptr + dim, (acc / total).to(out_ptr.dtype.element_ty))

@@ -2,8 +2,9 @@
 """Programmatic dependent launch: a kernel is on the device before the one ahead of it has ended.
 
 Every kernel of such a chain waits for the one ahead before it reads or writes what others write, so
-that a kernel's end means the end of all before it. Before that it may read weights, and what was
-there when the layers of the step began: kernels of other libraries, which come before, end first.
+that a kernel's end means the end of all before it. Before that it may read weights, what was there
+when the layers of the step began, as kernels of other libraries, which come before, end first, and
+what was written ahead of a product since: products wait before they let the next kernel come.
 """
 
 from functools import cache

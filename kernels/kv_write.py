@@ -191,6 +191,8 @@ def _rotate_and_write(
     cos = tl.load(cos_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(sin_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
 
+    q_weight = None if q_weight_ptr is None else _load_weight(q_weight_ptr, dim, DIM)
+    k_weight = None if k_weight_ptr is None else _load_weight(k_weight_ptr, dim, DIM)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     wait_for_ahead(EARLY)
     dtype = pool_ptr.dtype.element_ty
@@ -212,12 +214,8 @@ def _rotate_and_write(
     v_first = sum_rounded(v_ptr, apart, is_k, SUMMANDS, dtype)
     v_second = sum_rounded(v_ptr + half, apart, is_k, SUMMANDS, dtype)
 
-    first, second = _norm_and_rotate(
-        first, second, q_weight_ptr, cos, sin, eps, dtype, DIM, BLOCK_HALF
-    )
-    k_first, k_second = _norm_and_rotate(
-        k_first, k_second, k_weight_ptr, cos, sin, eps, dtype, DIM, BLOCK_HALF
-    )
+    first, second = _norm_and_rotate(first, second, q_weight, cos, sin, eps, dtype, DIM)
+    k_first, k_second = _norm_and_rotate(k_first, k_second, k_weight, cos, sin, eps, dtype, DIM)
     q_ptr = q_out_ptr + token * (QUERY_HEADS * DIM) + q_index
     tl.store(q_ptr, first, mask=is_q)
     tl.store(q_ptr + half, second, mask=is_q)
@@ -232,24 +230,19 @@ def _rotate_and_write(
 
 
 @triton.jit
-def _norm_and_rotate(
-    first,
-    second,
-    weight_ptr,
-    cos,
-    sin,
-    eps,
-    dtype: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-):
-    """Both halves of heads, rounded to `dtype` at every step as in the twins."""
+def _load_weight(weight_ptr, dim, DIM: tl.constexpr):
+    """Both halves of a norm's weight, for one head."""
     half: tl.constexpr = DIM // 2
-    if weight_ptr is not None:
-        dim = tl.arange(0, BLOCK_HALF)
-        is_dim = dim < half
-        first_weight = tl.load(weight_ptr + dim, mask=is_dim, other=0.0)[None, :]
-        second_weight = tl.load(weight_ptr + half + dim, mask=is_dim, other=0.0)[None, :]
+    is_dim = dim < half
+    first = tl.load(weight_ptr + dim, mask=is_dim, other=0.0)[None, :]
+    return first, tl.load(weight_ptr + half + dim, mask=is_dim, other=0.0)[None, :]
+
+
+@triton.jit
+def _norm_and_rotate(first, second, weight, cos, sin, eps, dtype: tl.constexpr, DIM: tl.constexpr):
+    """Both halves of heads, rounded to `dtype` at every step as in the twins."""
+    if weight is not None:
+        first_weight, second_weight = weight
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[
             :, None
         ]

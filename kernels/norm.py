@@ -91,13 +91,16 @@ def _rms_norm(
     column = tl.arange(0, BLOCK)
     is_column = column < SIZE
     weight = tl.load(weight_ptr + column, mask=is_column, other=0.0)
-    wait_for_ahead(EARLY)
     dtype = out_ptr.dtype.element_ty
+    if residual_ptr is not None:
+        # The last norm wrote it; the product since then let the next come when that had ended.
+        residual_row_ptr = residual_ptr + token * residual_stride + column
+        residual = tl.load(residual_row_ptr, mask=is_column, other=0.0).to(tl.float32)
+    wait_for_ahead(EARLY)
     x_row_ptr = x_ptr + token * x_stride + column
     x = sum_rounded(x_row_ptr, tl.num_programs(0).to(tl.int64) * SIZE, is_column, SUMMANDS, dtype)
     if residual_ptr is not None:
-        residual_row_ptr = residual_ptr + token * residual_stride + column
-        x += tl.load(residual_row_ptr, mask=is_column, other=0.0).to(tl.float32)
+        x += residual
         rounded = x.to(dtype)
         tl.store(residual_row_ptr, rounded, mask=is_column)
         x = rounded.to(tl.float32)
