@@ -2,9 +2,9 @@
 
     python -m benchmarks.cold_prefill
 
-One request at a time, in chunks, with backups to L2 beside them as in `reload`. The floor is what
-the model's products take at the rates of a large matrix product and of torch's attention, measured
-in the same run.
+One request at a time through `AsyncLLM`, on Ray, in chunks, with backups to L2 beside them as in
+`reload`. The floor is what the model's products take at the rates of a large matrix product and of
+torch's attention, measured in the same run.
 """
 
 import asyncio
@@ -18,10 +18,11 @@ from benchmarks.engines import (
     Options,
     Prompts,
     ask,
-    dummy_engine,
     expect_sources,
     median_ttft_ms,
     parse_options,
+    ray_engine,
+    settle,
 )
 from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
@@ -52,12 +53,12 @@ async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list
     prompts = Prompts(int(model["vocab_size"]))
     answers = []
 
-    async with dummy_engine(options, model, sizes.sections(PAGE_SIZE)) as engine:
+    async with ray_engine(options, model, sizes.sections(PAGE_SIZE), "cold-prefill") as llm:
         for _ in range(1 + options.repeats):
-            answer = await ask(engine.client.generate, prompts.draw(num_tokens), 1)
+            answer = await ask(llm.generate, prompts.draw(num_tokens), 1)
             expect_sources(answer)
             answers.append(answer)
-            await engine.settle()
+            await settle(llm.stats)
 
     return [
         Figure(

@@ -2,9 +2,10 @@
 
     python -m benchmarks.decode_tpot
 
-Every request of a batch is sent at once. The time per token is that of the steady batch: one stream
-is watched from when the last request has its first token until the first request ends. The plain
-mean over the requests, which counts the prefill of those that came later, is shown for information.
+Every request of a batch is sent at once, through `AsyncLLM`, on Ray. The time per token is that of
+the steady batch: one stream is watched from when the last request has its first token until the
+first request ends. The plain mean over the requests, which counts the prefill of those that came
+later, is shown for information.
 The floor is one pass over the weights that a step needs and over its KV, at the bandwidth of a copy
 within the device, measured in the same run.
 
@@ -29,14 +30,15 @@ from benchmarks.engines import (
     Options,
     Prompts,
     ask_batch,
-    dummy_engine,
     parse_options,
+    ray_engine,
+    settle,
 )
 from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.testing.engine import InProcessEngine
 
 ELEMENT_BYTES = 2
 
@@ -101,10 +103,12 @@ async def measure(options: Options, sizes: Batches, model: ModelConfig) -> list[
     prompts = Prompts(int(model["vocab_size"]))
     bandwidth_gbps = memory_gbps(options.device, 1 << (20 if options.is_tiny else 31))
 
-    async with dummy_engine(options, model, sizes.sections(sizes.output_tokens)) as engine:
+    async with ray_engine(
+        options, model, sizes.sections(sizes.output_tokens), "decode-tpot"
+    ) as llm:
         for batch, max_ms in sizes.max_ms.items():
             modes = MODES if batch in sizes.sampled else ()
-            rounds = await play_rounds(engine, options, sizes, prompts, batch, modes)
+            rounds = await play_rounds(llm, options, sizes, prompts, batch, modes)
 
             measured = rounds["greedy"][1:]
             context_tokens = sizes.prompt_tokens + sizes.output_tokens // 2
@@ -133,7 +137,7 @@ async def measure(options: Options, sizes: Batches, model: ModelConfig) -> list[
 
 
 async def play_rounds(
-    engine: InProcessEngine,
+    llm: AsyncLLM,
     options: Options,
     sizes: Batches,
     prompts: Prompts,
@@ -147,9 +151,9 @@ async def play_rounds(
     for _ in range(1 + options.repeats):
         for name, sampling in samplings.items():
             drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
-            answers = await ask_batch(engine.client.generate, drawn, sizes.output_tokens, sampling)
+            answers = await ask_batch(llm.generate, drawn, sizes.output_tokens, sampling)
             rounds[name].append(answers)
-            await engine.settle()
+            await settle(llm.stats)
     return rounds
 
 

@@ -22,6 +22,7 @@ from benchmarks.command_line import add_commit, add_results, count, make_parser
 from benchmarks.model_shapes import SHAPES, ModelConfig
 from benchmarks.record import RESULTS, Figure, report
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
+from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
@@ -31,6 +32,8 @@ from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 
 Generate = Callable[[list[int], SamplingParams], AsyncGenerator[RequestOutput, None]]
 """`generate` of any client."""
+Stats = Callable[[], Awaitable[Mapping[str, Any]]]
+"""`stats` of any engine."""
 
 DENSE_L16: ModelConfig = SHAPES["dense_l16"]
 MOE_L12: ModelConfig = SHAPES["moe_l12"]
@@ -175,6 +178,18 @@ async def dummy_engine(
         yield engine
 
 
+@asynccontextmanager
+async def ray_engine(
+    options: Options, model: ModelConfig, sections: Mapping[str, Any], name: str
+) -> AsyncIterator[AsyncLLM]:
+    """An engine of actors with random weights for `model`, as users have it."""
+    async with (
+        dummy_config(options, model, sections) as config,
+        await AsyncLLM.start(config, name=name) as llm,
+    ):
+        yield llm
+
+
 class Prompts:
     """Random token ids, the same in every run."""
 
@@ -272,7 +287,7 @@ async def ask_batch(
     return list(await asyncio.gather(*asking))
 
 
-async def settle(stats: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+async def settle(stats: Stats) -> None:
     """Return once no request and no copy is left in an engine whose `stats` these are."""
     while True:
         figures = await stats()

@@ -4,6 +4,7 @@
 
 More contexts than L1 holds are asked about in turn, one request at a time, each time with other new
 tokens: so every context has left L1 when its turn comes, and is in L1 when it is asked about twice.
+Through `AsyncLLM`, on Ray.
 """
 
 import asyncio
@@ -17,18 +18,20 @@ from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
+    Generate,
     Options,
     Prompts,
+    Stats,
     ask,
-    dummy_engine,
     expect_sources,
     median_ttft_ms,
     parse_options,
+    ray_engine,
+    settle,
 )
 from benchmarks.model_shapes import ModelConfig
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
-from raydix.runtime.testing.engine import InProcessEngine
 
 MAX_L2_MS = {16: 28.0, 64: 25.0}
 """By page size."""
@@ -37,10 +40,11 @@ MIN_LOAD_GBPS = 50.0
 
 
 class Asker:
-    """Asks one engine about its contexts in turn."""
+    """Asks the engine with this `generate` and `stats` about its contexts in turn."""
 
-    def __init__(self, engine: InProcessEngine, sizes: Contexts, vocab_size: int) -> None:
-        self._engine = engine
+    def __init__(self, generate: Generate, stats: Stats, sizes: Contexts, vocab_size: int) -> None:
+        self._generate = generate
+        self._stats = stats
         self._sizes = sizes
         self._prompts = Prompts(vocab_size)
         self._contexts = [
@@ -53,8 +57,8 @@ class Asker:
         for context in self._contexts:
             for _ in range(times):
                 prompt = context + self._prompts.draw(self._sizes.new_tokens)
-                answer = await ask(self._engine.client.generate, prompt, 1)
-                await self._engine.settle()
+                answer = await ask(self._generate, prompt, 1)
+                await settle(self._stats)
             expect_sources(answer, **cached_tokens)
             answers.append(answer)
         return answers
@@ -73,18 +77,17 @@ async def measure(
     options: Options, page_size: int, sizes: Contexts, model: ModelConfig
 ) -> list[Figure]:
     """All states at one page size."""
-    async with dummy_engine(options, model, sizes.sections(page_size)) as engine:
-        asker = Asker(engine, sizes, int(model["vocab_size"]))
+    async with ray_engine(options, model, sizes.sections(page_size), "reload") as llm:
+        asker = Asker(llm.generate, llm.stats, sizes, int(model["vocab_size"]))
         cold = await asker.ask_each()
         await asker.ask_each(l2=sizes.context_tokens)
 
-        before = await engine.stats()
+        before = await llm.stats()
         from_l2: list[Answer] = []
         for _ in range(options.repeats):
             from_l2 += await asker.ask_each(l2=sizes.context_tokens)
-        num_bytes, seconds = loading(before, await engine.stats())
+        num_bytes, seconds = loading(before, await llm.stats())
         from_l1 = await asker.ask_each(times=2, l1=sizes.context_tokens)
-        await engine.check()
 
     rate = num_bytes / seconds / 1e9
     ceiling = load_gbps(options.device, int(num_bytes) // len(from_l2))

@@ -9,8 +9,7 @@ holds are asked about in turn, so that each is computed once and comes from L2 f
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -24,11 +23,11 @@ from benchmarks.engines import (
     Prompts,
     ask,
     ask_batch,
-    dummy_config,
     engine_sections,
     expect_sources,
     median_ttft_ms,
     parse_options,
+    ray_engine,
     settle,
 )
 from benchmarks.model_shapes import ModelConfig
@@ -136,21 +135,9 @@ class Asker:
         return [float(stats[f"gpu{rank}"]["loading_s"]) for rank in range(num_ranks)]
 
 
-@asynccontextmanager
-async def ray_engine(
-    options: Options, model: ModelConfig, sizes: Sizes, tp: int
-) -> AsyncIterator[AsyncLLM]:
-    """An engine of actors with random weights for `model`."""
-    async with (
-        dummy_config(options, model, sizes.sections(tp)) as config,
-        await AsyncLLM.start(config, name=f"tensor-parallel-{tp}") as llm,
-    ):
-        yield llm
-
-
 async def measure(options: Options, model: ModelConfig, sizes: Sizes, tp: int) -> Times:
     """One engine."""
-    async with ray_engine(options, model, sizes, tp) as llm:
+    async with ray_engine(options, model, sizes.sections(tp), f"tensor-parallel-{tp}") as llm:
         asker = Asker(llm, sizes, int(model["vocab_size"]))
         tpot_ms = {batch: await asker.tpot_ms(batch, options.repeats) for batch in sizes.batches}
 

@@ -14,8 +14,7 @@ several GPUs (`--dp`) clients alone are measured.
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,10 +30,10 @@ from benchmarks.engines import (
     Prompts,
     add_options,
     ask,
-    dummy_config,
     dummy_engine,
     engine_sections,
     options_of,
+    ray_engine,
     settle,
 )
 from benchmarks.gpu_steps import StepLog, step_floor_s
@@ -147,25 +146,13 @@ async def play(generate: Generate, load: Turns, prompts: Prompts, num_streams: i
     return Run(wall_s=time.monotonic() - began_s, answers=answers, prompt_tokens=prompt_tokens)
 
 
-@asynccontextmanager
-async def ray_engine(
-    options: Options, model: ModelConfig, sections: dict[str, Any]
-) -> AsyncIterator[AsyncLLM]:
-    """An engine of actors."""
-    async with (
-        dummy_config(options, model, sections) as config,
-        await AsyncLLM.start(config, name="turns") as llm,
-    ):
-        yield llm
-
-
 async def measure(
     options: Options, model: ModelConfig, load: Turns, num_streams: int
 ) -> list[Figure]:
     """What clients see, and the steps behind it."""
     prompts = Prompts(int(model["vocab_size"]))
     runs: list[Run] = []
-    async with ray_engine(options, model, load.sections(num_streams)) as llm:
+    async with ray_engine(options, model, load.sections(num_streams), "turns") as llm:
         warm = replace(load, num_turns=1, num_sessions=min(num_streams, load.num_sessions))
         await play(llm.generate, warm, prompts, num_streams)
         for _ in range(options.repeats):

@@ -295,7 +295,12 @@ async def measure_ttft(options: Options) -> list[Figure]:
         # Asked is what a hit takes, not whether it is predicted to be worth its load.
         sections["cache"]["load"] = "always"
         async with dummy_engine(options, HIT_MODEL, sections, build_model) as engine:
-            asker = Asker(engine, HIT_CONTEXTS, int(HIT_MODEL["vocab_size"]))
+            asker = Asker(
+                engine.client.generate,
+                engine.stats,
+                HIT_CONTEXTS,
+                int(HIT_MODEL["vocab_size"]),
+            )
             await asker.ask_each()
             await asker.ask_each(l2=HIT_CONTEXTS.context_tokens)
             answers: list[Answer] = []
