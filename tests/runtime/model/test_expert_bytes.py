@@ -32,6 +32,8 @@ def test_an_expert_passes_through_host_memory_bit_by_bit(
     copier = make_copier(device)
     expert_B = torch.zeros(expert_bytes(slots[0]), dtype=torch.uint8)
 
+    # The slots were drawn on another stream than the copier's.
+    copier.wait_for_device()
     copier.from_slot(slots[0], expert_B)
     copier.to_slot(expert_B, slots[2])
 
