@@ -52,7 +52,7 @@ from raydix.runtime.tiers.host_arena import ArenaLocation
 logger = logging.getLogger(__name__)
 
 MAX_STEPS_IN_FLIGHT = 8
-"""Steps that are enqueued and not yet reported; the Scheduler plans one ahead."""
+"""Steps that are enqueued and not yet reported; the Scheduler plans one or two ahead."""
 FINISH_S = 5.0
 """How long a stopping rank waits for its steps in flight, which a peer may never have received."""
 

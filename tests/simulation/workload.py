@@ -381,7 +381,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
 def change_weather(faults: Faults, draw: random.Random) -> None:
     """From now on links, steps and storage are as fast, and storage fails as often, as drawn."""
     faults.link_delay_s = draw.choice([0.0002, 0.002, 0.01])
-    faults.step_s = draw.choice([0.002, 0.01, 0.03])
+    faults.step_s = draw.choice([0.0005, 0.002, 0.01, 0.03])
     faults.copy_s = draw.choice([0.002, 0.02, 0.1])
     faults.storage_s = draw.choice([0.003, 0.03, 0.03, 0.03, 0.03, 0.3, 0.3, 5.0])
     faults.storage_failure_fraction = draw.choice([0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 1.0])
