@@ -51,7 +51,11 @@ def answer(**times: Any) -> Answer:
     return Answer(**{**fields, "tokens_by_source": {"l1": 4, "computed:last_token": 1}, **times})
 
 
-def test_reload_measures_each_state_at_both_page_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.ray
+@pytest.mark.slow
+def test_reload_measures_each_state_at_both_page_sizes(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures = figures_of(reload.main, capsys)
 
     for page_size in (16, 64):
@@ -64,7 +68,11 @@ def test_reload_measures_each_state_at_both_page_sizes(capsys: pytest.CaptureFix
     assert not any("max_value" in figure or "min_value" in figure for figure in figures.values())
 
 
-def test_cold_prefill_has_a_floor(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.ray
+@pytest.mark.slow
+def test_cold_prefill_has_a_floor(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     [figure] = figures_of(cold_prefill.main, capsys).values()
 
     assert figure["value"] > figure["baseline"] > 0
@@ -110,7 +118,11 @@ def test_tokens_count_as_beside_a_copy_if_it_was_under_way_all_the_time() -> Non
     assert decode_beside_copies.beside(stream, [window, later]).tolist() == [1, 3]
 
 
-def test_decode_tpot_is_measured_for_each_batch(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.ray
+@pytest.mark.slow
+def test_decode_tpot_is_measured_for_each_batch(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures = figures_of(decode_tpot.main, capsys)
 
     for batch in TINY_BATCHES.max_ms:
