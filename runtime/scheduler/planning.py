@@ -16,9 +16,7 @@ from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.transfers import Backup, Load, page_copies
 
 _STEPS_AHEAD = 2
-"""Steps with rows in flight: one runs, one is queued behind it."""
-_MORE_STEPS_AHEAD = 3
-"""The same, while each of them takes less than `_TURN_S`."""
+"""Steps with rows in flight: one runs, one is queued behind it. And one more if they are short."""
 _TURN_S = 1.25e-3
 """From a step's result to the step that is planned with it, on its device (H200 host: 0.9 to 1.4
 ms in half of all cases, 2026-11): a step in between that is shorter leaves the device idle."""
@@ -44,13 +42,15 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     lanes = replica.lanes_of(group)
     num_row_steps = max([lane.in_flight.num_row_steps for lane in lanes])
     has_loads = [lane for lane in lanes if lane.in_flight.ready_loads]
-    most_row_steps = _steps_ahead(replica, lanes, now_s)
-    if num_row_steps >= most_row_steps and not has_loads:
+    takes_rows = num_row_steps < _STEPS_AHEAD or (
+        num_row_steps == _STEPS_AHEAD and _are_short(replica, lanes, now_s)
+    )
+    if not takes_rows and not has_loads:
         return []
 
     drafts = [(lane, Draft()) for lane in lanes]
     has_rows = False
-    if num_row_steps < most_row_steps:
+    if takes_rows:
         draft_rows(replica, drafts, now_s)
         for lane, draft in drafts:
             if draft.has_rows:
@@ -75,15 +75,14 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     return _send(group, drafts, now_s)
 
 
-def _steps_ahead(replica: Replica, lanes: Sequence[Lane], now_s: float) -> int:
-    """How many steps with rows may be in flight."""
+def _are_short(replica: Replica, lanes: Sequence[Lane], now_s: float) -> bool:
+    """The steps in flight, of which some have rows, take less than a turn each."""
     steps = [step for lane in lanes for step in lane.in_flight.steps.values()]
     # No step that computes more than a token of each row is that short, or worth another ahead.
     if any(step.num_rows < step.num_tokens for step in steps):
-        return _STEPS_AHEAD
-    most_tokens = max([step.most_tokens for step in steps], default=0)
-    is_short = most_tokens > 0 and replica.decode_rate.predict_s(most_tokens, now_s) < _TURN_S
-    return _MORE_STEPS_AHEAD if is_short else _STEPS_AHEAD
+        return False
+    most_tokens = max([step.most_tokens for step in steps])
+    return replica.decode_rate.predict_s(most_tokens, now_s) < _TURN_S
 
 
 def _take_loads(replica: Replica, lane: Lane) -> list[Load]:

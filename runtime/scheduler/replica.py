@@ -37,8 +37,8 @@ from raydix.runtime.scheduler.transfers import Promotion
 from raydix.runtime.scheduler.waiting import Place
 
 _MAX_SESSIONS = 65_536
-_START_DECODE_S = 0.01
-"""Believed of a step in which `max_running_requests` decode, before one is observed."""
+_START_DECODE_S, _START_DECODE_ROWS_PER_S = 0.01, 25_600.0
+"""Believed of steps that decode before one is observed: fixed time, and little more for a row."""
 _FULL_LOAD_S = 0.002
 """A load that is predicted to take so long counts in full for the load rate, a shorter one less."""
 
@@ -91,8 +91,9 @@ class Replica:
             fixed_s=settings.start_prefill_s,
         )
         self.decode_rate = TimePredictor(
-            settings.max_running_requests / _START_DECODE_S,
+            _START_DECODE_ROWS_PER_S,
             full_amount=settings.max_running_requests,
+            fixed_s=_START_DECODE_S,
         )
         self.load_rate = TimePredictor(
             settings.start_load_bytes_per_s,

@@ -61,6 +61,7 @@ class CoreMachine(RuleBasedStateMachine):
         is_chunked=st.booleans(),
         prefix_caching=st.sampled_from([True, True, True, False]),
         lanes_per_group=st.sampled_from([1, NUM_LANES]),
+        step_s=st.sampled_from([0.0005, 0.01]),
     )
     def start(
         self,
@@ -75,6 +76,7 @@ class CoreMachine(RuleBasedStateMachine):
         is_chunked: bool,
         prefix_caching: bool,
         lanes_per_group: int,
+        step_s: float,
     ) -> None:
         # Pools of windows have room for one request, and often for no more.
         least = least_window_pages(layout, BUDGET_TOKENS if is_chunked else MAX_TOKENS)
@@ -96,6 +98,7 @@ class CoreMachine(RuleBasedStateMachine):
             prefetch=PrefetchSettings(strategy=strategy),
         )
         self.driver.token_of = token_of  # type: ignore[method-assign]
+        self.step_s = step_s
         self.expected: dict[str, Expected] = {}
         self.lost: set[int] = set()
         self.num_incarnations = 1
@@ -199,7 +202,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(lane=st.integers(0, NUM_LANES - 1), count=st.integers(1, 4))
     def step(self, lane: int, count: int) -> None:
         for _ in range(min(count, len(self.driver.plans[lane]))):
-            self.driver.step(lane)
+            self.driver.step(lane, seconds=self.step_s)
 
     @rule(lane=st.integers(0, NUM_LANES - 1), is_stale=st.sampled_from([False, False, False, True]))
     def finish_copies(self, lane: int, is_stale: bool) -> None:
