@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -185,10 +186,13 @@ async def dummy_engine(
 async def ray_engine(
     options: Options, model: ModelConfig, sections: Mapping[str, Any], name: str
 ) -> AsyncIterator[AsyncLLM]:
-    """An engine of actors with random weights for `model`, as users have it."""
+    """An engine of actors with random weights for `model`, as users have it.
+
+    Its name is `name` and this process: a benchmark may run twice at the same time.
+    """
     async with (
         dummy_config(options, model, sections) as config,
-        await AsyncLLM.start(config, name=name) as llm,
+        await AsyncLLM.start(config, name=f"{name}-{os.getpid()}") as llm,
     ):
         yield llm
 
