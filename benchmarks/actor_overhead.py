@@ -7,10 +7,10 @@ this process.
 """
 
 import asyncio
-import sys
 from dataclasses import asdict, dataclass
 from statistics import median
 
+from benchmarks.command_line import run
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
@@ -149,4 +149,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

@@ -29,7 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.command_line import count
+from benchmarks.command_line import count, make_parser, run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -286,13 +286,16 @@ def main(arguments: argparse.Namespace) -> int:
     return options.report("aiperf", config, figures)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def command() -> int:
+    """Read the command line and measure."""
+    parser = make_parser(__doc__)
     add_options(parser, Options(device="cpu"))
     parser.add_argument("--requests", type=count, default=500, help="of the trace, from its start")
     parser.add_argument("--divisor", type=count, default=64, help="of the trace's lengths")
     parser.add_argument("--speed", type=float, default=1.0, help="of the trace's clock")
     parser.add_argument("--environment", type=Path, default=_ENVIRONMENT, help="AIPerf's folder")
-    sys.exit(main(parser.parse_args()))
+    return main(parser.parse_args())
+
+
+if __name__ == "__main__":
+    run(command)

@@ -10,7 +10,6 @@ model with experts rests on the tokens that rounding sends to other experts, the
 others.
 """
 
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.bare_runner import BareRunner
+from benchmarks.command_line import run
 from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
 from benchmarks.reference_models import (
@@ -134,4 +134,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

@@ -8,13 +8,13 @@ copy the same pages as they are. Also, without a bar: how much decode attention 
 unending copies, and beside those of the same pages as they are.
 """
 
-import sys
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.command_line import run
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.page_copy import (
     ARENA_BYTES,
@@ -155,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,7 +10,6 @@ model's own rounding to bfloat16 changes.
 """
 
 import queue
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.bare_runner import BareRunner
+from benchmarks.command_line import run
 from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
 from benchmarks.reference_models import divergence, draw_prompts, make_configs, make_reference
@@ -152,4 +152,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

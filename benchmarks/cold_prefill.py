@@ -8,10 +8,10 @@ torch's attention, measured in the same run.
 """
 
 import asyncio
-import sys
 from dataclasses import asdict
 
 from benchmarks.ceilings import attention_tflops, matmul_tflops
+from benchmarks.command_line import run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -82,4 +82,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

@@ -1,9 +1,20 @@
 """The parts of a command line that benchmarks share."""
 
 import argparse
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.record import RESULTS
+from raydix.runtime.cli.endings import plain_endings
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """End the program with the status that `main` returns, or plainly with what it raises."""
+    with plain_endings():
+        sys.exit(main())
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -24,9 +35,23 @@ def count(text: str) -> int:
     return number
 
 
+def writable_folder(text: str) -> Path:
+    """An argument that names a folder, which is made. Raises what argparse tells the user of."""
+    folder = Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # What permissions and mounts allow, only an attempt shows: before hours are measured.
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no folder for files: {error.strerror}; expected one that can be written"
+        ) from None
+
+
 def add_results(parser: argparse.ArgumentParser, help: str, default: Path | None = RESULTS) -> None:
     """`--results`: the folder for the record. Default None: it is printed and not kept."""
-    parser.add_argument("--results", type=Path, default=default, help=help)
+    parser.add_argument("--results", type=writable_folder, default=default, help=help)
 
 
 def add_commit(parser: argparse.ArgumentParser) -> None:

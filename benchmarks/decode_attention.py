@@ -7,11 +7,10 @@ query heads, at page sizes 16 and 64; the same with sinks, with a soft cap, and 
 4,096 tokens in contexts of 8,192 and 32,768. Latents of 576 dims, read by 16, 32 and 128 heads.
 """
 
-import sys
-
 import torch
 from torch import Tensor
 
+from benchmarks.command_line import run
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
@@ -181,4 +180,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

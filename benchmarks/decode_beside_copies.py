@@ -9,7 +9,6 @@ them then. Its own time is that of the same batch without copies, before and aft
 """
 
 import asyncio
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.command_line import run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -278,4 +278,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from benchmarks.bare_runner import add_requests, plan_rows
-from benchmarks.command_line import add_commit, add_results, make_parser
+from benchmarks.command_line import add_commit, add_results, make_parser, run
+from benchmarks.gpus import require_gpus
 from benchmarks.model_shapes import write_config
 from benchmarks.record import Figure, report
 from raydix.runtime.config.kv_shard import KvShard
@@ -123,6 +124,7 @@ def main() -> int:
     add_commit(parser)
     add_results(parser, help="folder for the record")
     options = parser.parse_args()
+    require_gpus(1)
 
     driver = ContextDriver(max(MAX_MS))
     figures = []
@@ -155,4 +157,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

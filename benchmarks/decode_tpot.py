@@ -16,12 +16,12 @@ others: a temperature near zero tells the two effects apart.
 """
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
 from benchmarks.ceilings import memory_gbps
+from benchmarks.command_line import run
 from benchmarks.engines import (
     GREEDY,
     MOE_L12,
@@ -181,4 +181,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, Store
 
-from benchmarks.command_line import add_commit, add_results, count, make_parser
+from benchmarks.command_line import add_commit, add_results, count, make_parser, run
+from benchmarks.gpus import require_gpus
 from benchmarks.record import Figure, report
 from raydix.moe.dispatch.libraries import ADAPTERS, connect_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
@@ -350,9 +350,7 @@ def main() -> int:
     add_results(parser, help="folder for the record")
     add_commit(parser)
     arguments = parser.parse_args()
-    num_gpus = torch.cuda.device_count()
-    if num_gpus < arguments.ranks:
-        parser.error(f"--ranks is {arguments.ranks}, a GPU each; this machine has {num_gpus}")
+    require_gpus(arguments.ranks)
 
     gpu, times = run_ranks(arguments)
     config = {
@@ -378,4 +376,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

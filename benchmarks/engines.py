@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.command_line import add_commit, add_results, count, make_parser
+from benchmarks.gpus import require_gpus
 from benchmarks.model_shapes import SHAPES, ModelConfig
 from benchmarks.record import RESULTS, Figure, report
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
@@ -91,11 +93,11 @@ class Options:
         return report(benchmark, config, figures, keep_in=keep_in, at_commit=self.commit)
 
 
-def parse_options(description: str | None, device: str = "cuda") -> Options:
+def parse_options(description: str | None, device: str = "cuda", num_gpus: int = 1) -> Options:
     """Read the command line that all end-to-end benchmarks have. `device`: if it names none."""
     parser = make_parser(description)
     add_options(parser, Options(device=device))
-    return options_of(parser.parse_args())
+    return options_of(parser.parse_args(), num_gpus)
 
 
 def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:
@@ -107,8 +109,10 @@ def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:
     add_commit(parser)
 
 
-def options_of(arguments: argparse.Namespace) -> Options:
-    """What the command line says."""
+def options_of(arguments: argparse.Namespace, num_gpus: int = 1) -> Options:
+    """What the command line says. Raises ConfigError without the GPUs that it asks for."""
+    if arguments.device == "cuda":
+        require_gpus(num_gpus, "--device cpu --tiny tries it without.")
     return Options(
         device=arguments.device,
         is_tiny=arguments.tiny,
@@ -182,10 +186,13 @@ async def dummy_engine(
 async def ray_engine(
     options: Options, model: ModelConfig, sections: Mapping[str, Any], name: str
 ) -> AsyncIterator[AsyncLLM]:
-    """An engine of actors with random weights for `model`, as users have it."""
+    """An engine of actors with random weights for `model`, as users have it.
+
+    Its name is `name` and this process: a benchmark may run twice at the same time.
+    """
     async with (
         dummy_config(options, model, sections) as config,
-        await AsyncLLM.start(config, name=name) as llm,
+        await AsyncLLM.start(config, name=f"{name}-{os.getpid()}") as llm,
     ):
         yield llm
 

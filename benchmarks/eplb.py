@@ -12,7 +12,6 @@ of a trace are the worst of its steps, times the median. The incremental planner
 of each rank empty, for migrations.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -20,7 +19,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command_line import add_keep, count, make_parser
+from benchmarks.command_line import add_keep, count, make_parser, run
 from benchmarks.record import Figure, report
 from raydix.moe.eplb import eplb_placement, plan_eplb
 from raydix.moe.expert_time import replica_rows
@@ -168,4 +167,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -19,10 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import make_parser, run
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
@@ -306,7 +305,8 @@ def main(options: Options, choices: Choices, parts: list[str]) -> int:
     return max(statuses)
 
 
-if __name__ == "__main__":
+def command() -> int:
+    """Read the command line and measure."""
     command_line = make_parser(__doc__)
     add_options(command_line, Options(repeats=3))
     command_line.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -314,13 +314,15 @@ if __name__ == "__main__":
     command_line.add_argument("--dispatch", default=Choices.dispatch, help="experts.dispatch")
     command_line.add_argument("--l3-folder", type=Path, help="whole: where L3's files are")
     read = command_line.parse_args()
-    if read.device == "cuda" and torch.cuda.device_count() < NUM_RANKS:
-        command_line.error(f"--device cuda needs {NUM_RANKS} GPUs; --device cpu --tiny tries it")
+    options = options_of(read, NUM_RANKS)
     chosen = Choices(whole_model=read.model, dispatch=read.dispatch, l3_folder=read.l3_folder)
     # One for all engines: each would start its own.
     cluster = PrivateCluster()
     try:
-        status = main(options_of(read), chosen, read.parts)
+        return main(options, chosen, read.parts)
     finally:
         cluster.stop()
-    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run(command)

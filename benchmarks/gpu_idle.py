@@ -12,7 +12,6 @@ a pass as idle.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from benchmarks.command_line import run
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
@@ -221,4 +221,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

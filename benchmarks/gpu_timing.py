@@ -1,12 +1,22 @@
 """What the benchmarks of kernels share: times on the device, the command line and the record."""
 
+import sys
 from collections.abc import Callable, Mapping
 
 import torch
-from triton.testing import do_bench
 
 from benchmarks.command_line import add_commit, add_results, make_parser
+from benchmarks.gpus import require_gpus
 from benchmarks.record import Figure, report
+
+try:
+    from triton.testing import do_bench
+except ModuleNotFoundError:
+    # All who import this measure Triton's kernels, and would import those next.
+    sys.exit(
+        f"torch {torch.__version__} has no Triton, which these kernels are written in; expected a "
+        "torch for CUDA, and a GPU."
+    )
 
 Work = Callable[[], object]
 """Enqueues on the current stream."""
@@ -39,6 +49,7 @@ def run_kernel_benchmark(
     add_results(parser, help="folder for the record")
     add_commit(parser)
     arguments = parser.parse_args()
+    require_gpus(1)
 
     torch.manual_seed(0)
     figures = measure()

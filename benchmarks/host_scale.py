@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from time import thread_time
 
-from benchmarks.command_line import add_results, count, make_parser
+from benchmarks.command_line import add_results, count, make_parser, run
 from benchmarks.model_shapes import small_model_layout
 from benchmarks.record import Figure, report
 from raydix.ids import ConnectionId, LeaseId, LookupId
@@ -268,4 +268,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -19,6 +19,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks.actor_overhead import Service, compare, streams_of, tokens_per_s
+from benchmarks.command_line import run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -189,4 +190,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

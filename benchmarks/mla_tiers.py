@@ -20,7 +20,6 @@ import argparse
 import multiprocessing
 import queue
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -32,7 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.command_line import add_commit, add_results, count, make_parser
+from benchmarks.command_line import add_commit, add_results, count, make_parser, run
+from benchmarks.gpus import require_gpus
 from benchmarks.record import Figure, report
 from raydix.ids import HostPageId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
@@ -376,6 +376,8 @@ def main() -> int:
     add_results(parser, "folder for the record", default=None)
     add_commit(parser)
     arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        require_gpus(arguments.ranks)
 
     config = {
         "attention": "DeepSeek-V3, 61 layers",
@@ -394,4 +396,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

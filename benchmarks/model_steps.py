@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from benchmarks.bare_runner import add_requests, plan_rows
-from benchmarks.command_line import add_commit, add_results, make_parser
+from benchmarks.command_line import add_commit, add_results, make_parser, run
+from benchmarks.gpus import require_gpus
 from benchmarks.model_shapes import SHAPES, write_config
 from benchmarks.record import Figure, report
 from benchmarks.workloads import MAX_COLD_MS, MAX_IDLE_FRACTION, MAX_TPOT_MS
@@ -147,6 +148,7 @@ def main() -> int:
     add_commit(parser)
     add_results(parser, help="folder for the record")
     options = parser.parse_args()
+    require_gpus(1)
 
     batches = [int(batch) for batch in options.batches.split(",")]
     driver = StepDriver(options.shape, max(batches))
@@ -234,4 +236,4 @@ def _print_profile(driver: StepDriver, title: str, batch: int | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

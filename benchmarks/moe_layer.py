@@ -9,7 +9,6 @@ choices: two products with SiLU-mul in between. The floor is the larger of weigh
 TB/s and operations / 790 TFLOP/s. Both run as CUDA graphs.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.command_line import run
 from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.glu_form import SiluGlu
@@ -192,4 +192,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

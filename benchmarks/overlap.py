@@ -9,12 +9,12 @@ alone.
 """
 
 import asyncio
-import sys
 from dataclasses import asdict
 from itertools import takewhile
 
 import numpy as np
 
+from benchmarks.command_line import run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -146,4 +146,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

@@ -9,7 +9,6 @@ decode attention slows down beside unending copies.
 """
 
 import mmap
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.command_line import run
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
@@ -269,4 +269,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -6,22 +6,39 @@ Records of `raydix bench --json` have the same shape. Needs matplotlib.
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import make_parser, run
+from raydix.errors import BadRequest, ConfigError
 
 _INCHES_PER_FIGURE = 0.35
 _WIDTH_INCHES = 10.0
 
 
+def read_record(path: Path) -> Mapping[str, Any]:
+    """One record. Raises BadRequest for a file that has none."""
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise BadRequest(f"{path} is no JSON: {error}; expected one record.") from error
+
+    if not isinstance(record, dict) or not isinstance(record.get("figures"), list):
+        raise BadRequest(f"{path} has no figures; expected the record of a benchmark.")
+    return record
+
+
 def draw(record: Mapping[str, Any], path: Path) -> None:
-    """Write one record's picture. Raises ImportError without matplotlib."""
+    """Write one record's picture. Raises ConfigError without matplotlib."""
     # Imported here: everything else in this folder does without.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError("Pictures need matplotlib: pip install matplotlib.") from error
 
     by_unit: dict[str, list[dict[str, Any]]] = {}
     for figure in record["figures"]:
@@ -72,9 +89,9 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+")
     for path in parser.parse_args().records:
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
+        draw(read_record(path), path.with_suffix(".png"))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,14 +9,13 @@ only a load that starts early can hide.
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.command_line import add_results, count, make_parser
+from benchmarks.command_line import add_results, count, make_parser, run
 from benchmarks.engines import Answer, Prompts, ask, engine_sections, expect_sources
 from benchmarks.model_shapes import make_layout
 from benchmarks.record import Figure, report
@@ -211,7 +210,7 @@ CASES = (
 )
 
 
-async def run(setting: Setting) -> list[Figure]:
+async def measure_all(setting: Setting) -> list[Figure]:
     """Every case."""
     figures = [Figure(name="perfect_ttft", value=setting.perfect_ms, unit="ms")]
     for case in CASES:
@@ -242,8 +241,10 @@ def main() -> int:
         max_bytes_per_s=arguments.max_bytes_per_s,
         repeats=arguments.repeats,
     )
-    return report("prefetch", asdict(setting), asyncio.run(run(setting)), keep_in=arguments.results)
+    return report(
+        "prefetch", asdict(setting), asyncio.run(measure_all(setting)), keep_in=arguments.results
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -6,11 +6,10 @@ bf16, 32 query heads, 8 KV heads of 128 (SDPA gets its keys repeated for all 32)
 and of 32,768 tokens in random pages, at page sizes 16 and 64.
 """
 
-import sys
-
 import torch
 from torch.nn import functional
 
+from benchmarks.command_line import run
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
@@ -88,4 +87,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -16,7 +16,6 @@ counts: other processes share the machine's caches.
 
 import gzip
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command_line import count, make_parser
+from benchmarks.command_line import count, make_parser, run
 from benchmarks.record import Figure, report
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key
@@ -376,4 +375,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

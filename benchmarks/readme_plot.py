@@ -4,12 +4,12 @@ python -m benchmarks.readme_plot   # writes docs/images/first-token-*.svg; needs
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import run
 from benchmarks.record import REPOSITORY
 from benchmarks.rows import with_unit
 
@@ -83,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

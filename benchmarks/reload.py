@@ -8,12 +8,12 @@ Through `AsyncLLM`, on Ray.
 """
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.ceilings import load_gbps
+from benchmarks.command_line import run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -133,4 +133,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__)))

@@ -7,11 +7,10 @@ The launches of a captured step, in CUDA graphs, on bf16 logits of 151,936 token
 at that batch, measured on one H200.
 """
 
-import sys
-
 import numpy as np
 import torch
 
+from benchmarks.command_line import run
 from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.sampling import sample_cut, sample_whole
@@ -78,4 +77,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,14 +9,13 @@ timed in the same run, so that records of different machines can be compared.
 
 import gc
 import statistics
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks import host_scale, long_turns
-from benchmarks.command_line import add_keep, make_parser
+from benchmarks.command_line import add_keep, make_parser, run
 from benchmarks.record import Figure, report
 from benchmarks.scheduler_bench import Bench, halves, not_found, settings_of
 from benchmarks.scheduler_engine import Engine
@@ -227,4 +226,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -8,7 +8,6 @@ matrices of a layer of dense_l16 in turn, with the norms and the activation betw
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import make_parser, run
 from benchmarks.gpu_timing import capture
+from benchmarks.gpus import require_gpus
 from benchmarks.model_shapes import SHAPES
 from raydix.kernels.activation import glu
 from raydix.kernels.glu_form import SiluGlu
@@ -193,6 +193,7 @@ def main() -> int:
     parser.add_argument("--models", default="dense_l16,moe_l12")
     parser.add_argument("--tokens", default="16,32")
     options = parser.parse_args()
+    require_gpus(1)
     torch.manual_seed(0)
     models = options.models.split(",")
     tokens = [int(count) for count in options.tokens.split(",")]
@@ -228,4 +229,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

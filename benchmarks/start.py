@@ -31,7 +31,7 @@ from typing import Any
 import yaml
 
 from benchmarks.checkpoint_files import write_checkpoint
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import make_parser, run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -328,10 +328,15 @@ def main(options: Options, models: Sequence[str]) -> int:
     return options.report("start", {"model": ", ".join(models), **asdict(load)}, figures)
 
 
-if __name__ == "__main__":
+def command() -> int:
+    """Read the command line and measure."""
     command_line = make_parser(__doc__)
     add_options(command_line, Options())
     names = [case.name for case in CASES]
     command_line.add_argument("--model", nargs="+", choices=names, default=names)
     read = command_line.parse_args()
-    sys.exit(main(options_of(read), read.model))
+    return main(options_of(read), read.model)
+
+
+if __name__ == "__main__":
+    run(command)

@@ -7,12 +7,11 @@ python -m benchmarks.step_overhead --ranks 2 --step-ms 0                 # the S
 import asyncio
 import os
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.command_line import add_keep, count, make_parser
+from benchmarks.command_line import add_keep, count, make_parser, run
 from benchmarks.record import Figure, report
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
@@ -108,7 +107,7 @@ async def _read_streams(link: Link, num_requests: int) -> float:
     return statistics.median(intervals_ms)
 
 
-async def run(num_ranks: int, request_counts: list[int], step_ms: float) -> list[Figure]:
+async def measure_all(num_ranks: int, request_counts: list[int], step_ms: float) -> list[Figure]:
     """One engine, one measurement per number of requests after a warm-up."""
     config = load_config(
         {
@@ -158,11 +157,11 @@ def main() -> int:
     arguments = parser.parse_args()
 
     counts = arguments.requests or ([64] if arguments.step_ms else [1, 64, 128])
-    figures = asyncio.run(run(arguments.ranks, counts, arguments.step_ms))
+    figures = asyncio.run(measure_all(arguments.ranks, counts, arguments.step_ms))
     config = {"ranks": arguments.ranks, "requests": counts, "step_ms": arguments.step_ms}
     name = "step_overhead" if arguments.step_ms else "scheduler_cpu"
     return report(name, config, figures, keep_in=arguments.keep)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

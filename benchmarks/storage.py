@@ -22,7 +22,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from benchmarks.command_line import add_results, count, make_parser
+from benchmarks.command_line import add_results, count, make_parser, run
 from benchmarks.record import Figure, report
 from benchmarks.storage_direct import Direct, DirectFiles, DirectMooncake, DirectNixl, DirectRedis
 from raydix.ids import BatchId, HostPageId, PageKey
@@ -274,4 +274,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import add_results, count, make_parser
+from benchmarks.command_line import add_results, count, make_parser, run
 from benchmarks.engines import ask, engine_sections
 from benchmarks.faulty_storage import FAULTS, FaultyStorage, Served, without_l3
 from benchmarks.record import Figure, report
@@ -351,4 +351,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

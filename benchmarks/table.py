@@ -7,12 +7,11 @@ python -m benchmarks.table --check   # exits 1 if either says anything but what 
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import make_parser
+from benchmarks.command_line import make_parser, run
 from benchmarks.headlines import render_headlines
 from benchmarks.record import REPOSITORY, RESULTS
 from benchmarks.rows import cells, device
@@ -80,4 +79,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

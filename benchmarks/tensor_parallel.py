@@ -8,12 +8,12 @@ holds are asked about in turn, so that each is computed once and comes from L2 f
 """
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks.command_line import run
 from benchmarks.decode_tpot import steady_tpot_ms
 from benchmarks.engines import (
     DENSE_TINY,
@@ -214,4 +214,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__)))
+    run(lambda: main(parse_options(__doc__, num_gpus=max(DEGREES))))

@@ -12,7 +12,6 @@ several GPUs (`--dp`) clients alone are measured.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import count, make_parser
+from benchmarks.command_line import count, make_parser, run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -260,7 +259,8 @@ def main(options: Options, streams: Sequence[int], changes: dict[str, Any]) -> i
     return options.report("turns", {"model": "dense_l16", **asdict(load)}, figures)
 
 
-if __name__ == "__main__":
+def command() -> int:
+    """Read the command line and measure."""
     command_line = make_parser(__doc__)
     add_options(command_line, Options())
     command_line.add_argument("--streams", type=count, nargs="+", default=[16, 4])
@@ -273,4 +273,8 @@ if __name__ == "__main__":
         for name, value in vars(read).items()
         if value is not None and name in Turns.__dataclass_fields__
     }
-    sys.exit(main(options_of(read), read.streams, given))
+    return main(options_of(read, num_gpus=read.dp or 1), read.streams, given)
+
+
+if __name__ == "__main__":
+    run(command)

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.command_line import count, make_parser
+from benchmarks.command_line import count, make_parser, run
 from benchmarks.model_shapes import make_layout
 from benchmarks.modelled_device import ModelledDevice, ModelledStep
 from benchmarks.scheduler_engine import Engine
@@ -144,7 +144,7 @@ def _mean_ms(steps: Sequence[ModelledStep]) -> float:
     return 1e3 * sum(step.seconds for step in steps) / max(1, len(steps))
 
 
-def main() -> None:
+def main() -> int:
     """Print a line for each slowdown."""
     parser = make_parser(__doc__)
     parser.add_argument("--streams", type=count, default=16)
@@ -162,7 +162,8 @@ def main() -> None:
     )
     for slowdown in options.slowdown:
         print(describe(load, options.streams, slowdown, options.saved_ms), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,7 +10,6 @@ values of window layers in full.
 
 import asyncio
 import bisect
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.command_line import run
 from benchmarks.engines import Answer, Options, dummy_engine, median_ttft_ms, parse_options
 from benchmarks.model_shapes import SHAPES, write_config
 from benchmarks.record import Figure, report
@@ -333,4 +333,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parse_options(__doc__, device="cpu")))
+    run(lambda: main(parse_options(__doc__, device="cpu")))

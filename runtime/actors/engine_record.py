@@ -6,7 +6,9 @@ temporary folder is not believed.
 """
 
 import contextlib
+import itertools
 import json
+import logging
 import os
 import stat
 import time
@@ -17,6 +19,8 @@ from pathlib import Path
 from raydix.errors import ConfigError
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.lock_file import LockFile, LockHeld, read_if_held
+
+logger = logging.getLogger(__name__)
 
 _ROOT = Path("/tmp")  # not the user's TMPDIR, which may differ between the user's processes
 _MODE = 0o700
@@ -94,9 +98,19 @@ def running_names() -> list[str]:
 def require_free_name(name: str, patience_s: float = NAME_RELEASE_S) -> None:
     """Raise ConfigError if an engine has this name, and keeps it for `patience_s`."""
     give_up_s = time.monotonic() + patience_s
-    while read_if_held(_path_of(name)) is not None:
+    for attempt in itertools.count(1):
+        if read_if_held(_path_of(name)) is None:
+            return
         if time.monotonic() > give_up_s:
             raise ConfigError(_taken(name))
+
+        # Not at once: who only looks, as others may, has it for a moment.
+        if attempt == _NUM_ATTEMPTS:
+            logger.warning(
+                "an engine has the name %s; waiting up to %g s, as it may be ending",
+                name,
+                patience_s,
+            )
         time.sleep(_RETRY_S)
 
 

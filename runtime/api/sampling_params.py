@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Self
 
 from raydix.errors import BadParameter, BadRequest
+from raydix.runtime.api.prompts import is_unicode
 from raydix.runtime.messages.plan import MAX_BIAS, MAX_BIASED_TOKENS, DeviceSampling
 
 MAX_LOGPROBS = 20
@@ -112,7 +113,7 @@ class SamplingParams:
     """None: the rest of the model's context."""
     min_tokens: int = 0
     """Before this many output tokens EOS (under `ignore_eos`, too) and stop ids are not sampled,
-    and stop strings have no effect."""
+    and stop strings have no effect. More than the context has room for: all of that."""
     logprobs: int | None = None
     """None: none. k: of the sampled token and of the k most likely, from raw logits; at most 20."""
     prompt_logprobs: int | None = None
@@ -294,7 +295,9 @@ def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     _require(stop is None or is_readable, "stop", stop, "a str, a list of them, or None")
     strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     for each in strings:
-        _require(isinstance(each, str) and each != "", "stop", list(strings), "non-empty strings")
+        is_wanted = isinstance(each, str) and each != "" and is_unicode(each)
+        expected = "non-empty strings without half of a surrogate pair, which no text holds"
+        _require(is_wanted, "stop", list(strings), expected)
     return strings
 
 

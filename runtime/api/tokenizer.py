@@ -11,6 +11,7 @@ from typing import Any
 
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from raydix.runtime.api.prompts import is_unicode
 from raydix.runtime.model.hub import settings_folder
 from raydix.runtime.model.late_import import import_late
 
@@ -129,6 +130,11 @@ class Tokenizer:
         except (TemplateError, *_TEMPLATE_ERRORS) as error:
             reason = str(error).rstrip(".")
             raise BadRequest(f"The chat template refuses these messages: {reason}.") from error
+        # Of all that the template has taken from messages, tools and names.
+        if not is_unicode(text):
+            raise BadRequest(
+                "The chat holds half of a surrogate pair, which is no Unicode text. Remove it."
+            )
         return list(self._wrapped.encode(text, add_special_tokens=False, verbose=False))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:

@@ -86,7 +86,13 @@ async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
     started_s = time.monotonic()
     checkpoint = options.folder / "checkpoint"
     if not (checkpoint / "config.json").is_file():
-        write_demo_checkpoint(checkpoint)
+        try:
+            write_demo_checkpoint(checkpoint)
+        except OSError as error:
+            raise ConfigError(
+                f"--folder {options.folder} cannot be written: {error.strerror}. Name a folder of "
+                "yours."
+            ) from error
     config = demo_config(options)
     tokenizer = await asyncio.to_thread(_load_tokenizer, checkpoint)
     conversations = new_conversations()

@@ -5,7 +5,6 @@ does. Help needs all of them, and must come at once: what is slow to import (ray
 brings, torch, the storage backends) is imported in the function that needs it.
 """
 
-import errno
 import io
 import os
 import sys
@@ -14,16 +13,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from raydix import __version__
-from raydix.errors import RaydixError
-from raydix.missing import advice
 from raydix.runtime.cli import cache, config
 from raydix.runtime.cli.bench import bench
 from raydix.runtime.cli.dashboards import dashboards
 from raydix.runtime.cli.demo import demo
 from raydix.runtime.cli.doctor import doctor
+from raydix.runtime.cli.endings import plain_endings
 from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.serve import serve
-from raydix.runtime.cli.stop_signal import STOPPED_STATUS, StoppedWhileStarting
 
 app = typer.Typer(
     help="Serve large language models on Ray actors, "
@@ -59,48 +56,12 @@ app.add_typer(config.app, name="config")
 
 
 def main() -> NoReturn:
-    """Run the command line and exit.
-
-    An error that Raydix raises on purpose is one line on stderr and exit status 1.
-    """
+    """Run the command line and exit; errors end it as `plain_endings` says."""
     # Ray prints a paragraph for each worker that dies. The Supervisor says the same in a line.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     # Models say everything; what a locale other than UTF-8 has no bytes for is written as \u4e2d.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
+    with plain_endings():
         app()
-    except RaydixError as error:
-        _fail(error)
-    except ExceptionGroup as group:
-        # A group of tasks wraps what one of them raised. If anything else is in it, that is a bug.
-        expected, others = group.split(RaydixError)
-        if expected is None or others is not None:
-            raise
-        _fail(_first_in(expected))
-    except ModuleNotFoundError as error:
-        # Most packages are imported by the verb that needs them.
-        text = advice(error)
-        if text is None:
-            raise
-        sys.exit(text)
-    except OSError as error:
-        # Of a full disk, perhaps that on which our output lands, there is no more to say.
-        if error.errno != errno.ENOSPC:
-            raise
-        _fail(error)
-    except (KeyboardInterrupt, StoppedWhileStarting):
-        sys.exit(STOPPED_STATUS)
     sys.exit(0)
-
-
-def _first_in(group: BaseExceptionGroup[RaydixError]) -> BaseException:
-    first: BaseException = group
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first
-
-
-def _fail(error: BaseException) -> NoReturn:
-    print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-    sys.exit(1)

@@ -262,7 +262,7 @@ class SchedulerSection(Section):
         description="A step that computes prompts takes at most so many times as long as its "
         "decodes alone would. Less: steadier output; more: earlier first tokens.",
     )
-    max_running_requests: Count = Field(
+    max_running_requests: Annotated[int, Field(ge=1, le=65536)] = Field(
         64, description="Requests that a rank generates for at once."
     )
     max_waiting_requests: Count = Field(

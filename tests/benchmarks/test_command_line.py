@@ -1,8 +1,16 @@
 import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.command_line import count
+from benchmarks.command_line import add_results, count, make_parser, run
+from benchmarks.gpus import require_gpus
+from benchmarks.record import REPOSITORY
+from raydix.errors import ConfigError
 
 
 def test_a_count_is_at_least_one() -> None:
@@ -13,3 +21,65 @@ def test_a_count_is_at_least_one() -> None:
 def test_no_other_count_is_taken(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no number of at least 1"):
         count(text)
+
+
+def test_a_folder_for_records_is_made(tmp_path: Path) -> None:
+    parser = make_parser(None)
+    add_results(parser, help="folder for the record")
+
+    folder = parser.parse_args(["--results", str(tmp_path / "new" / "results")]).results
+
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    parser = make_parser(None)
+    add_results(parser, help="folder for the record")
+
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--results", str(tmp_path / "file" / "results")])
+
+    assert "expected one that can be written" in capsys.readouterr().err
+
+
+def test_a_run_ends_with_the_status_of_its_bars() -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: 1)
+
+    assert ended.value.code == 1
+
+
+def test_ctrl_c_ends_a_run_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run(interrupted)
+
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_too_few_gpus_are_told_with_how_many_were_expected() -> None:
+    more = torch.cuda.device_count() + 1
+
+    with pytest.raises(ConfigError, match=f"expected at least {more}. Try a cpu."):
+        require_gpus(more, "Try a cpu.")
+
+
+@pytest.mark.parametrize("words", [("reload",), ("plot", "nowhere.json")], ids=["gpu", "file"])
+def test_what_a_benchmark_lacks_is_one_line(words: tuple[str, ...]) -> None:
+    module, *arguments = words
+    ended = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr

@@ -1,7 +1,9 @@
 """The end-to-end benchmarks, tiny and on the cpu: they measure what they say they do."""
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,20 @@ from benchmarks import (
     reload,
     tensor_parallel,
 )
-from benchmarks.engines import MOE_TINY, Answer, Options, expect_sources
+from benchmarks.engines import (
+    DENSE_TINY,
+    MOE_TINY,
+    Answer,
+    Options,
+    expect_sources,
+    ray_engine,
+)
 from benchmarks.reference_models import MIN_TOP1
 from benchmarks.watched_copies import Window
 from benchmarks.workloads import TINY_BATCHES
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.config.engine import EngineConfig
 
 TINY = Options(device="cpu", is_tiny=True, repeats=1)
 
@@ -216,6 +227,22 @@ def test_steady_tpot_leaves_out_the_time_in_which_requests_are_missing() -> None
 def test_steady_tpot_needs_requests_that_overlap() -> None:
     with pytest.raises(RuntimeError, match="at the same time"):
         decode_tpot.steady_tpot_ms([answer(), answer(first_s=3.0)])
+
+
+async def test_a_benchmark_may_run_twice_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: set[str] = set()
+
+    async def start(config: EngineConfig, *, name: str) -> AsyncExitStack:
+        names.add(name)
+        return AsyncExitStack()
+
+    monkeypatch.setattr(AsyncLLM, "start", start)
+    for process in (7, 8):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        async with ray_engine(TINY, DENSE_TINY, {}, "turns"):
+            pass
+
+    assert names == {"turns-7", "turns-8"}
 
 
 def test_another_state_than_meant_is_refused() -> None:

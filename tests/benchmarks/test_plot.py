@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plot import draw
+from benchmarks.plot import draw, read_record
 from benchmarks.record import REPOSITORY
 from benchmarks.table import read_records
+from raydix.errors import BadRequest
 from raydix.runtime.cli.bench import Plan, record_of
 from raydix.runtime.cli.load.arrivals import ClosedLoop
 from raydix.runtime.cli.load.report import Outcome, summarise
@@ -37,3 +38,15 @@ def test_a_record_of_raydix_bench_can_be_drawn(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "benchmarks.plot", path], cwd=REPOSITORY, check=True)
 
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"\xff", "is no JSON"), (b"{", "is no JSON"), (b"[]", "has no figures")],
+)
+def test_a_file_that_is_no_record_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+
+    with pytest.raises(BadRequest, match=problem):
+        read_record(path)

@@ -74,14 +74,15 @@ def require_node(
 
     has = "; ".join(_shown(node, sorted(needed)) for node in nodes)
     lacking = set.intersection(*(_lacking(needed, node) for node in nodes)) if nodes else set()
-    advice = ["Lower parallel.dp or parallel.tp", "use a larger node"]
+    advice = ["lower parallel.dp or parallel.tp", "use a larger node"]
     if "memory" in lacking:
-        advice.insert(0, "Lower cache.l2.bytes_per_node or cache.l1.num_pages")
+        advice.insert(0, "lower cache.l2.bytes_per_node or cache.l1.num_pages")
     if "GPU" in lacking:
         advice.append("set model.device to cpu")
+    advised = ", or ".join(advice)
     raise ConfigError(
         f"the engine needs {_shown(needed, sorted(needed))} on one node; the cluster's nodes have "
-        f"{has or 'no resources'}. {', or '.join(advice)}."
+        f"{has or 'no resources'}. {advised[0].upper()}{advised[1:]}."
     )
 
 

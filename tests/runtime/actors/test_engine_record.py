@@ -79,6 +79,16 @@ def test_second_engine_of_a_name_is_refused_until_the_first_has_ended() -> None:
     EngineName("mine")
 
 
+def test_a_wait_for_a_name_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    EngineName("mine")
+
+    with pytest.raises(ConfigError, match="The name mine is taken"):
+        require_free_name("mine", patience_s=0.2)
+
+    [told] = caplog.messages
+    assert told == "an engine has the name mine; waiting up to 0.2 s, as it may be ending"
+
+
 def test_killed_owner_loses_its_name_and_its_record(root: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(root)],

@@ -91,6 +91,7 @@ def test_params_can_be_pickled_and_replaced():
         ({"seed": 2**63}, "2\\*\\*63 - 1"),
         ({"stop": [""]}, "non-empty"),
         ({"stop": [3]}, "non-empty"),
+        ({"stop": ["a", "\ud800"]}, "half of a surrogate pair"),
         ({"stop": 3}, "a str, a list of them"),
         ({"stop": {"a": 1}}, "a str, a list of them"),
         ({"stop": b"a"}, "a str, a list of them"),

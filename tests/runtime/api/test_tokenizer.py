@@ -83,6 +83,11 @@ def test_messages_without_role_or_content_are_a_bad_request(byte_level, message,
         byte_level.encode_chat([{"role": "user", "content": "a"}, message])
 
 
+def test_messages_with_half_of_a_surrogate_pair_are_a_bad_request(byte_level):
+    with pytest.raises(BadRequest, match="half of a surrogate pair"):
+        byte_level.encode_chat([{"role": "user", "content": "a\ud800"}])
+
+
 def test_messages_that_call_tools_need_no_content(byte_level):
     message = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
     assert byte_level.encode_chat([message])

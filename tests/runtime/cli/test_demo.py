@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,14 @@ def test_settings_overrule_the_demo(tmp_path: Path) -> None:
     assert config.parallel.dp == 1
     with pytest.raises(ConfigError, match=r"cache\.l1\.num_pages"):
         demo_config(DemoOptions(folder=tmp_path, sections={"cache": {"l1": {"num_page": 1}}}))
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    tmp_path: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    assert run("demo", "--folder", str(file)) == 1
+
+    assert f"--folder {file} cannot be written" in capsys.readouterr().err

@@ -183,6 +183,10 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
             {"scheduler": {"chunked_prefill_tokens": 100}},
             ["is 100", "multiple of cache.page_size (16)", "Set it to 112"],
         ),
+        (
+            {"scheduler": {"max_running_requests": 10**10}},
+            ["scheduler.max_running_requests is 10000000000", "65536"],
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(
