@@ -42,9 +42,9 @@ layers: venv
 sizes: venv
 	$(BIN)/python tests/check_sizes.py
 
-# Several processes; those that a test itself starts need cores, too. Which tests stay together: tests/processes.py.
+# Several processes, one more than cores, as the one with all tests of Ray often waits. Which tests stay together: tests/processes.py.
 test: venv
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n logical --maxprocesses 4 $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 $(TEST_FLAGS)
 
 demo: venv
 	@$(BIN)/python -m raydix demo $(DEMO_FLAGS)
