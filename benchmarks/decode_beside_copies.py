@@ -66,6 +66,10 @@ class Sizes:
     warm_up_loads: int = 5
     """How many loads the Scheduler learns from when a request may join a step."""
 
+    def min_pages(self, page_size: int) -> int:
+        """Of copies that count: the batch itself backs up a page per request at most."""
+        return min(self.batch + 1, self.chunk_tokens // page_size)
+
     def sections(self, page_size: int) -> dict[str, Any]:
         """The engine's configuration but for its model."""
         sections = engine_sections(
@@ -101,11 +105,11 @@ Disturb = Callable[[], Awaitable[None]]
 
 @asynccontextmanager
 async def watched_engine(
-    options: Options, model: ModelConfig, sections: Mapping[str, Any]
+    options: Options, model: ModelConfig, sections: Mapping[str, Any], min_pages: int
 ) -> AsyncIterator[tuple[AsyncLLM, WatchedCopies]]:
-    """An engine of actors, and what its GPU actor copies."""
+    """An engine of actors, and what its GPU actor copies `min_pages` and more of at a time."""
     with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
-        watched = WatchedCopies(Path(folder) / "copies.jsonl")
+        watched = WatchedCopies(Path(folder) / "copies.jsonl", min_pages)
         async with dummy_config(options, model, sections) as config:
             handle = await asyncio.to_thread(
                 start_engine, config, NAME, None, None, watched.build_model
@@ -120,12 +124,10 @@ async def watched_engine(
 class Bench:
     """One engine in which a batch decodes."""
 
-    def __init__(self, llm: AsyncLLM, watched: WatchedCopies, sizes: Sizes, page_size: int) -> None:
+    def __init__(self, llm: AsyncLLM, watched: WatchedCopies, sizes: Sizes) -> None:
         self._llm = llm
         self._watched = watched
         self._sizes = sizes
-        self._min_pages = min(sizes.batch + 1, sizes.chunk_tokens // page_size)
-        """Of copies that count: the batch itself backs up a page per request at most."""
         self._prompts = Prompts(256)
         self._prefixes = deque(
             self._prompts.draw(sizes.prefix_tokens) for _ in range(sizes.num_prefixes)
@@ -172,11 +174,7 @@ class Bench:
 
     def windows(self, *, is_load: bool) -> list[Window]:
         """Of the large copies since the batch began."""
-        return [
-            each
-            for each in self._watched.windows()
-            if each.is_load is is_load and each.num_pages >= self._min_pages
-        ]
+        return [each for each in self._watched.windows() if each.is_load is is_load]
 
 
 def steady_intervals_s(answer: Answer) -> NDArray[np.float64]:
@@ -199,8 +197,9 @@ async def measure(
     options: Options, page_size: int, sizes: Sizes, model: ModelConfig
 ) -> list[Figure]:
     """Both directions at one page size."""
-    async with watched_engine(options, model, sizes.sections(page_size)) as (llm, watched):
-        bench = Bench(llm, watched, sizes, page_size)
+    sections, min_pages = sizes.sections(page_size), sizes.min_pages(page_size)
+    async with watched_engine(options, model, sections, min_pages) as (llm, watched):
+        bench = Bench(llm, watched, sizes)
         await bench.warm_up()
 
         # The batch's own time, before and after, so that a drift of the machine counts for neither.
