@@ -21,6 +21,12 @@ _Key = TypeVar("_Key", bound=bytes)
 
 _MAX_PAGES_PER_PLAN = 256
 """Of each KV group."""
+_FEW_PAGES = 32
+"""Fewer wait for more while steps run: each copy takes turns of all actors, however small it is."""
+_PAGES_PER_FEW = 64
+"""Of a small pool one page in so many may wait: pages are needed again before long."""
+_GATHER_S = 0.02
+"""How long after the last copy began even one page is worth another."""
 _MAX_DIRTY_PAGES = 65_536
 _MAX_INSPECTED_PAGES = 256
 """Pages that go next and are inspected per step."""
@@ -44,6 +50,8 @@ class BackupQueue:
 
         To look for the first item of a dict takes as long as all that have left its front.
         """
+        self._taken_s = float("-inf")
+        """When pages were taken last."""
         self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
         self._windows: list[dict[PageKey, int] | None] = [
             None if reach is None else {} for reach in settings.reaches
@@ -160,9 +168,17 @@ class BackupQueue:
             if num_left <= 0 or len(self) >= _MAX_DIRTY_PAGES:
                 return
 
-    def take(self) -> list[tuple[list[PageKey], list[int]]]:
+    def is_worth_a_copy(self, now_s: float) -> bool:
+        """Beside steps: many pages are dirty, or the last copy began a while ago."""
+        few = min(_FEW_PAGES, min(self._settings.num_pages) // _PAGES_PER_FEW)
+        return len(self) >= few or now_s - self._taken_s >= _GATHER_S
+
+    def take(self, now_s: float) -> list[tuple[list[PageKey], list[int]]]:
         """Per KV group, keys and ids of the oldest pages for which there are granted host pages."""
-        return [self._take_group(group) for group in range(len(self._dirty))]
+        taken = [self._take_group(group) for group in range(len(self._dirty))]
+        if any(keys for keys, _ in taken):
+            self._taken_s = now_s
+        return taken
 
     def _take_group(self, group: int) -> tuple[list[PageKey], list[int]]:
         keys: list[PageKey] = []

@@ -235,9 +235,9 @@ class Lane:
         self.waiting.released(request)
         request.end_run(phase)
 
-    def start_backup(self) -> Backup | None:
+    def start_backup(self, now_s: float) -> Backup | None:
         """A copy of the oldest dirty pages for which there is room in L2."""
-        taken = self.backups.take()
+        taken = self.backups.take(now_s)
         if not any(keys for keys, _ in taken):
             return None
 

@@ -62,7 +62,8 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     for lane, draft in drafts:
         loads = _take_loads(replica, lane)
         # While rows are in flight, backups wait for the next rows: they need no plan of their own.
-        backups = _take_backups(lane) if has_rows or not num_row_steps else []
+        is_beside_rows = has_rows and lane.backups.is_worth_a_copy(now_s)
+        backups = _take_backups(lane, now_s) if is_beside_rows or not num_row_steps else []
         if loads or backups:
             has_copies = True
             draft.add_copies(loads, backups)
@@ -98,8 +99,8 @@ def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
     return wanted
 
 
-def _take_backups(lane: Lane) -> list[Backup]:
-    backup = lane.start_backup()
+def _take_backups(lane: Lane, now_s: float) -> list[Backup]:
+    backup = lane.start_backup(now_s)
     return [] if backup is None else [backup]
 
 

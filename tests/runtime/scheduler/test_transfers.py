@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raydix.runtime.cache.page_key import split_keys
@@ -43,6 +44,53 @@ def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() 
     driver.finish_copies()
     driver.host_turn()
     assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def backups_of_steps(driver: CoreDriver, seconds: float, num_steps: int) -> list[int]:
+    """Pages that each of the next plans backs up, in steps of so many seconds."""
+    backups = []
+    for _ in range(num_steps):
+        backups.append(len(driver.step(seconds=seconds).backups))
+        driver.finish_copies()
+        driver.host_turn()
+    return backups
+
+
+def test_few_pages_gather_beside_short_steps_and_go_when_the_steps_end() -> None:
+    driver = driver_with(num_pages=(2048,), max_model_len=1024)
+    driver.submit(PROMPT, max_tokens=100)
+    driver.host_turn()
+    # A token is one step, a page four of them; a copy takes what came in 20.
+    backups = backups_of_steps(driver, 0.001, 95)
+    copies = np.flatnonzero(backups)
+    assert len(copies) == 5
+    assert all(np.diff(copies) >= 20)
+    driver.run()
+    assert len(driver.ready) == (len(PROMPT) + 100 - 1) // 4
+
+
+@pytest.mark.parametrize(("num_pages", "step_s"), [(2048, 0.03), (32, 0.001)])
+def test_long_steps_and_small_pools_let_no_page_wait(num_pages: int, step_s: float) -> None:
+    driver = driver_with(num_pages=(num_pages,))
+    driver.submit(PROMPT, max_tokens=80)
+    driver.host_turn()
+    backups = backups_of_steps(driver, step_s, 60)
+    assert max(backups[3:]) == 1
+    assert set(np.diff(np.flatnonzero(backups[3:]))) == {4}
+
+
+def test_many_pages_do_not_wait_for_more() -> None:
+    driver = driver_with(num_pages=(8192,), max_model_len=1024)
+    driver.submit(PROMPT, max_tokens=500)
+    driver.host_turn()
+    backups_of_steps(driver, 0.001, 4)
+    for start in (1000, 2000, 3000):
+        driver.submit(list(range(start, start + 64)), max_tokens=500)
+    driver.host_turn()
+    backups = backups_of_steps(driver, 0.001, 15)
+    # The first two prompts leave 32 pages, the third one's wait.
+    assert [num_pages in range(32, 48) for num_pages in backups].count(True) == 1
+    assert backups.count(0) == 14
 
 
 def test_selective_write_waits_for_the_second_distinct_request() -> None:
