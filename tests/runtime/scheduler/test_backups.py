@@ -1,0 +1,150 @@
+"""Backups: which pages are copied to L2, and when."""
+
+import numpy as np
+import pytest
+
+from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.config.policies import WritePolicy
+from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.l2_driver import PROMPT, driver_with, serve
+
+
+def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() -> None:
+    driver = driver_with()
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    assert len(driver.plans[0][-1].backups) == 4
+    assert not driver.ready
+    driver.host_turn()
+    assert not driver.ready, "nothing is published before its copy is acknowledged"
+    driver.finish_copies()
+    driver.host_turn()
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def backups_of_steps(driver: CoreDriver, seconds: float, num_steps: int) -> list[int]:
+    """Pages that each of the next plans backs up, in steps of so many seconds."""
+    backups = []
+    for _ in range(num_steps):
+        backups.append(len(driver.step(seconds=seconds).backups))
+        driver.finish_copies()
+        driver.host_turn()
+    return backups
+
+
+def test_few_pages_gather_beside_short_steps_and_go_when_the_steps_end() -> None:
+    driver = driver_with(num_pages=(2048,), max_model_len=1024)
+    driver.submit(PROMPT, max_tokens=100)
+    driver.host_turn()
+    # A token is one step, a page four of them; a copy takes what came in 20.
+    backups = backups_of_steps(driver, 0.001, 95)
+    copies = np.flatnonzero(backups)
+    assert len(copies) == 5
+    assert all(np.diff(copies) >= 20)
+    driver.run()
+    assert len(driver.ready) == (len(PROMPT) + 100 - 1) // 4
+
+
+@pytest.mark.parametrize(("num_pages", "step_s"), [(2048, 0.03), (32, 0.001)])
+def test_long_steps_and_small_pools_let_no_page_wait(num_pages: int, step_s: float) -> None:
+    driver = driver_with(num_pages=(num_pages,))
+    driver.submit(PROMPT, max_tokens=80)
+    driver.host_turn()
+    backups = backups_of_steps(driver, step_s, 60)
+    assert max(backups[3:]) == 1
+    assert set(np.diff(np.flatnonzero(backups[3:]))) == {4}
+
+
+def test_many_pages_do_not_wait_for_more() -> None:
+    driver = driver_with(num_pages=(8192,), max_model_len=1024)
+    driver.submit(PROMPT, max_tokens=500)
+    driver.host_turn()
+    backups_of_steps(driver, 0.001, 4)
+    for start in (1000, 2000, 3000):
+        driver.submit(list(range(start, start + 64)), max_tokens=500)
+    driver.host_turn()
+    backups = backups_of_steps(driver, 0.001, 15)
+    # The first two prompts leave 32 pages, the third one's wait.
+    assert [num_pages in range(32, 48) for num_pages in backups].count(True) == 1
+    assert backups.count(0) == 14
+
+
+def test_selective_write_waits_for_the_second_distinct_request() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    serve(driver, PROMPT)
+    assert not driver.ready
+    serve(driver, [*PROMPT, 99])
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def test_selective_write_counts_a_retracted_request_once() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE, max_model_len=64, num_pages=(16,))
+    names = [
+        driver.submit(list(range(start, start + 16)), max_tokens=30, name=str(start))
+        for start in (0, 100)
+    ]
+    driver.run()
+    assert driver.core.stats()["retracted_requests"] > 0
+    assert [len(driver.answers[name].tokens) for name in names] == [30, 30]
+    assert not driver.ready, "each prompt had one request, however often it ran"
+
+
+def test_selective_write_counts_output_pages_from_the_request_that_made_them() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    driver.submit(PROMPT[:4], max_tokens=6)
+    driver.run()
+    serve(driver, [*PROMPT[:4], 1, 1, 1, 1, 77])
+    assert driver.ready == set(split_keys(driver.keys([*PROMPT[:4], 1, 1, 1, 1])))
+
+
+def test_write_back_copies_only_before_eviction() -> None:
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(32,))
+    serve(driver, PROMPT)
+    assert not driver.ready
+    for start in range(100, 900, 100):
+        serve(driver, list(range(start, start + 17)))
+    assert driver.ready >= set(split_keys(driver.keys(PROMPT)))
+
+
+def test_write_back_loses_nothing_to_a_prompt_of_many_chunks() -> None:
+    driver = CoreDriver(
+        has_host_memory=True,
+        write_policy=WritePolicy.WRITE_BACK,
+        num_pages=(32,),
+        prefill_budget_tokens=16,
+    )
+    starts = range(100, 900, 100)
+    for start in starts:
+        serve(driver, list(range(start, start + 15)))
+    serve(driver, list(range(1000, 1072)))
+    num_evicted = driver.core.stats()["evicted_pages"]
+    keys = [
+        key for start in starts for key in split_keys(driver.keys(list(range(start, start + 15))))
+    ]
+
+    assert num_evicted == 10
+    assert driver.ready >= set(keys[:num_evicted])
+
+
+def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
+    driver = CoreDriver(
+        has_host_memory=True,
+        write_policy=WritePolicy.WRITE_BACK,
+        num_pages=(16,),
+        max_model_len=64,
+        is_attached=False,
+    )
+    driver.attach_rank(
+        0
+    )  # after HostMemory: it was told that copies are drained, but it has no page to grant
+    driver.to_host.clear()
+    for start in range(0, 700, 100):
+        name = driver.submit(list(range(start, start + 17)), max_tokens=1)
+        driver.wait(0.1)
+        while driver.plans[0]:
+            driver.step()
+        assert driver.answers[name].ending == "length"
+
+    assert driver.core.stats()["dropped_pages"] > 0
+    assert not driver.core.stats().get("backed_up_pages")
