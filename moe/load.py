@@ -3,7 +3,7 @@
 Legend as in placement.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,14 @@ def balance(loads_LR: FloatArray) -> Balance:
     return Balance(float(ratio_L.mean()), float(mean_L.sum() / total) if total > 0 else 1.0)
 
 
+@dataclass(slots=True)
+class _Window:
+    """What has been reported of some steps."""
+
+    counts_LE: FloatArray
+    ranks: set[int] = field(default_factory=set)
+
+
 class LoadAverage:
     """Owns: rows per expert, summed over ranks in windows of steps and averaged over windows.
 
@@ -50,27 +58,23 @@ class LoadAverage:
         self._sum_LE = np.zeros((num_layers, num_experts))
         self._steps_sum = 0.0
         self._window_LE = np.zeros((num_layers, num_experts))
-        self._window_end = -1
-        """The last step of the window that ranks are reporting."""
-        self._reported: set[int] = set()
+        self._open: dict[int, _Window] = {}
+        """Windows of which some rank has not reported, by their last step."""
 
     def add(self, rank: int, step: int, counts_LE: NDArray[Any], *, num_steps: int) -> bool:
         """What `rank` has counted in the `num_steps` up to `step`; True if this ends a window.
 
-        Ranks report at the same steps. A window that a rank leaves out is dropped when the next
-        one begins, and so is what comes of an older one.
+        Ranks report at the same steps, and some are windows ahead of others while several steps are
+        in flight. A window that a rank leaves out is dropped when a later one ends.
         """
-        if step < self._window_end:
-            return False
-        if step > self._window_end:
-            self._window_end = step
-            self._window_LE = np.zeros_like(self._window_LE)
-            self._reported.clear()
-        self._window_LE += counts_LE
-        self._reported.add(rank)
-        if len(self._reported) < self._num_ranks:
+        window = self._open.setdefault(step, _Window(np.zeros_like(self._window_LE)))
+        window.counts_LE += counts_LE
+        window.ranks.add(rank)
+        if len(window.ranks) < self._num_ranks:
             return False
 
+        self._open = {last: other for last, other in self._open.items() if last > step}
+        self._window_LE = window.counts_LE
         self._sum_LE = self._keep * self._sum_LE + self._window_LE
         self._steps_sum = self._keep * self._steps_sum + num_steps
         return True

@@ -26,10 +26,12 @@ from raydix.runtime.scheduler.request import Phase, RequestState, Start
 
 _MAX_MOVED = 16
 """Waiting requests whose place is chosen anew per step: a bound on what a step costs."""
-_MAX_IN_VAIN = 64
-"""Waiting requests that are looked at per step and do not run. After a change for everybody that
-may be the whole queue: the others are looked at by the ticks that follow, between other events.
+_MAX_PAGES_IN_VAIN = 16_384
+"""Pages of waiting requests that are looked for per step and do not run: 2 ms. After a change for
+everybody that is the whole queue: the others follow with the next ticks, between other events.
 """
+_LOOK_PAGES = 256
+"""A look at a request counts for so many pages, or for those of its prompt if they are more."""
 
 
 class Verdict(Enum):
@@ -81,7 +83,7 @@ def admit_waiting(
 ) -> list[RequestState]:
     """Admit waiting requests, in order, until one has no room or the budget is used up."""
     admitted: list[RequestState] = []
-    num_in_vain = 0
+    num_pages_left = _MAX_PAGES_IN_VAIN
     _move_grown(replica, lane)
 
     # Whoever is looked at runs, is parked, moves back, or has no room.
@@ -96,8 +98,8 @@ def admit_waiting(
                 if request.phase is Phase.RUNNING:
                     budget_tokens -= request.num_to_plan
             case Verdict.WAITS:
-                num_in_vain += 1
-                if num_in_vain == _MAX_IN_VAIN:
+                num_pages_left -= max(_LOOK_PAGES, request.chain.num_prompt_pages)
+                if num_pages_left <= 0:
                     replica.wake_at(now_s)
                     break
             case Verdict.NO_ROOM:

@@ -102,6 +102,8 @@ def draft_rows(replica: Replica, drafts: Sequence[tuple[Lane, Draft]], now_s: fl
 
 def _draft_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
     _draft_prefills(replica, lane, draft, now_s)
+    if lane.waiting.wake_some():
+        replica.wake_at(now_s)
     admitted = admit_waiting(replica, lane, now_s, _admission_budget(replica, lane))
     _draft_rows_of(replica, lane, draft, admitted, now_s)
 

@@ -34,6 +34,8 @@ from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NARROWED_FRACTION = 0.125
 """A claim on room in L2 is narrowed once at least so much of it is not needed any more."""
+_FREED_KEYS = 64
+"""Of a HostMemory that is gone, so many keys are freed as one item of a piece."""
 
 
 def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
@@ -51,7 +53,7 @@ def on_host_lost(replica: Replica) -> None:
     for lease_id in list(replica.host.leases):
         _give_up_lease(replica, lease_id)
     former = replica.forget_lookups()
-    replica.host.detach()
+    mirrors = replica.host.detach()
 
     for lane in replica.lanes:
         lane.backups.note_lost_host()
@@ -61,8 +63,16 @@ def on_host_lost(replica: Replica) -> None:
         asker.prefetch.close()
         if isinstance(asker, PrefetchHint):
             end_hint(replica, asker, PageSource.IO_ERROR)
-    # To free thousands of chains at once would take tens of ms.
+    # To free thousands of chains at once would take tens of ms, and so would a million keys.
     replica.pieces.add(len, former.chains())
+    parts = [(mirror,) for mirror in mirrors for _ in range(0, len(mirror), _FREED_KEYS)]
+    replica.pieces.add(_free_some, parts)
+
+
+def _free_some(part: tuple[set[bytes]]) -> None:
+    (keys,) = part
+    for _ in range(min(_FREED_KEYS, len(keys))):
+        keys.pop()
 
 
 def _wake_all(replica: Replica) -> None:

@@ -81,16 +81,20 @@ class HostView:
         self.connection = connection
         self.is_silent = False
 
-    def detach(self) -> None:
-        """HostMemory is gone: with it go its keys, grants and leases."""
+    def detach(self) -> list[set[bytes]]:
+        """HostMemory is gone: with it go its keys, grants and leases.
+
+        Returns the keys of each group, for the caller to free: all at once takes 40 ms a million.
+        """
         self.connection = None
         self.has_storage = None
         self.is_drained = False
-        for mirror, stock in zip(self._mirrors, self._stocks, strict=True):
-            mirror.clear()
+        for stock in self._stocks:
             stock.clear()
         self.leases.clear()
         self.unanswered.clear()
+        former, self._mirrors = self._mirrors, [set() for _ in self._mirrors]
+        return former
 
     def fall_silent(self) -> None:
         """It owes an answer for too long: the engine runs as if it had no L2 until it is heard."""

@@ -1,5 +1,6 @@
 """The requests that wait on one lane: whose turn it is, and what each of them waits for."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar
@@ -13,6 +14,8 @@ from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder, order
 from raydix.runtime.scheduler.routing_turns import RoutingTurns, RunningKeys
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
+_PIECE = 256
+"""Requests of which a page has come that have their turn again at once; others follow."""
 _Key = TypeVar("_Key")
 Place = tuple[OrderKey, RequestState]
 """Where a request stood among those that wait."""
@@ -44,6 +47,8 @@ class WaitingQueue:
         self._lacking: dict[bytes, dict[RequestId, RequestState]] = {}
         self._lacks: dict[RequestId, bytes] = {}
         """The page that a request lacks first, by its short key."""
+        self._came: dict[RequestId, RequestState] = {}
+        """Those of which it has come, and that are still to have their turn again."""
 
         self._followers: dict[RequestId, dict[RequestId, RequestState]] = {}
         self._leaders: dict[RequestId, RequestId] = {}
@@ -83,6 +88,7 @@ class WaitingQueue:
         self.num_tokens -= self._work.pop(request.request_id)
         del self._keys[request.request_id]
         self._grown.pop(request.request_id, None)
+        self._came.pop(request.request_id, None)
         self._turns.discard(request.request_id)
         self._unpark(request)
         self._lack(request, None)
@@ -130,6 +136,7 @@ class WaitingQueue:
         """Something has changed for this request: it has its turn again, if it waits here."""
         waits = self.requests.get(request.request_id) is request
         if waits and request.request_id not in self._turns:
+            self._came.pop(request.request_id, None)
             self._unpark(request)
             self._turns.put(request, self._keys[request.request_id])
 
@@ -140,12 +147,24 @@ class WaitingQueue:
                 self.page_came(key)
 
     def page_came(self, key: bytes) -> None:
-        """L1 or L2 has a page that they may have lacked, by its key or short key."""
-        for request in self._lacking.pop(key[:MIRROR_KEY_BYTES], {}).values():
-            del self._lacks[request.request_id]
-            if self._settings.policy is SchedulingPolicy.LPM:
-                self._grown[request.request_id] = request
-            self.wake(request)
+        """L1 or L2 has a page that they may have lacked, by its key or short key.
+
+        Thousands may share it: `wake_some` gives them their turn again.
+        """
+        came = self._lacking.pop(key[:MIRROR_KEY_BYTES], None)
+        if came is None:
+            return
+        for name in came:
+            del self._lacks[name]
+        if self._settings.policy is SchedulingPolicy.LPM:
+            self._grown.update(came)
+        self._came.update(came)
+
+    def wake_some(self) -> bool:
+        """Give some of those of which a page has come their turn again; True: others are left."""
+        for name in list(itertools.islice(self._came, _PIECE)):
+            self.wake(self._came.pop(name))
+        return bool(self._came)
 
     def lead(self, leader: RequestId, key: PageKey | None) -> None:
         """A request or promotion brings this page next, unless another one does.
@@ -201,7 +220,7 @@ class WaitingQueue:
         if (
             lacking != self._lacks
             or following != self._leaders
-            or not lacking.keys() <= self.requests.keys()
+            or not lacking.keys() | self._came.keys() <= self.requests.keys()
         ):
             raise AccountingError(
                 f"{len(lacking)} requests lack pages, {len(following)} follow: {figures}"

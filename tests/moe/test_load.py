@@ -51,8 +51,18 @@ def test_a_window_that_a_rank_left_out_counts_for_nothing() -> None:
 
     average.add(0, 10, np.array([[1000]]), num_steps=10)
     average.add(0, 20, np.array([[6]]), num_steps=10)
-    assert not average.add(1, 10, np.array([[1000]]), num_steps=10)
     assert average.add(1, 20, np.array([[4]]), num_steps=10)
+    assert not average.add(1, 10, np.array([[1000]]), num_steps=10)
 
     assert average.window_LE.tolist() == [[10.0]]
     assert average.rows_per_step_LE.tolist() == [[1.0]]
+
+
+def test_a_rank_whose_reports_come_late_loses_no_window() -> None:
+    average = LoadAverage(1, 1, 2, half_life_windows=1)
+
+    average.add(0, 2, np.array([[20]]), num_steps=2)
+    for step in range(4, 12, 2):
+        assert not average.add(0, step, np.array([[10 * step]]), num_steps=2)
+        assert average.add(1, step - 2, np.array([[step - 2]]), num_steps=2)
+        assert average.window_LE.tolist() == [[11.0 * (step - 2)]]

@@ -3,7 +3,7 @@
 import pytest
 
 from raydix.runtime.cache.host import fetch_turns, lookups, reads, storage
-from raydix.runtime.scheduler import core, pieces
+from raydix.runtime.scheduler import core, pieces, waiting
 from tests.simulation.checks import sources_of
 from tests.simulation.workload import draw_workload, run_workload
 
@@ -21,7 +21,7 @@ def test_random_workloads_end_exactly(first_seed: int) -> None:
 def test_random_workloads_end_exactly_in_the_smallest_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (pieces, lookups, fetch_turns, storage):
+    for module in (pieces, waiting, lookups, fetch_turns, storage):
         monkeypatch.setattr(module, "_PIECE", 1)
     monkeypatch.setattr(core, "_MAX_DUE", 1)
     monkeypatch.setattr(reads, "_CROWD", 1)

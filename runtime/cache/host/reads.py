@@ -146,16 +146,19 @@ class HostReads:
 
         for batch_id in batch_ids:
             batch = self._batches[batch_id]
+            if batch.is_cancelled:
+                continue
             reads = [
                 read for key in batch.keys if (read := self._reads.get((group, key))) is not None
             ]
 
+            # The newest first: where all lookups are stopped, the oldest are the first to go.
             is_wanted = any(
                 lookup.is_waiting_for(group, index)
                 for read in reads
-                for lookup, index in read.waiters
+                for lookup, index in reversed(read.waiters)
             )
-            if not is_wanted and not batch.is_cancelled:
+            if not is_wanted:
                 self._cancel(batch_id, batch)
 
     def cancel_all(self) -> None:

@@ -1,10 +1,13 @@
 """Who runs next, in which chunks, and what is loaded instead of computed."""
 
+from typing import Any
+
 import pytest
 
 from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import TransfersDone
+from raydix.runtime.scheduler import admission
 from tests.runtime.scheduler.core_driver import CoreDriver
 
 
@@ -149,6 +152,39 @@ def test_a_turn_looks_at_a_bounded_part_of_a_queue_of_which_l2_is_lost() -> None
     driver.run()
     assert {answer.ending for answer in driver.answers.values()} == {"length"}
     assert len(driver.answers) == 300
+
+
+def test_a_turn_looks_at_fewer_waiting_requests_of_long_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = CoreDriver(
+        is_attached=False,
+        page_size=1,
+        max_model_len=9000,
+        num_pages=(20_000,),
+        max_running_requests=16,
+        prefill_budget_tokens=100_000,
+    )
+    shared = tokens(0, 8192)
+    for index in range(12):
+        driver.submit([*shared, 10_000 + index], max_tokens=1)
+    driver.wait(0.0)
+    counts: list[int] = []
+    assess = admission.assess
+
+    def count(*arguments: Any) -> admission.Assessment:
+        counts[-1] += 1
+        return assess(*arguments)
+
+    monkeypatch.setattr(admission, "assess", count)
+    counts.append(0)
+    driver.attach_rank(0)
+    while driver.core.next_deadline_s() == driver.now_s:
+        counts.append(0)
+        driver.send_tick()
+    # The first one runs, the others follow it: two for each of two plans.
+    assert sum(counts) == 12
+    assert max(counts) <= 5
 
 
 def test_shared_prefix_is_computed_once() -> None:

@@ -62,6 +62,21 @@ def test_no_event_places_all_that_waited_on_a_lost_lane(
     assert [answer.ending for answer in driver.answers.values()] == ["length"] * NUM_WAITING
 
 
+def test_an_event_places_fewer_requests_of_long_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = CoreDriver(
+        num_lanes=2, page_size=1, num_pages=(8192,), max_running_requests=1, max_model_len=8192
+    )
+    for number in range(20):
+        driver.submit([number, *range(4095)], max_tokens=1)
+    driver.wait(0.0)
+    counts = places_by_event(driver, monkeypatch)
+    driver.lose_rank(0)
+    driver.wait(0.0)
+    assert sum(counts) == 10
+    # Each is looked for on two lanes.
+    assert max(counts) == 2
+
+
 def test_whose_turn_was_next_gets_a_lane_first() -> None:
     driver = crowded()
     urgent = driver.submit([1, 2, 3], max_tokens=1, priority=-5)

@@ -1,16 +1,20 @@
 """What concerns all that wait is done piece by piece, and nobody gains or loses by that."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from raydix.ids import ClientId
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from raydix.runtime.scheduler.waiting import WaitingQueue
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
@@ -202,3 +206,42 @@ def test_answers_that_come_before_they_are_given_up_count() -> None:
     driver.report_lookup(names[-1], [PageSource.L2, PageSource.PENDING])
     driver.wait(0.0)
     assert driver.core._replica.lookups.askers() == [driver.core._replica.requests[names[-1]]]
+
+
+def test_no_event_frees_all_keys_of_an_l2_that_is_lost() -> None:
+    driver = CoreDriver(has_host_memory=True)
+    num_keys = 40_000
+    ready = b"".join(number.to_bytes(MIRROR_KEY_BYTES, "big") for number in range(num_keys))
+    driver.hear_host(host.MirrorUpdate(ready=ready))
+    keys = driver.core._replica.host._mirrors[0]
+    driver.lose_host()
+    assert driver.core.stats()["l2_known_pages"] == 0
+    left = [num_keys, len(keys)]
+    while driver.core._replica.pieces.has_work:
+        driver.send_tick()
+        left.append(len(keys))
+    assert left[-1] == 0
+    assert max(before - after for before, after in pairwise(left)) <= 256 * 64
+
+
+def test_no_event_wakes_all_that_lack_a_page_which_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = CoreDriver(
+        has_host_memory=True,
+        max_waiting_requests=NUM_WAITING,
+        prefetch=PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE),
+    )
+    driver.hear_host(host.StorageStatus(is_in_use=True, max_staged_pages=(1000,)))
+    for number in range(NUM_WAITING):
+        name = driver.submit([*range(8), number], max_tokens=1)
+        driver.report_lookup(name, [PageSource.PENDING] * 2)
+    driver.wait(0.0)
+    waiting = driver.core._replica.lanes[0].waiting
+    assert waiting.next_turn() is None
+    counts = calls_by_event(monkeypatch, driver, WaitingQueue, "wake")
+    driver.fill_l2([*range(4)])
+    driver.wait(0.0)
+    assert sum(counts) >= NUM_WAITING
+    # With an event up to three plans are drafted.
+    assert max(counts) <= 3 * 256

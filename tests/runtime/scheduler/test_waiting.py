@@ -92,8 +92,10 @@ def test_parked_request_comes_back_when_the_page_that_it_lacks_has_come() -> Non
     queue.park(parked, lacks=key_of(7))
     assert queue.next_turn() is other
     queue.page_came(key_of(8))
+    queue.wake_some()
     assert queue.next_turn() is other
     queue.page_came(key_of(7)[:16])
+    queue.wake_some()
     assert queue.next_turn() is parked
     assert queue.take_grown() is parked
     assert queue.take_grown() is None
@@ -119,6 +121,7 @@ def test_request_that_left_the_queue_is_not_woken() -> None:
     assert queue.discard(gone)
     assert not queue.discard(gone)
     queue.page_came(key_of(7))
+    queue.wake_some()
     queue.leader_stopped(RequestId("leader"))
     queue.wake(gone)
     assert queue.next_turn() is None

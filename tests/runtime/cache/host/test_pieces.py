@@ -7,6 +7,7 @@ import pytest
 
 from raydix.runtime.cache.host.events import RetireStorage, Tick
 from raydix.runtime.cache.host.lookup_pages import LookupPages
+from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.messages.host import PageSource
 from tests.runtime.cache.host.attached_host import with_storage
 from tests.runtime.cache.host.host_script import STORAGE, HostScript
@@ -111,3 +112,30 @@ def test_no_event_tells_all_lookups_of_pages_that_they_share(
     # One read tells few lookups, and the others are looked at for so many pages.
     assert max(arrived) <= 64 * STORAGE.batch_pages + PIECE * 8
     assert all(host.sources(name) == [PageSource.L3] * num_pages for name in NAMES)
+
+
+def test_whoever_is_stopped_looks_at_few_of_those_that_wait_for_the_same_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = with_storage()
+    host.store(range(32))
+    for name in NAMES:
+        host.lookup(name, range(32))
+    for _ in NAMES:
+        host.answer()
+    assert host.stat("pages_reading") == STORAGE.batch_pages * STORAGE.max_read_batches
+
+    num_looks = 0
+    is_waiting_for = OpenLookup.is_waiting_for
+
+    def count(lookup: OpenLookup, group: int, index: int) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return is_waiting_for(lookup, group, index)
+
+    monkeypatch.setattr(OpenLookup, "is_waiting_for", count)
+    retire(host)
+    host.tick_while_due()
+    assert num_final(host) == NUM_LOOKUPS
+    # Those that wait look at the newest for each read, and the last of them at all, once.
+    assert num_looks <= 8 * NUM_LOOKUPS
