@@ -35,6 +35,7 @@ from benchmarks.engines import (
     DENSE_TINY,
     Options,
     add_options,
+    engine_name,
     engine_sections,
     options_of,
     settle,
@@ -47,7 +48,7 @@ from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from raydix.runtime.config.loading import load_config
 
-ENGINE = "aiperf"
+ENGINE = engine_name("aiperf")
 AIPERF = "aiperf==0.13.0"
 MAX_DIFFERENCE = 0.05
 """Between the two medians, of the smaller one."""
@@ -293,7 +294,9 @@ def command() -> int:
     parser.add_argument("--requests", type=count, default=500, help="of the trace, from its start")
     parser.add_argument("--divisor", type=count, default=64, help="of the trace's lengths")
     parser.add_argument("--speed", type=float, default=1.0, help="of the trace's clock")
-    parser.add_argument("--environment", type=Path, default=_ENVIRONMENT, help="AIPerf's folder")
+    parser.add_argument(
+        "--environment", type=Path, default=_ENVIRONMENT, help="AIPerf's folder"
+    )
     return main(parser.parse_args())
 
 

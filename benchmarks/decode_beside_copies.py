@@ -30,6 +30,7 @@ from benchmarks.engines import (
     ask,
     ask_batch,
     dummy_config,
+    engine_name,
     engine_sections,
     expect_sources,
     parse_options,
@@ -41,7 +42,7 @@ from benchmarks.watched_copies import WatchedCopies, Window
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 
-NAME = "decode-beside-copies"
+NAME = engine_name("decode-beside-copies")
 ANY_SLOWDOWN = 1e6
 """New pages are computed in one step: those of a part are backed up between two tokens."""
 MAX_RATIOS = {"loads": 1.05, "backups": 1.10}
@@ -65,10 +66,6 @@ class Sizes:
     """How long a page takes to copy on the cpu."""
     warm_up_loads: int = 5
     """How many loads the Scheduler learns from when a request may join a step."""
-
-    def min_pages(self, page_size: int) -> int:
-        """Of copies that count: the batch itself backs up a page per request at most."""
-        return min(self.batch + 1, self.chunk_tokens // page_size)
 
     def sections(self, page_size: int) -> dict[str, Any]:
         """The engine's configuration but for its model."""
@@ -105,11 +102,11 @@ Disturb = Callable[[], Awaitable[None]]
 
 @asynccontextmanager
 async def watched_engine(
-    options: Options, model: ModelConfig, sections: Mapping[str, Any], min_pages: int
+    options: Options, model: ModelConfig, sections: Mapping[str, Any]
 ) -> AsyncIterator[tuple[AsyncLLM, WatchedCopies]]:
-    """An engine of actors, and what its GPU actor copies `min_pages` and more of at a time."""
+    """An engine of actors, and what its GPU actor copies."""
     with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
-        watched = WatchedCopies(Path(folder) / "copies.jsonl", min_pages)
+        watched = WatchedCopies(Path(folder) / "copies.jsonl")
         async with dummy_config(options, model, sections) as config:
             handle = await asyncio.to_thread(
                 start_engine, config, NAME, None, None, watched.build_model
@@ -124,10 +121,12 @@ async def watched_engine(
 class Bench:
     """One engine in which a batch decodes."""
 
-    def __init__(self, llm: AsyncLLM, watched: WatchedCopies, sizes: Sizes) -> None:
+    def __init__(self, llm: AsyncLLM, watched: WatchedCopies, sizes: Sizes, page_size: int) -> None:
         self._llm = llm
         self._watched = watched
         self._sizes = sizes
+        self._min_pages = min(sizes.batch + 1, sizes.chunk_tokens // page_size)
+        """Of copies that count: the batch itself backs up a page per request at most."""
         self._prompts = Prompts(256)
         self._prefixes = deque(
             self._prompts.draw(sizes.prefix_tokens) for _ in range(sizes.num_prefixes)
@@ -174,7 +173,11 @@ class Bench:
 
     def windows(self, *, is_load: bool) -> list[Window]:
         """Of the large copies since the batch began."""
-        return [each for each in self._watched.windows() if each.is_load is is_load]
+        return [
+            each
+            for each in self._watched.windows()
+            if each.is_load is is_load and each.num_pages >= self._min_pages
+        ]
 
 
 def steady_intervals_s(answer: Answer) -> NDArray[np.float64]:
@@ -197,9 +200,8 @@ async def measure(
     options: Options, page_size: int, sizes: Sizes, model: ModelConfig
 ) -> list[Figure]:
     """Both directions at one page size."""
-    sections, min_pages = sizes.sections(page_size), sizes.min_pages(page_size)
-    async with watched_engine(options, model, sections, min_pages) as (llm, watched):
-        bench = Bench(llm, watched, sizes)
+    async with watched_engine(options, model, sizes.sections(page_size)) as (llm, watched):
+        bench = Bench(llm, watched, sizes, page_size)
         await bench.warm_up()
 
         # The batch's own time, before and after, so that a drift of the machine counts for neither.
