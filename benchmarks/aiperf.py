@@ -29,7 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.command_line import count, make_parser, run
+from benchmarks.command_line import count, make_parser, positive, run, writable_folder
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -293,9 +293,9 @@ def command() -> int:
     add_options(parser, Options(device="cpu"))
     parser.add_argument("--requests", type=count, default=500, help="of the trace, from its start")
     parser.add_argument("--divisor", type=count, default=64, help="of the trace's lengths")
-    parser.add_argument("--speed", type=float, default=1.0, help="of the trace's clock")
+    parser.add_argument("--speed", type=positive, default=1.0, help="of the trace's clock")
     parser.add_argument(
-        "--environment", type=Path, default=_ENVIRONMENT, help="AIPerf's folder"
+        "--environment", type=writable_folder, default=_ENVIRONMENT, help="AIPerf's folder"
     )
     return main(parser.parse_args())
 

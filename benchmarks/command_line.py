@@ -1,6 +1,8 @@
 """The parts of a command line that benchmarks share."""
 
 import argparse
+import math
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,6 +15,9 @@ from raydix.runtime.cli.endings import plain_endings
 
 def run(main: Callable[[], int]) -> NoReturn:
     """End the program with the status that `main` returns, or plainly with what it raises."""
+    # Until here Ctrl-C ended it at once; from here on there are engines to stop.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with plain_endings():
         sys.exit(main())
 
@@ -32,6 +37,36 @@ def count(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is no number of at least 1")
+    return number
+
+
+def quantity(text: str) -> float:
+    """An argument that says how much: at least 0. Raises what argparse tells the user of."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of at least 0")
+    return number
+
+
+def positive(text: str) -> float:
+    """A quantity above 0. Raises what argparse tells the user of."""
+    number = quantity(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return number
+
+
+def seed(text: str) -> int:
+    """An argument that seeds random numbers. Raises what argparse tells the user of."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 0")
     return number
 
 

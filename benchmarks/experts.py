@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.command_line import make_parser, run
+from benchmarks.command_line import make_parser, run, writable_folder
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
@@ -315,7 +315,7 @@ def command() -> int:
     command_line.add_argument("--model", choices=SHAPES, default=Choices.whole_model, help="whole")
     command_line.add_argument("--dispatch", default=Choices.dispatch, help="experts.dispatch")
     command_line.add_argument(
-        "--l3-folder", type=Path, help="whole: where L3's files are"
+        "--l3-folder", type=writable_folder, help="whole: where L3's files are"
     )
     read = command_line.parse_args()
     options = options_of(read, NUM_RANKS)

@@ -1,5 +1,6 @@
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.command_line import add_results, count, make_parser, run
+from benchmarks.command_line import (
+    add_results,
+    count,
+    make_parser,
+    positive,
+    quantity,
+    run,
+    seed,
+)
 from benchmarks.gpus import require_gpus
 from benchmarks.record import REPOSITORY
 from raydix.errors import ConfigError
@@ -21,6 +30,27 @@ def test_a_count_is_at_least_one() -> None:
 def test_no_other_count_is_taken(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no number of at least 1"):
         count(text)
+
+
+@pytest.mark.parametrize("text", ["-0.1", "nan", "inf", "much", ""])
+def test_no_other_quantity_is_taken(text: str) -> None:
+    assert quantity("0") == 0
+    assert quantity("2.5") == 2.5
+    with pytest.raises(argparse.ArgumentTypeError, match="no number of at least 0"):
+        quantity(text)
+
+
+def test_what_must_be_positive_is_not_zero() -> None:
+    assert positive("0.5") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match="0 is no number above 0"):
+        positive("0")
+
+
+@pytest.mark.parametrize("text", ["-1", "0.5", "x"])
+def test_no_other_seed_is_taken(text: str) -> None:
+    assert seed("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError, match="no whole number of at least 0"):
+        seed(text)
 
 
 def test_a_folder_for_records_is_made(tmp_path: Path) -> None:
@@ -61,6 +91,33 @@ def test_ctrl_c_ends_a_run_without_a_traceback(capsys: pytest.CaptureFixture[str
 
     assert ended.value.code == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_is_interrupted_and_not_killed() -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run(lambda: signal.raise_signal(signal.SIGINT) or 0)
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+    assert ended.value.code == 130
+
+
+def test_ctrl_c_while_a_benchmark_is_imported_says_nothing(tmp_path: Path) -> None:
+    # It stands before the real one.
+    (tmp_path / "pydantic.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.plot", "nowhere.json"],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == ""
 
 
 def test_too_few_gpus_are_told_with_how_many_were_expected() -> None:
