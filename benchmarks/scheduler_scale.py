@@ -84,32 +84,6 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
     return statistics.median(times_s)
 
 
-def time_full_backup_queue() -> float:
-    """Most seconds of a step with which some of very many pages begin to be copied to L2."""
-    settings = settings_of(16, 2 * L1_PAGES)
-    bench = Bench(settings, has_storage=False)
-
-    def serve(num_ended: int) -> None:
-        while bench.num_ended < num_ended:
-            bench.answer_host(not_found)
-            bench.tick()
-            bench.step()
-
-    num_prompts = L1_PAGES // (BURST_TOKENS // settings.page_size)
-    for number in range(num_prompts):
-        bench.submit(BURST_TOKENS, max_tokens=1)
-        serve(number + 1)
-
-    bench.submit(16, max_tokens=512)
-    times_s = []
-    while bench.num_ended == num_prompts:
-        bench.grant(256)
-        bench.answer_host(not_found)
-        bench.tick()
-        times_s.append(bench.step())
-    return max(times_s)
-
-
 def time_long_queue(
     num_waiting: int, policy: SchedulingPolicy, *, num_keys: int
 ) -> tuple[float, float]:
@@ -182,8 +156,6 @@ def measure_full(loop_s: float) -> list[Figure]:
     return [
         _figure(f"step_64_running_l1_full_page_{size}", time_full_l1(size), bar_s, loop_s)
         for size in (16, 64)
-    ] + [
-        _figure(f"step_{L1_PAGES}_pages_to_back_up", time_full_backup_queue(), 5e-3, loop_s),
     ]
 
 

@@ -26,36 +26,27 @@ class Window:
 
 
 class WatchedCopies:
-    """What a GPU actor of another process notes in a file: copies of many pages.
+    """What a GPU actor of another process notes in a file.
 
-    Owns: the windows that count, and how far the notes were read.
+    Owns: since when windows count.
     """
 
-    def __init__(self, notes: Path, min_pages: int) -> None:
-        """`notes`: a file of which nobody else knows. Copies of fewer pages are not noted."""
+    def __init__(self, notes: Path) -> None:
         self._notes = notes
-        self._min_pages = min_pages
         self._since_s = 0.0
-        self._num_read = 0
-        self._windows: list[Window] = []
-        notes.touch()
 
     def begin(self) -> None:
-        """Copies count that begin from now on."""
-        self.windows()
-        self._windows = []
+        """Copies count from now on."""
         self._since_s = time.monotonic()
 
     def windows(self) -> list[Window]:
         """Of copies that began since `begin`, in order of completion."""
-        with self._notes.open() as notes:
-            notes.seek(self._num_read)
-            # The last line may still be being written.
-            whole, end, _ = notes.read().rpartition("\n")
-        self._num_read += len(whole + end)
+        if not self._notes.exists():
+            return []
+        # The last line may still be being written.
+        whole = self._notes.read_text().rpartition("\n")[0]
         windows = [Window(**json.loads(line)) for line in whole.splitlines()]
-        self._windows += [each for each in windows if each.began_s >= self._since_s]
-        return self._windows
+        return [each for each in windows if each.began_s >= self._since_s]
 
     def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
         """See `BuildModel`; called in the actor's process."""
@@ -67,15 +58,9 @@ class WatchedCopies:
         assert make is not None, "a model that generates keeps KV"
 
         def make_watched(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
-            return _WatchedTransfers(self, make, arena, on_done, on_error)
+            return _WatchedTransfers(self._notes, make, arena, on_done, on_error)
 
         return replace(model, make_transfers=make_watched)
-
-    def note(self, window: Window) -> None:
-        """A copy has ended; called in the actor's process."""
-        if window.num_pages >= self._min_pages:
-            with self._notes.open("a") as notes:
-                notes.write(json.dumps(asdict(window)) + "\n")
 
 
 class _WatchedTransfers:
@@ -86,13 +71,13 @@ class _WatchedTransfers:
 
     def __init__(
         self,
-        watched: WatchedCopies,
+        notes: Path,
         make: Callable[[HostArena, OnDone, OnError], TransferEngine],
         arena: HostArena,
         on_done: OnDone,
         on_error: OnError,
     ) -> None:
-        self._watched = watched
+        self._notes = notes
         self._on_done = on_done
         self._num_pages: dict[int, int] = {}
         self._inner = make(arena, self._end, on_error)
@@ -127,5 +112,6 @@ class _WatchedTransfers:
             began_s=done.started_s,
             ended_s=done.ended_s,
         )
-        self._watched.note(window)
+        with self._notes.open("a") as notes:
+            notes.write(json.dumps(asdict(window)) + "\n")
         self._on_done(done)

@@ -1,6 +1,6 @@
 """Which pages are copied from L1 to L2, and when."""
 
-from collections import OrderedDict
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -37,27 +37,20 @@ class BackupQueue:
         self._settings = settings
         self._host = host
         self._counters = counters
-        self._dirty: list[OrderedDict[PageKey, int]] = [
-            OrderedDict() for _ in settings.layout.groups
-        ]
-        """Per KV group, pages to be copied and not evicted yet, oldest first: key to page id.
-
-        To look for the first item of a dict takes as long as all that have left its front.
-        """
+        self._dirty: list[dict[PageKey, int]] = [{} for _ in settings.layout.groups]
+        """Per KV group, pages to be copied and not evicted yet, oldest first: key to page id."""
         self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
         self._windows: list[dict[PageKey, int] | None] = [
             None if reach is None else {} for reach in settings.reaches
         ]
         """Per WINDOW group, pages in L1 that L2 is to keep, before checkpoints: key to page id."""
-        self._unclean: list[OrderedDict[PageKey, int]] = [
-            OrderedDict() for _ in settings.layout.groups
-        ]
+        self._unclean: list[dict[PageKey, int]] = [{} for _ in settings.layout.groups]
         """Those of them that are copied when their pool runs short; under `write_back` only."""
         self._num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
         self._inspected: dict[bytes, NewPage] = {}
         """Pages that go next and that L2 has or is to get, by short key."""
-        self._lost: OrderedDict[bytes, None] = OrderedDict()
+        self._lost: dict[bytes, None] = {}
         """Short keys of inspected pages that L2 has lost since, in some group; a set in order.
 
         They are looked at with the next rows, and not at once: two tiers that are both full would
@@ -131,13 +124,13 @@ class BackupQueue:
     def _clean_windows(self, group: int, num_pages: int) -> None:
         """Back up the oldest windows of which L2 has no copy yet."""
         unclean = self._unclean[group]
-        for _ in range(min(len(unclean), num_pages)):
-            self._add_to(group, *unclean.popitem(last=False))
+        for key in list(itertools.islice(unclean, max(0, num_pages))):
+            self._add_to(group, key, unclean.pop(key))
 
     def _clean_leaves(self, tree: RadixTree, wanted: int) -> None:
         """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
-        for _ in range(min(len(self._lost), _MAX_INSPECTED_PAGES)):
-            short, _ = self._lost.popitem(last=False)
+        for short in list(itertools.islice(self._lost, _MAX_INSPECTED_PAGES)):
+            self._lost.pop(short, None)
             page = self._inspected.get(short)
             if page is not None:
                 self._clean(page)
@@ -173,7 +166,8 @@ class BackupQueue:
         dirty = self._dirty[group]
         limit = min(_MAX_PAGES_PER_PLAN, self._host.num_granted(group))
         while dirty and len(keys) < limit:
-            key, page_id = dirty.popitem(last=False)
+            key = next(iter(dirty))
+            page_id = dirty.pop(key)
             if not self._host.has(group, key):
                 keys.append(key)
                 page_ids.append(page_id)

@@ -1,6 +1,5 @@
 """The requests that wait on one lane: whose turn it is, and what each of them waits for."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -49,7 +48,7 @@ class WaitingQueue:
         self._leaders: dict[RequestId, RequestId] = {}
         """Who computes or loads the page that a parked request waits for."""
 
-        self._grown: OrderedDict[RequestId, RequestState] = OrderedDict()
+        self._grown: dict[RequestId, RequestState] = {}
         """Those whose match has grown since their place was chosen, first come first."""
 
         self._leader_of: dict[PageKey, RequestId] = {}
@@ -114,7 +113,7 @@ class WaitingQueue:
 
     def take_grown(self) -> RequestState | None:
         """One whose place is to be chosen anew, because its match has grown."""
-        return self._grown.popitem(last=False)[1] if self._grown else None
+        return self._grown.pop(next(iter(self._grown))) if self._grown else None
 
     def park(
         self, request: RequestState, *, lacks: PageKey | None, leader: RequestId | None = None
