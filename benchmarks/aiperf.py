@@ -44,6 +44,7 @@ from benchmarks.http_client import stream_parts
 from benchmarks.http_overhead import http_front
 from benchmarks.http_reader import EVENT
 from benchmarks.record import REPOSITORY, Figure
+from raydix.errors import ConfigError
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from raydix.runtime.config.loading import load_config
@@ -186,12 +187,23 @@ def _read_results(folder: Path, num_requests: int) -> Replayed:
 
 
 def make_environment(folder: Path) -> Path:
-    """The interpreter of an environment with AIPerf, made if it is not there."""
+    """The interpreter of an environment with AIPerf, made if it is not there.
+
+    Raises ConfigError for a folder with anything else in it, or if AIPerf cannot be installed.
+    """
     python = folder / "bin" / "python"
-    if not (folder / "bin" / "aiperf").exists():
-        print(f"Installing {AIPERF} into {folder} ...", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", AIPERF], check=True)
+    if (folder / "bin" / "aiperf").exists():
+        return python
+
+    # Making an environment empties its folder.
+    has_files = folder.is_dir() and any(folder.iterdir())
+    if has_files and not (folder / "pyvenv.cfg").exists():
+        raise ConfigError(f"--environment {folder} holds other files; name an empty folder.")
+    print(f"Installing {AIPERF} into {folder} ...", file=sys.stderr)
+    venv.create(folder, with_pip=True, clear=True)
+    pip = subprocess.run([python, "-m", "pip", "install", "--quiet", AIPERF])
+    if pip.returncode:
+        raise ConfigError(f"pip cannot install {AIPERF} into {folder}; the lines above say why.")
     return python
 
 

@@ -18,8 +18,10 @@ from benchmarks.command_line import (
     seed,
 )
 from benchmarks.gpus import require_gpus
-from benchmarks.record import REPOSITORY
+from benchmarks.record import REPOSITORY, RESULTS
 from raydix.errors import ConfigError
+
+RELOAD = str(RESULTS / "reload.json")
 
 
 def test_a_count_is_at_least_one() -> None:
@@ -125,6 +127,23 @@ def test_too_few_gpus_are_told_with_how_many_were_expected() -> None:
 
     with pytest.raises(ConfigError, match=f"expected at least {more}. Try a cpu."):
         require_gpus(more, "Try a cpu.")
+
+
+@pytest.mark.parametrize("words", [("plot", RELOAD), ("readme_plot",)], ids=lambda each: each[0])
+def test_without_matplotlib_it_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
+    # It stands before the real one.
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
+    module, *arguments = words
+
+    ended = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.stderr == "ConfigError: Pictures need matplotlib: pip install matplotlib.\n"
 
 
 @pytest.mark.parametrize("words", [("reload",), ("plot", "nowhere.json")], ids=["gpu", "file"])
