@@ -20,6 +20,7 @@ from benchmarks.engines import (
     Prompts,
     ask_batch,
     dummy_config,
+    engine_name,
     median_ttft_ms,
     parse_options,
 )
@@ -84,7 +85,7 @@ async def measure(
     async with dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config:
         async with in_process_engine(config) as engine:
             alone = await serve(engine.client.generate, options, sizes, vocab_size, stream_counts)
-        async with await AsyncLLM.start(config, name="actor-overhead") as llm:
+        async with await AsyncLLM.start(config, name=engine_name("actor-overhead")) as llm:
             by_actors = await serve(llm.generate, options, sizes, vocab_size, stream_counts)
 
     return [

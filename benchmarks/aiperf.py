@@ -29,12 +29,13 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.command_line import count, make_parser, run
+from benchmarks.command_line import count, make_parser, positive, run, writable_folder
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
     Options,
     add_options,
+    engine_name,
     engine_sections,
     options_of,
     settle,
@@ -43,11 +44,12 @@ from benchmarks.http_client import stream_parts
 from benchmarks.http_overhead import http_front
 from benchmarks.http_reader import EVENT
 from benchmarks.record import REPOSITORY, Figure
+from raydix.errors import ConfigError
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from raydix.runtime.config.loading import load_config
 
-ENGINE = "aiperf"
+ENGINE = engine_name("aiperf")
 AIPERF = "aiperf==0.13.0"
 MAX_DIFFERENCE = 0.05
 """Between the two medians, of the smaller one."""
@@ -185,12 +187,23 @@ def _read_results(folder: Path, num_requests: int) -> Replayed:
 
 
 def make_environment(folder: Path) -> Path:
-    """The interpreter of an environment with AIPerf, made if it is not there."""
+    """The interpreter of an environment with AIPerf, made if it is not there.
+
+    Raises ConfigError for a folder with anything else in it, or if AIPerf cannot be installed.
+    """
     python = folder / "bin" / "python"
-    if not (folder / "bin" / "aiperf").exists():
-        print(f"Installing {AIPERF} into {folder} ...", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", AIPERF], check=True)
+    if (folder / "bin" / "aiperf").exists():
+        return python
+
+    # Making an environment empties its folder.
+    has_files = folder.is_dir() and any(folder.iterdir())
+    if has_files and not (folder / "pyvenv.cfg").exists():
+        raise ConfigError(f"--environment {folder} holds other files; name an empty folder.")
+    print(f"Installing {AIPERF} into {folder} ...", file=sys.stderr)
+    venv.create(folder, with_pip=True, clear=True)
+    pip = subprocess.run([python, "-m", "pip", "install", "--quiet", AIPERF])
+    if pip.returncode:
+        raise ConfigError(f"pip cannot install {AIPERF} into {folder}; the lines above say why.")
     return python
 
 
@@ -292,8 +305,10 @@ def command() -> int:
     add_options(parser, Options(device="cpu"))
     parser.add_argument("--requests", type=count, default=500, help="of the trace, from its start")
     parser.add_argument("--divisor", type=count, default=64, help="of the trace's lengths")
-    parser.add_argument("--speed", type=float, default=1.0, help="of the trace's clock")
-    parser.add_argument("--environment", type=Path, default=_ENVIRONMENT, help="AIPerf's folder")
+    parser.add_argument("--speed", type=positive, default=1.0, help="of the trace's clock")
+    parser.add_argument(
+        "--environment", type=writable_folder, default=_ENVIRONMENT, help="AIPerf's folder"
+    )
     return main(parser.parse_args())
 
 

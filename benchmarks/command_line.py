@@ -1,6 +1,7 @@
 """The parts of a command line that benchmarks share."""
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -32,6 +33,36 @@ def count(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is no number of at least 1")
+    return number
+
+
+def quantity(text: str) -> float:
+    """An argument that says how much: at least 0. Raises what argparse tells the user of."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of at least 0")
+    return number
+
+
+def positive(text: str) -> float:
+    """A quantity above 0. Raises what argparse tells the user of."""
+    number = quantity(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return number
+
+
+def seed(text: str) -> int:
+    """An argument that seeds random numbers. Raises what argparse tells the user of."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 0")
     return number
 
 

@@ -30,6 +30,7 @@ from benchmarks.engines import (
     ask,
     ask_batch,
     dummy_config,
+    engine_name,
     engine_sections,
     expect_sources,
     parse_options,
@@ -41,7 +42,7 @@ from benchmarks.watched_copies import WatchedCopies, Window
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 
-NAME = "decode-beside-copies"
+NAME = engine_name("decode-beside-copies")
 ANY_SLOWDOWN = 1e6
 """New pages are computed in one step: those of a part are backed up between two tokens."""
 MAX_RATIOS = {"loads": 1.05, "backups": 1.10}

@@ -182,17 +182,26 @@ async def dummy_engine(
         yield engine
 
 
+def engine_name(benchmark: str) -> str:
+    """An engine's name that no other process uses: a benchmark may run twice at the same time."""
+    return f"{benchmark}-{os.getpid()}"
+
+
 @asynccontextmanager
 async def ray_engine(
-    options: Options, model: ModelConfig, sections: Mapping[str, Any], name: str
+    options: Options,
+    model: ModelConfig,
+    sections: Mapping[str, Any],
+    benchmark: str,
+    fixed: Mapping[str, Tensor] | None = None,
 ) -> AsyncIterator[AsyncLLM]:
     """An engine of actors with random weights for `model`, as users have it.
 
-    Its name is `name` and this process: a benchmark may run twice at the same time.
+    fixed: as for `dummy_config`.
     """
     async with (
-        dummy_config(options, model, sections) as config,
-        await AsyncLLM.start(config, name=f"{name}-{os.getpid()}") as llm,
+        dummy_config(options, model, sections, fixed) as config,
+        await AsyncLLM.start(config, name=engine_name(benchmark)) as llm,
     ):
         yield llm
 

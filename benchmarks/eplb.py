@@ -19,7 +19,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command_line import add_keep, count, make_parser, run
+from benchmarks.command_line import add_keep, count, make_parser, run, seed
 from benchmarks.record import Figure, report
 from raydix.moe.eplb import eplb_placement, plan_eplb
 from raydix.moe.expert_time import replica_rows
@@ -153,7 +153,7 @@ def main() -> int:
     """Follow all traces."""
     parser = make_parser(__doc__)
     parser.add_argument("--steps", type=count, default=8, help="of each trace")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, default=0)
     add_keep(parser)
     arguments = parser.parse_args()
 

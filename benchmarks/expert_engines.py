@@ -1,27 +1,18 @@
-"""Engines of two ranks that share a model's experts or each have all, and what they serve."""
+"""What engines of two ranks serve, whether these share a model's experts or each have all."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.decode_tpot import steady_tpot_ms
-from benchmarks.engines import (
-    Answer,
-    Options,
-    Prompts,
-    ask,
-    ask_batch,
-    dummy_config,
-    settle,
-)
+from benchmarks.engines import Answer, Prompts, ask, ask_batch, settle
 from benchmarks.expert_loads import NUM_RANKS, BatchLoad
 from benchmarks.model_shapes import ModelConfig
 from raydix.runtime.api.client import AsyncLLM
@@ -33,21 +24,6 @@ SAMPLED = SamplingParams(temperature=1.0)
 """Greedy streams of random weights soon repeat a token, and then read few experts."""
 _DRAWS = 4096
 _POLL_S = 0.1
-
-
-@asynccontextmanager
-async def expert_engine(
-    options: Options,
-    model: ModelConfig,
-    sections: Mapping[str, Any],
-    fixed: Mapping[str, Tensor] | None = None,
-) -> AsyncIterator[AsyncLLM]:
-    """An engine of actors with random weights for `model`, but for `fixed` ones."""
-    async with (
-        dummy_config(options, model, sections, fixed) as config,
-        await AsyncLLM.start(config, name="experts") as llm,
-    ):
-        yield llm
 
 
 def popularity_bias(model: ModelConfig, balancedness: float) -> dict[str, Tensor]:

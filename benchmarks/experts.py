@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.command_line import make_parser, run
+from benchmarks.command_line import make_parser, run, writable_folder
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
@@ -29,9 +29,10 @@ from benchmarks.engines import (
     Options,
     add_options,
     options_of,
+    ray_engine,
     settle,
 )
-from benchmarks.expert_engines import Asker, Watch, expert_engine, popularity_bias, steps_of
+from benchmarks.expert_engines import Asker, Watch, popularity_bias, steps_of
 from benchmarks.expert_loads import (
     BIASED_TINY,
     FULL_BATCHES,
@@ -48,6 +49,7 @@ from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.cli.cache_tables import stats_tables
 
+ENGINE = "experts"
 MAX_TPOT_RATIO = 0.9
 MIN_OVERLAP_GAIN = 1.05
 MIN_GATE_RATIO = 0.97
@@ -100,7 +102,7 @@ class Bench:
         # What moves no experts needs no store of them, which would take seconds to fill.
         section = {"rebalance": "none", "host_store": False, **experts}
         sections = self._on_two_ranks(self.batches.sections, ep, section)
-        async with expert_engine(self._options, model, sections) as llm:
+        async with ray_engine(self._options, model, sections, ENGINE) as llm:
             yield Asker(llm, self.batches, int(model["vocab_size"]))
             show(name, await llm.stats())
 
@@ -170,7 +172,7 @@ class Bench:
         sections = self._on_two_ranks(batches.sections, NUM_RANKS, experts)
         bias = popularity_bias(model, BALANCEDNESS)
 
-        async with expert_engine(options, model, sections, bias) as llm:
+        async with ray_engine(options, model, sections, ENGINE, bias) as llm:
             asker = Asker(llm, batches, int(model["vocab_size"]))
             skewed = await asker.prefill_tokens_per_s(options.repeats)
             before = await llm.stats()
@@ -207,7 +209,7 @@ class Bench:
         near = self._choices.l3_folder or memory
         with TemporaryDirectory(prefix="raydix-l3-", dir=near) as folder:
             sections = self._on_two_ranks(streams.sections(folder), NUM_RANKS, {})
-            async with expert_engine(self._options, model, sections) as llm:
+            async with ray_engine(self._options, model, sections, ENGINE) as llm:
                 figures = await through_all_tiers(llm, streams, vocab_size)
                 stats = await llm.stats()
                 figures += [
@@ -312,7 +314,9 @@ def command() -> int:
     command_line.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     command_line.add_argument("--model", choices=SHAPES, default=Choices.whole_model, help="whole")
     command_line.add_argument("--dispatch", default=Choices.dispatch, help="experts.dispatch")
-    command_line.add_argument("--l3-folder", type=Path, help="whole: where L3's files are")
+    command_line.add_argument(
+        "--l3-folder", type=writable_folder, help="whole: where L3's files are"
+    )
     read = command_line.parse_args()
     options = options_of(read, NUM_RANKS)
     chosen = Choices(whole_model=read.model, dispatch=read.dispatch, l3_folder=read.l3_folder)

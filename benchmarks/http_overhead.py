@@ -28,6 +28,7 @@ from benchmarks.engines import (
     Prompts,
     ask,
     dummy_config,
+    engine_name,
     median_ttft_ms,
     parse_options,
 )
@@ -37,7 +38,7 @@ from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
 from raydix.runtime.api.client import AsyncLLM
 
-ENGINE = "http-overhead"
+ENGINE = engine_name("http-overhead")
 MAX_EXTRA_TTFT_MS = 5.0
 MIN_THROUGHPUT_FRACTION = 0.95
 _PAUSE_S = 0.2

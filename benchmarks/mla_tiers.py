@@ -376,6 +376,8 @@ def main() -> int:
     add_results(parser, "folder for the record", default=None)
     add_commit(parser)
     arguments = parser.parse_args()
+    if arguments.tokens % PAGE_SIZE:
+        parser.error(f"--tokens is {arguments.tokens}; expected a multiple of {PAGE_SIZE}")
     if arguments.device == "cuda":
         require_gpus(arguments.ranks)
 
@@ -386,12 +388,9 @@ def main() -> int:
         "page_size": PAGE_SIZE,
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
     }
+    figures = measure(arguments)
     return report(
-        "mla_tiers",
-        config,
-        measure(arguments),
-        keep_in=arguments.results,
-        at_commit=arguments.commit,
+        "mla_tiers", config, figures, keep_in=arguments.results, at_commit=arguments.commit
     )
 
 

@@ -5,48 +5,65 @@ python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png besi
 Records of `raydix bench --json` have the same shape. Needs matplotlib.
 """
 
-import json
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import MinLen
+from pydantic import TypeAdapter, ValidationError
 
 from benchmarks.command_line import make_parser, run
+from benchmarks.record import Figure
 from raydix.errors import BadRequest, ConfigError
 
 _INCHES_PER_FIGURE = 0.35
 _WIDTH_INCHES = 10.0
 
 
-def read_record(path: Path) -> Mapping[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What is drawn of one."""
+
+    benchmark: str
+    figures: Annotated[list[Figure], MinLen(1)]
+    commit: str | None = None
+    """None: it was measured with what is installed, which has a version."""
+    version: str | None = None
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def read_record(path: Path) -> Record:
     """One record. Raises BadRequest for a file that has none."""
     try:
-        record = json.loads(path.read_bytes())
+        return _RECORD.validate_json(path.read_bytes())
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise BadRequest(f"{path} is no JSON: {error}; expected one record.") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadRequest(
+            f"{path}: {where or 'the file'}: {first['msg']}; expected the record of a benchmark."
+        ) from error
 
-    if not isinstance(record, dict) or not isinstance(record.get("figures"), list):
-        raise BadRequest(f"{path} has no figures; expected the record of a benchmark.")
-    return record
 
-
-def draw(record: Mapping[str, Any], path: Path) -> None:
-    """Write one record's picture. Raises ConfigError without matplotlib."""
+def draw(record: Record, path: Path) -> None:
+    """Write one record's picture. Raises ConfigError without matplotlib, or if it cannot write."""
     # Imported here: everything else in this folder does without.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure as Picture
     except ModuleNotFoundError as error:
         raise ConfigError("Pictures need matplotlib: pip install matplotlib.") from error
 
-    by_unit: dict[str, list[dict[str, Any]]] = {}
-    for figure in record["figures"]:
-        by_unit.setdefault(figure["unit"], []).append(figure)
+    by_unit: dict[str, list[Figure]] = {}
+    for figure in record.figures:
+        by_unit.setdefault(figure.unit, []).append(figure)
 
     counts = [len(figures) for figures in by_unit.values()]
     height = 1.5 * len(counts) + _INCHES_PER_FIGURE * sum(counts)
-    picture = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    picture = Picture(figsize=(_WIDTH_INCHES, height), layout="constrained")
     FigureCanvasAgg(picture)
     panels = picture.subplots(
         len(counts), squeeze=False, height_ratios=[count + 2 for count in counts]
@@ -54,27 +71,28 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
 
     for panel, (unit, figures) in zip(panels, by_unit.items(), strict=True):
         _draw_panel(panel, unit, figures)
-    # What is installed has a version and no commit.
-    picture.suptitle(f"{record['benchmark']}, {record.get('commit') or record['version']}")
-    picture.savefig(path, dpi=100)
+    picture.suptitle(", ".join(filter(None, (record.benchmark, record.commit or record.version))))
+    try:
+        picture.savefig(path, dpi=100)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
+def _draw_panel(panel: Any, unit: str, figures: list[Figure]) -> None:
     positions = range(len(figures))
-    panel.barh(positions, [figure["value"] for figure in figures], color="tab:blue")
-    panel.set_yticks(positions, [figure["name"] for figure in figures], fontsize=8)
+    panel.barh(positions, [figure.value for figure in figures], color="tab:blue")
+    panel.set_yticks(positions, [figure.name for figure in figures], fontsize=8)
     panel.invert_yaxis()
     panel.set_xlabel("" if unit == "1" else unit)
 
-    for names, color, label in (
-        (("max_value", "min_value"), "tab:red", "bar"),
-        (("baseline",), "black", "beside it"),
-    ):
+    bars = [(figure.max_value, figure.min_value) for figure in figures]
+    baselines = [(figure.baseline,) for figure in figures]
+    for marked, color, label in ((bars, "tab:red", "bar"), (baselines, "black", "beside it")):
         marks = [
-            (figure[name], i)
-            for i, figure in enumerate(figures)
-            for name in names
-            if name in figure
+            (value, row)
+            for row, values in enumerate(marked)
+            for value in values
+            if value is not None
         ]
         if marks:
             values, rows = zip(*marks, strict=True)

@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.command_line import add_results, count, make_parser, run
+from benchmarks.command_line import add_results, count, make_parser, positive, quantity, run
 from benchmarks.engines import Answer, Prompts, ask, engine_sections, expect_sources
 from benchmarks.model_shapes import make_layout
 from benchmarks.record import Figure, report
@@ -228,8 +228,8 @@ def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
     parser = make_parser(__doc__)
     defaults = Setting()
-    parser.add_argument("--step-ms", type=float, default=1e3 * defaults.step_s)
-    parser.add_argument("--latency-ms", type=float, default=1e3 * defaults.latency_s)
+    parser.add_argument("--step-ms", type=positive, default=1e3 * defaults.step_s)
+    parser.add_argument("--latency-ms", type=quantity, default=1e3 * defaults.latency_s)
     parser.add_argument("--max-bytes-per-s", type=count, default=defaults.max_bytes_per_s)
     parser.add_argument("--repeats", type=count, default=defaults.repeats)
     add_results(parser, help="folder for the record")

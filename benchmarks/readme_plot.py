@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.command_line import run
 from benchmarks.record import REPOSITORY
 from benchmarks.rows import with_unit
+from raydix.errors import ConfigError
 
 RECORD = REPOSITORY / "benchmarks" / "results" / "reload.json"
 IMAGES = REPOSITORY / "docs" / "images"
@@ -41,11 +42,14 @@ THEMES = (
 
 
 def draw(record: Mapping[str, Any], theme: Theme, path: Path) -> None:
-    """Write one theme's picture. Raises ImportError without matplotlib."""
+    """Write one theme's picture. Raises ConfigError without matplotlib."""
     # Imported here: the documents' tables are made without matplotlib.
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError("Pictures need matplotlib: pip install matplotlib.") from error
 
     by_name = {figure["name"]: figure for figure in record["figures"]}
     figures = [by_name[name] for name in BARS.values()]

@@ -92,9 +92,10 @@ def report(
         bars += [f"at least {figure.min_value:g}"] if figure.min_value is not None else []
         if bars:
             verdict = "ok" if figure.is_met else "BELOW THE BAR"
+            # A ratio has the unit 1, which would be read as a second number.
+            unit = "" if figure.unit == "1" else f" {figure.unit}"
             print(
-                f"{figure.name}: {figure.value:.4g} {figure.unit}, bar {', '.join(bars)}: "
-                f"{verdict}",
+                f"{figure.name}: {figure.value:.4g}{unit}, bar {', '.join(bars)}: {verdict}",
                 file=sys.stderr,
             )
     return 0 if all(figure.is_met for figure in figures) else 1

@@ -42,6 +42,7 @@ from benchmarks.engines import (
     Prompts,
     add_options,
     ask,
+    engine_name,
     engine_sections,
     options_of,
 )
@@ -54,7 +55,7 @@ from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import OutputKind
 from raydix.runtime.phases import Phase, critical_path, path_text
 
-ENGINE = "start"
+ENGINE = engine_name("start")
 
 
 @dataclass(frozen=True, kw_only=True)

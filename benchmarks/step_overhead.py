@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.command_line import add_keep, count, make_parser, run
+from benchmarks.command_line import add_keep, count, make_parser, quantity, run
 from benchmarks.record import Figure, report
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument(
         "--requests", type=count, nargs="+", help="default: 64, or 1 64 128 with --step-ms 0"
     )
-    parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--step-ms", type=quantity, default=5.0)
     add_keep(parser)
     arguments = parser.parse_args()
 

@@ -22,7 +22,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from benchmarks.command_line import add_results, count, make_parser, run
+from benchmarks.command_line import add_results, count, make_parser, run, writable_folder
 from benchmarks.record import Figure, report
 from benchmarks.storage_direct import Direct, DirectFiles, DirectMooncake, DirectNixl, DirectRedis
 from raydix.ids import BatchId, HostPageId, PageKey
@@ -245,7 +245,9 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=count, default=20, help="pairs of batches for each backend and size"
     )
-    parser.add_argument("--folder", type=Path, help="for files; by default a temporary one")
+    parser.add_argument(
+        "--folder", type=writable_folder, help="for files; by default a temporary one"
+    )
     add_results(
         parser, help="folder for the record of the ratios; speeds are this machine's", default=None
     )

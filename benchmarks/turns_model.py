@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.command_line import count, make_parser, run
+from benchmarks.command_line import count, make_parser, positive, quantity, run
 from benchmarks.model_shapes import make_layout
 from benchmarks.modelled_device import ModelledDevice, ModelledStep
 from benchmarks.scheduler_engine import Engine
@@ -149,10 +149,10 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--streams", type=count, default=16)
     parser.add_argument("--sessions", type=count, default=64)
-    parser.add_argument("--l2-gib", type=int, default=32)
+    parser.add_argument("--l2-gib", type=count, default=32)
     parser.add_argument("--chunk", type=count, default=8192)
-    parser.add_argument("--slowdown", type=float, nargs="+", default=[12.0])
-    parser.add_argument("--saved-ms", type=float, default=0.0, help="of each step with prompts")
+    parser.add_argument("--slowdown", type=positive, nargs="+", default=[12.0])
+    parser.add_argument("--saved-ms", type=quantity, default=0.0, help="of each step with prompts")
     options = parser.parse_args()
 
     load = Turns(

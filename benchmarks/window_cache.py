@@ -329,7 +329,8 @@ def main(options: Options) -> int:
 
     figures = [*measure_bytes(), *measure_room(), *measure_hits()]
     config = {"page_tokens": PAGE_TOKENS, "context_tokens": CONTEXT_TOKENS}
-    return report("window_cache", config, figures, keep_in=options.results)
+    keep_in = None if options.is_tiny else options.results
+    return report("window_cache", config, figures, keep_in=keep_in, at_commit=options.commit)
 
 
 if __name__ == "__main__":

@@ -117,11 +117,7 @@ def bench(
         num_conversations=conversations, num_turns=turns, prompt_tokens=prompt_tokens,
         turn_tokens=turn_tokens, output_tokens=output_tokens, seed=seed,
     )  # fmt: skip
-    requests = (
-        made_up.requests()
-        if trace is None
-        else read_requests(trace, output_tokens, block_tokens, max_requests)
-    )
+    requests = choose_requests(made_up, trace, block_tokens, max_requests)
     load = choose_load(
         requests, rate_per_s=rate, max_concurrent=concurrency, speed=speed, seed=seed
     )
@@ -140,6 +136,20 @@ def bench(
         else _on_server(url, model, options.EXTRA_BODY if extra_body is None else extra_body)
     )
     measure(plan, opening, png, as_json)
+
+
+def choose_requests(
+    made_up: Conversations, trace: Path | None, block_tokens: int, max_requests: int | None
+) -> tuple[LoadRequest, ...]:
+    """Those of the trace, or made-up ones without it. Raises BadRequest for a part of no trace."""
+    if trace is not None:
+        return read_requests(trace, made_up.output_tokens, block_tokens, max_requests)
+    if max_requests is not None:
+        raise BadRequest(
+            "--requests takes so many of a trace. Add --trace FILE, or set --conversations and "
+            "--turns instead."
+        )
+    return made_up.requests()
 
 
 def measure(

@@ -7,10 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.command_line import add_results, count, make_parser, run
+from benchmarks.command_line import (
+    add_results,
+    count,
+    make_parser,
+    positive,
+    quantity,
+    run,
+    seed,
+)
 from benchmarks.gpus import require_gpus
-from benchmarks.record import REPOSITORY
+from benchmarks.record import REPOSITORY, RESULTS
 from raydix.errors import ConfigError
+
+RELOAD = str(RESULTS / "reload.json")
 
 
 def test_a_count_is_at_least_one() -> None:
@@ -21,6 +31,27 @@ def test_a_count_is_at_least_one() -> None:
 def test_no_other_count_is_taken(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no number of at least 1"):
         count(text)
+
+
+@pytest.mark.parametrize("text", ["-0.1", "nan", "inf", "much", ""])
+def test_no_other_quantity_is_taken(text: str) -> None:
+    assert quantity("0") == 0
+    assert quantity("2.5") == 2.5
+    with pytest.raises(argparse.ArgumentTypeError, match="no number of at least 0"):
+        quantity(text)
+
+
+def test_what_must_be_positive_is_not_zero() -> None:
+    assert positive("0.5") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match="0 is no number above 0"):
+        positive("0")
+
+
+@pytest.mark.parametrize("text", ["-1", "0.5", "x"])
+def test_no_other_seed_is_taken(text: str) -> None:
+    assert seed("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError, match="no whole number of at least 0"):
+        seed(text)
 
 
 def test_a_folder_for_records_is_made(tmp_path: Path) -> None:
@@ -68,6 +99,23 @@ def test_too_few_gpus_are_told_with_how_many_were_expected() -> None:
 
     with pytest.raises(ConfigError, match=f"expected at least {more}. Try a cpu."):
         require_gpus(more, "Try a cpu.")
+
+
+@pytest.mark.parametrize("words", [("plot", RELOAD), ("readme_plot",)], ids=lambda each: each[0])
+def test_without_matplotlib_it_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
+    # It stands before the real one.
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
+    module, *arguments = words
+
+    ended = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.stderr == "ConfigError: Pictures need matplotlib: pip install matplotlib.\n"
 
 
 @pytest.mark.parametrize("words", [("reload",), ("plot", "nowhere.json")], ids=["gpu", "file"])

@@ -11,15 +11,19 @@ import pytest
 
 from benchmarks import (
     actor_overhead,
+    aiperf,
     bf16_accuracy,
     codec_logits,
     cold_prefill,
     decode_beside_copies,
     decode_tpot,
     gpu_idle,
+    http_overhead,
     overlap,
     reload,
+    start,
     tensor_parallel,
+    window_cache,
 )
 from benchmarks.engines import (
     DENSE_TINY,
@@ -243,6 +247,26 @@ async def test_a_benchmark_may_run_twice_at_the_same_time(monkeypatch: pytest.Mo
             pass
 
     assert names == {"turns-7", "turns-8"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [aiperf.ENGINE, decode_beside_copies.NAME, http_overhead.ENGINE, start.ENGINE],
+)
+def test_an_engine_that_is_named_before_it_starts_has_its_own_name_too(name: str) -> None:
+    assert name.endswith(f"-{os.getpid()}")
+
+
+def test_a_tiny_run_on_virtual_clocks_keeps_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for measure in ("measure_bytes", "measure_room", "measure_hits"):
+        monkeypatch.setattr(window_cache, measure, list)
+    options = Options(device="cpu", is_tiny=True, results=tmp_path)
+
+    assert window_cache.main(options) == 0
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_state_than_meant_is_refused() -> None:

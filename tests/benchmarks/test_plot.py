@@ -3,14 +3,15 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.plot import draw, read_record
-from benchmarks.record import REPOSITORY
-from benchmarks.table import read_records
-from raydix.errors import BadRequest
+from benchmarks.record import REPOSITORY, RESULTS
+from raydix.errors import BadRequest, ConfigError
 from raydix.runtime.cli.bench import Plan, record_of
 from raydix.runtime.cli.load.arrivals import ClosedLoop
 from raydix.runtime.cli.load.report import Outcome, summarise
@@ -18,9 +19,9 @@ from raydix.runtime.cli.load.report import Outcome, summarise
 
 def test_every_kept_record_can_be_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    for record in read_records(REPOSITORY / "benchmarks" / "results"):
-        path = tmp_path / f"{record['benchmark']}.png"
-        draw(record, path)
+    for kept in RESULTS.glob("*.json"):
+        path = tmp_path / f"{kept.stem}.png"
+        draw(read_record(kept), path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -40,9 +41,36 @@ def test_a_record_of_raydix_bench_can_be_drawn(tmp_path: Path) -> None:
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    record = read_record(RESULTS / "reload.json")
+    folder = tmp_path / "reload.png"
+    folder.mkdir()
+
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        draw(record, folder)
+
+
+FIGURE = {"name": "fast", "value": 1.5, "unit": "ms"}
+
+
+def record_text(figures: Sequence[Mapping[str, Any]], benchmark: str | None = "sums") -> bytes:
+    return json.dumps({"benchmark": benchmark, "figures": figures}).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"\xff", "is no JSON"), (b"{", "is no JSON"), (b"[]", "has no figures")],
+    [
+        (b"\xff", "the file: Invalid JSON"),
+        (b"{", "the file: Invalid JSON"),
+        (b"[]", "the file: Input should be an object"),
+        (record_text([FIGURE], benchmark=None), "benchmark: Input should be a valid string"),
+        (record_text([]), "figures: .* at least 1 item"),
+        (record_text([FIGURE, {"name": "slow"}]), "figures.1.value: Field required"),
+        (record_text([{"name": "fast", "value": 1.5}]), "figures.0.unit: Field required"),
+        (record_text([{**FIGURE, "value": "fast"}]), "figures.0.value: .* valid number"),
+        (record_text([{**FIGURE, "min_value": []}]), "figures.0.min_value: .* valid number"),
+    ],
 )
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "record.json"

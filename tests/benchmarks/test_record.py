@@ -26,6 +26,12 @@ def test_the_record_is_one_line_of_json_with_all_its_parts(
     assert record["commit"] == commit()
 
 
+def test_a_ratio_is_told_without_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    report("sums", {}, [Figure(name="ratio", value=2.0, unit="1", max_value=2.0)])
+
+    assert "ratio: 2, bar at most 2: ok" in capsys.readouterr().err
+
+
 def test_a_kept_record_is_the_printed_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,13 @@ def test_a_running_engine_is_measured(run: Run, capsys: Capture, engine: FakeClu
     assert found["goodput"] * 2 == pytest.approx(found["throughput"], rel=0.01)
 
 
+def test_a_part_of_a_trace_is_refused_without_one(
+    run: Run, capsys: Capture, engine: FakeCluster
+) -> None:
+    assert run("bench", "--connect", "raydix", *SMALL, "--requests", "6") == 1
+    assert "--requests takes so many of a trace. Add --trace FILE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--model", "--extra-body"])
 def test_what_is_said_to_a_server_is_refused_without_one(
     run: Run, capsys: Capture, engine: FakeCluster, option: str
