@@ -6,6 +6,9 @@ On Ray, a batch generates while one more request again and again brings a prefix
 or leaves 512 MiB of new pages to be backed up. The time between two tokens counts as beside copies
 if a copy was under way from the first of them to the second; no other request's step lies between
 them then. Its own time is that of the same batch without copies, before and after.
+
+Backups follow the long step that computed their pages. Behind it tokens reach the client closer
+together than they are computed, so that their figure may lie below 1: it bounds, and no more.
 """
 
 import asyncio
