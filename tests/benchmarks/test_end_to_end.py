@@ -249,12 +249,9 @@ async def test_a_benchmark_may_run_twice_at_the_same_time(monkeypatch: pytest.Mo
     assert names == {"turns-7", "turns-8"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [aiperf.ENGINE, decode_beside_copies.NAME, http_overhead.ENGINE, start.ENGINE],
-)
-def test_an_engine_that_is_named_before_it_starts_has_its_own_name_too(name: str) -> None:
-    assert name.endswith(f"-{os.getpid()}")
+def test_an_engine_that_is_named_before_it_starts_has_its_own_name_too() -> None:
+    names = [aiperf.ENGINE, decode_beside_copies.NAME, http_overhead.ENGINE, start.ENGINE]
+    assert all(name.endswith(f"-{os.getpid()}") for name in names)
 
 
 def test_a_tiny_run_on_virtual_clocks_keeps_no_record(
