@@ -10,7 +10,8 @@ from raydix.runtime.storage.last_error import ErrorLog, LastError
 
 logger = logging.getLogger(__name__)
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors for want of room."""
 
 
 class BackendCounts:
@@ -40,7 +41,7 @@ class BackendCounts:
 
     def os_error(self, error: OSError) -> ObjectStatus:
         """Count an error of the operating system, which may be that the disk is full."""
-        if error.errno in _DISK_FULL:
+        if error.errno in DISK_FULL:
             return self.disk_full(error)
         return self.io_error(error)
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from raydix.errors import ConfigError
@@ -198,13 +198,24 @@ class FileBackend:
         ]
         assert self._namespace is not None
         if self._tree.has_namespace(self._namespace):
-            self._room.forget(missing)
+            self._forget(missing)
             return statuses
 
         failure = self._counts.os_error(
             FileNotFoundError(errno.ENOENT, _FOLDER_IS_GONE, self._prefix)
         )
         return [failure if status is ObjectStatus.MISSING else status for status in statuses]
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Take files off the record that were not there, or are no more."""
+        gone = self._room.known(names)
+        self._room.forget(gone)
+
+        # A writer may have published one meanwhile, and its bytes would count for nobody. One that
+        # publishes from here on enters its file by itself.
+        for name in gone:
+            with contextlib.suppress(OSError):
+                self._room.add({name: os.stat(self._tree.path(name)).st_size})
 
     def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
         # A name that this engine has not met is taken for new. Should another engine have written
@@ -285,7 +296,7 @@ class FileBackend:
             os.unlink(self._tree.path(name))
         except OSError as error:
             return self._failure(error)
-        self._room.forget([name])
+        self._forget([name])
         return ObjectStatus.OK
 
     def clear(self) -> ObjectStatus:
@@ -296,7 +307,7 @@ class FileBackend:
         except OSError as error:
             return self._counts.os_error(error)
         stuck = set(self._remove(names))
-        self._room.forget(name for name in names if name not in stuck)
+        self._forget(name for name in names if name not in stuck)
         return ObjectStatus.IO_ERROR if stuck else ObjectStatus.OK
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:

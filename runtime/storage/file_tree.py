@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from raydix.runtime.storage.backend_counts import BackendCounts
+from raydix.runtime.storage.backend_counts import DISK_FULL, BackendCounts
 from raydix.runtime.storage.file_modes import Modes
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.writer_lock import ABANDONED_S, WriterLock
@@ -55,6 +55,20 @@ class FileTree:
     def make_namespace(self, namespace: Namespace, suffix: str) -> None:
         """Make its folder, and describe it for people. `suffix`: of temporaries. Raises OSError."""
         self.modes.make_folder(self.path(namespace.hex))
+        # A full disk may still be read.
+        try:
+            self._describe(namespace, suffix)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+
+        # All of them now: to make one takes as long as to write some small files. Whoever writes
+        # makes the folder that is missing.
+        with contextlib.suppress(OSError):
+            for first in range(256):
+                self.modes.make_folder(self.path(f"{namespace.hex}/{first:02x}"))
+
+    def _describe(self, namespace: Namespace, suffix: str) -> None:
         fields = {
             name: value.hex() if isinstance(value, bytes) else value
             for name, value in namespace.description.items()
@@ -63,12 +77,6 @@ class FileTree:
         with NewFiles(self, suffix) as new:
             os.write(new.create(manifest), json.dumps(fields, indent=2).encode() + b"\n")
             new.publish(manifest)
-
-        # All of them now: to make one takes as long as to write some small files. A full disk may
-        # still be read; whoever writes makes the folder that is missing.
-        with contextlib.suppress(OSError):
-            for first in range(256):
-                self.modes.make_folder(self.path(f"{namespace.hex}/{first:02x}"))
 
     def has_namespace(self, namespace: Namespace) -> bool:
         """Whether its folder is there, so that what is not in it is missing.

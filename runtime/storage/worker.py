@@ -175,7 +175,7 @@ class StorageWorker:
             try:
                 while self._backend.tidy() and not self._is_closing.is_set():
                     pass
-            except Exception:  # the top of a thread
+            except BaseException:  # the top of a thread, as in `_run`
                 logger.exception("the storage backend failed while nobody waited for it")
 
     def _serve(self) -> None:
@@ -186,8 +186,9 @@ class StorageWorker:
         started_s = self._clock()
         try:
             statuses = bytes(self._execute(order, ordered_s))
-        except Exception as error:
-            # The top of a thread: an order without an answer would hold its pages for ever.
+        except BaseException as error:
+            # The top of a thread: an order without an answer would hold its pages for ever. What a
+            # library in Rust raises when it panics is no Exception.
             logger.exception("the storage backend failed on batch %d", order.batch_id)
             self._errors.note(repr(error))
             num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
@@ -215,6 +216,8 @@ class StorageWorker:
         match order:
             case AskExists():
                 names = [ObjectName(key, order.group) for key in split_keys(order.keys)]
+                if order.batch_id in self._cancelled:
+                    return [ObjectStatus.CANCELLED] * len(names)
                 if self._clock() >= ordered_s + order.deadline_s:
                     return [ObjectStatus.TIMED_OUT] * len(names)
                 return _one_of_each(self._backend.batch_exists(names), len(names))

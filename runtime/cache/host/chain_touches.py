@@ -7,6 +7,9 @@ from raydix.runtime.cache.host.events import FromScheduler, HostEvent
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.messages.host import CancelLookup, LeasePages, Lookup
 
+_MAX_PAGES = 2048
+"""So many pages wait at most: to touch them take a ms or two, and thousands of chains seconds."""
+
 
 class ChainTouches:
     """Owns: chains that were used and are not marked so yet.
@@ -18,6 +21,8 @@ class ChainTouches:
     def __init__(self, index: HostIndex) -> None:
         self._index = index
         self._chains: list[Sequence[PageKey]] = []
+        self._num_pages = 0
+        """Of the chains that wait."""
 
     @property
     def has_work(self) -> bool:
@@ -26,7 +31,10 @@ class ChainTouches:
 
     def add(self, keys: Sequence[PageKey]) -> None:
         """A chain was used."""
+        if self._num_pages >= _MAX_PAGES:
+            self.catch_up()
         self._chains.append(keys)
+        self._num_pages += len(keys)
 
     def prepare_for(self, event: HostEvent) -> None:
         """Catch up before an event that may evict a page."""
@@ -42,3 +50,4 @@ class ChainTouches:
             for group in range(self._index.num_groups):
                 self._index.touch_chain(group, keys)
         self._chains.clear()
+        self._num_pages = 0

@@ -27,6 +27,8 @@ class StorageSettings:
     """What the storage actor is given for a read or a write."""
     overdue_margin_s: float = 5.0
     """A write is overdue so long after its deadline; a read is overdue then at the latest."""
+    clear_patience_s: float = 600.0
+    """The removal of all objects is overdue after this time: there may be millions."""
     min_read_patience_s: float = 2.0
     """A read is overdue after several times as long as the slowest recent one took, but not before
     this time.

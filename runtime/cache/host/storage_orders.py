@@ -247,13 +247,17 @@ class StorageOrders:
         )
         return batch_id
 
-    def send(
-        self, make_order: Callable[[BatchId, float], WriteObjects | DeleteObjects], now_s: float
-    ) -> BatchId:
+    def write(self, make_order: Callable[[BatchId, float], WriteObjects], now_s: float) -> BatchId:
         """Send the order that `make_order(batch_id, deadline_s)` makes."""
         deadline_s = self._settings.deadline_s
         batch_id = self._start(OrderKind.WRITE, now_s, deadline_s + self._settings.overdue_margin_s)
         self._send(make_order(batch_id, deadline_s))
+        return batch_id
+
+    def clear(self, now_s: float) -> BatchId:
+        """Have every object of the namespace removed; nothing is written meanwhile."""
+        batch_id = self._start(OrderKind.WRITE, now_s, self._settings.clear_patience_s)
+        self._send(DeleteObjects(batch_id=batch_id))
         return batch_id
 
     def _send(self, order: StorageOrder) -> None:

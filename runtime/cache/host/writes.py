@@ -11,7 +11,7 @@ from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.host import DeleteObjects, ObjectsDone, ObjectStatus, WriteObjects
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, WriteObjects
 
 
 class DropReason(StrEnum):
@@ -115,9 +115,7 @@ class HostWrites:
             self._end_flush(ObjectStatus.IO_ERROR)
         if self._is_flush_wanted:
             if self._flush_id is None and self._num_current() == 0:
-                self._flush_id = self._orders.send(
-                    lambda batch_id, _: DeleteObjects(batch_id=batch_id), now_s
-                )
+                self._flush_id = self._orders.clear(now_s)
             return
         while self.is_ready and self._orders.is_writable(now_s):
             batch = self._take_batch()
@@ -163,7 +161,7 @@ class HostWrites:
                 deadline_s=deadline_s,
             )
 
-        self._in_flight[self._orders.send(make_order, now_s)] = batch
+        self._in_flight[self._orders.write(make_order, now_s)] = batch
 
     def finish(self, done: ObjectsDone) -> bool:
         """Take the answer to a batch of writes or the removal of all. False: it is not ours."""

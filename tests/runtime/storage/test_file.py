@@ -12,7 +12,8 @@ from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.bytes_lru import TRIM_OBJECTS
 from raydix.runtime.storage.file import STAMP_EVERY_S, FileBackend
-from raydix.runtime.storage.namespace import make_namespace
+from raydix.runtime.storage.file_tree import FileTree
+from raydix.runtime.storage.namespace import Namespace, make_namespace
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, OBJECT_BYTES, Bench, FileStore, make_key
 
 OK, MISSING, FULL = ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.FULL
@@ -197,3 +198,38 @@ def test_objects_of_another_engine_are_counted_when_they_are_read(tmp_path: Path
     assert backend.stats()["objects"] == 0
     assert backend.batch_get_into(refs(5), 1.0) == [OK]
     assert backend.stats()["objects"] == 1
+
+
+def test_object_that_is_written_while_it_is_found_missing_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    has_namespace = FileTree.has_namespace
+
+    def write_and_look(tree: FileTree, namespace: Namespace) -> bool:
+        assert backend.batch_put_from(refs(1), 1.0) == [OK]
+        return has_namespace(tree, namespace)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileTree, "has_namespace", write_and_look)
+        assert backend.batch_exists([ref.name for ref in refs(1, 2)]) == [MISSING, MISSING]
+    assert backend.stats()["bytes"] == OBJECT_BYTES
+    backend.check()
+
+
+def test_object_that_is_written_while_its_bad_copy_is_deleted_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    backend.batch_put_from(refs(1), 1.0)
+    unlink = os.unlink
+
+    def unlink_and_write(path: str) -> None:
+        unlink(path)
+        assert backend.batch_put_from(refs(1), 1.0) == [OK]
+
+    monkeypatch.setattr(os, "unlink", unlink_and_write)
+    assert backend.delete([ref.name for ref in refs(1)]) == [OK]
+    assert len(files(tmp_path)) == 1
+    assert backend.stats()["bytes"] == OBJECT_BYTES
+    backend.check()

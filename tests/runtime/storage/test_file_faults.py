@@ -52,6 +52,23 @@ def test_disk_that_deletes_nothing_for_a_while_is_full_meanwhile_and_not_for_goo
     backend.check()
 
 
+def test_full_disk_is_opened_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(tmp_path, max_bytes=8 * OBJECT_BYTES)
+    backend.batch_put_from(refs(1, 2), 1.0)
+    backend.close()
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    again = opened(tmp_path, max_bytes=8 * OBJECT_BYTES)
+    assert again.batch_get_into(refs(1, 2), 1.0) == [OK] * 2
+    assert again.batch_put_from(refs(3), 1.0) == [FULL]
+    assert len(files(tmp_path)) == 2
+    again.close()
+
+
 def test_file_that_cannot_be_deleted_is_counted_and_others_go_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

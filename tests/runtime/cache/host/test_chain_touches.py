@@ -43,3 +43,17 @@ def test_before_a_page_may_make_way_the_use_counts(event: HostEvent) -> None:
     index.allocate(0)
     assert index.find(0, key(0)) is not None
     assert index.find(0, key(1)) is None, "it was not used for longer"
+
+
+def test_what_many_lookups_have_used_does_not_wait_for_one_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_touched: list[int] = []
+    monkeypatch.setattr(HostIndex, "touch_chain", lambda _, group, keys: num_touched.append(1))
+    touches = ChainTouches(HostIndex(make_geometry(1, (4,))))
+    for _ in range(10_000):
+        touches.add([key(name) for name in range(16)])
+
+    num_touched.clear()
+    touches.catch_up()
+    assert 1 <= len(num_touched) <= 128, "of 16 pages each"

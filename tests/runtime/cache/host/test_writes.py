@@ -161,12 +161,22 @@ def test_flush_of_l3_is_answered_in_trouble_too(trouble: str) -> None:
     if trouble == "lost":
         host.lose_storage()
     if trouble == "silent":
-        host.now_s += 100.0
+        host.now_s += STORAGE.clear_patience_s
         host.tell(Tick())
         host.answer_all()
     assert host.flushed == [
         ObjectStatus.TIMED_OUT if trouble == "silent" else ObjectStatus.IO_ERROR
     ]
+
+
+def test_flush_of_l3_may_take_minutes() -> None:
+    host = with_storage()
+    host.tell(FlushStorage())
+    host.now_s += 120.0
+    host.tell(Tick())
+    host.answer()
+    assert host.flushed == [ObjectStatus.OK], "a million objects take their time"
+    assert host.stat("l3_breaker_trips") == 0
 
 
 def test_flush_then_lookup_comes_from_storage() -> None:
