@@ -91,7 +91,8 @@ class AsyncLLM:
 
         engine = cls(name, cluster=address)
         # Not by the engine's own path, which of a model on the Hub names one commit.
-        engine._tokenizers[config.model.path] = await asyncio.wrap_future(tokenizer)
+        # It has been read by now; a wait could be cancelled, and would leave the engine running.
+        engine._tokenizers[config.model.path] = tokenizer.result()
         engine._handle = handle
         engine._has_started_engine = True
         # The caller has no handle yet to shut it down, so a failure from here on ends the engine.
