@@ -233,6 +233,7 @@ class AsyncLLM:
 
         Its stream yields a finished output with reason `abort`.
         """
+        self._home.enter(self._client)
         if self._client is not None:
             self._client.abort(request_id)
 

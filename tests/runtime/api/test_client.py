@@ -134,7 +134,11 @@ def test_the_end_of_a_loop_ends_its_requests_in_the_engine(cluster):
 async def test_a_handle_that_is_in_use_is_refused_on_another_loop(cluster):
     cluster.engines["raydix"] = cluster.handle
     engine = await AsyncLLM.connect()
-    for work in (lambda: last(engine.generate([4])), engine.disconnect):
+    for work in (
+        lambda: last(engine.generate([4])),
+        lambda: engine.abort("r"),
+        engine.disconnect,
+    ):
         with pytest.raises(BadRequest, match="in use on another event loop"):
             await asyncio.to_thread(asyncio.run, work())
     assert (await last(engine.generate([4]))).outputs[0].token_ids == [4]
