@@ -90,8 +90,7 @@ class AsyncLLM:
         )
 
         engine = cls(name, cluster=address)
-        # Not by the engine's own path, which of a model on the Hub names one commit.
-        # It has been read by now; a wait could be cancelled, and would leave the engine running.
+        # By the path as given: the engine's own may name a commit. No wait, which may be cancelled.
         engine._tokenizers[config.model.path] = tokenizer.result()
         engine._handle = handle
         engine._has_started_engine = True
