@@ -90,8 +90,8 @@ class AsyncLLM:
         )
 
         engine = cls(name, cluster=address)
-        # Not by the engine's own path, which of a model on the Hub names one commit.
-        engine._tokenizers[config.model.path] = await asyncio.wrap_future(tokenizer)
+        # By the path as given: the engine's own may name a commit. No wait, which may be cancelled.
+        engine._tokenizers[config.model.path] = tokenizer.result()
         engine._handle = handle
         engine._has_started_engine = True
         # The caller has no handle yet to shut it down, so a failure from here on ends the engine.
@@ -232,6 +232,7 @@ class AsyncLLM:
 
         Its stream yields a finished output with reason `abort`.
         """
+        self._home.enter(self._client)
         if self._client is not None:
             self._client.abort(request_id)
 

@@ -68,6 +68,9 @@ class BoundedHttp(HttpToolsProtocol):
         """See httptools."""
         super().on_message_begin()
         self._is_in_head = True
+        # It may have come in one part with the end of a body that was answered before.
+        if self.cycle is None or self.cycle.response_complete:
+            self._await_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """See httptools. Trailers are not for anybody here."""

@@ -156,7 +156,11 @@ class EventStream(Response):
             if isinstance(taken, RaydixError):
                 return part, taken
             plain = self._writer.plain(index, taken)
-            part += await self._writer.event(index, taken) if plain is None else plain
+            try:
+                part += await self._writer.event(index, taken) if plain is None else plain
+            except RaydixError as error:
+                # An event may take asking the engine, which may be gone by now.
+                return part, error
         return part, None
 
     def _on_news(self) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable
 from typing import Any
 
 from raydix.errors import AccountingError, EngineDead
@@ -125,16 +124,8 @@ class EngineActors:
 
     async def wait_attached(self) -> None:
         """Return once every actor serves and has met those it works with."""
-        serving: list[Awaitable[Any]] = [keeper.serving() for keeper in self.lasting()]
-        storage = self.storage.current
-        if storage is not None:
-            serving.append(storage.serving())
-        await asyncio.gather(*serving)
-
-        met: list[Awaitable[Any]] = [(await self.scheduler.serving()).call("wait_ready")]
-        if self.host is not None and storage is not None:
-            met.append(storage.unless_given_up(self.tell_host("wait_storage")))
-        await asyncio.gather(*met)
+        await asyncio.gather(*(keeper.serving() for keeper in self.lasting()), self.storage.met())
+        await self._tell(self.scheduler, "wait_ready")
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
         """See `SwitchedEngine`."""
@@ -156,18 +147,22 @@ class EngineActors:
     async def tell_host(self, method: str, *arguments: Any) -> Any:
         """See `SwitchedEngine`."""
         assert self.host is not None, "there is no L3 without L2"
-        while True:
-            host = await self.host.serving()
-            try:
-                return await host.call(method, *arguments)
-            except EngineDead:
-                # It ended meanwhile: the call goes to the next incarnation.
-                await asyncio.sleep(self._supervision.first_backoff_s)
+        return await self._tell(self.host, method, *arguments)
 
     def close(self) -> None:
         """Give back what is kept for the actors, all of which have ended."""
         if self._expert_memory is not None:
             self._expert_memory.close()
+
+    async def _tell(self, keeper: Keeper, method: str, *arguments: Any) -> Any:
+        """Call an actor, whichever incarnation answers."""
+        while True:
+            actor = await keeper.serving()
+            try:
+                return await actor.call(method, *arguments)
+            except EngineDead:
+                # It ended meanwhile: the call goes to the next incarnation.
+                await asyncio.sleep(self._supervision.first_backoff_s)
 
     def _keeper(self, kind: ActorKind, bring_up: BringUp) -> Keeper:
         async def make(incarnation: int) -> RunningActor:

@@ -213,7 +213,7 @@ class Keeper:
                 raise self._condemned.result()
             if doing.done():
                 return doing.result()
-            raise EngineDead("its process ended")
+            raise EngineDead(f"the process of {self.label} ended")
         finally:
             for task in tasks:
                 task.cancel()

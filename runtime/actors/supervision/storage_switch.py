@@ -104,6 +104,11 @@ class AttachedStorage:
                 f"the storage backend {self.section.backend} was given up: {error}"
             ) from error
 
+    @property
+    def was_left(self) -> bool:
+        """Whether `end` was called: it has not failed."""
+        return self._task is not None and self._task.cancelled()
+
     async def end(self) -> None:
         """End the actor and return once its process has ended."""
         if self._task is not None:
@@ -252,6 +257,23 @@ class StorageSwitch:
             return await within(timeout_s, work)
         except TimeoutError:
             raise EngineDead(f"{what} within {timeout_s:g} s") from None
+
+    async def met(self) -> None:
+        """Return once HostMemory uses the backend in use, or there is none.
+
+        Raises ConfigError if it cannot work, EngineDead if it was given up or the engine ends.
+        """
+        while (storage := self.current) is not None:
+            try:
+                await storage.serving()
+                await storage.unless_given_up(self._engine.tell_host("wait_storage"))
+            except RaydixError:
+                if self._has_ended or not storage.was_left:
+                    raise
+                # It is being left: what is used instead is known at the end of the switch.
+                async with self._switching:
+                    continue
+            return
 
     async def detach(self) -> str | None:
         """Leave the backend in use. Returns its name; None if there is none."""

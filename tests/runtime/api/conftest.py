@@ -2,7 +2,8 @@ import pytest
 
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.tokenizer import Tokenizer
-from tests.runtime.api.fake_engine import FakeLink
+from tests.hollow_checkpoint import make_hollow
+from tests.runtime.api.fake_engine import FakeCluster, FakeLink
 from tests.runtime.api.small_client import LIMITS, TOKENIZER
 from tests.runtime.api.small_tokenizers import byte_level_backend, sentencepiece_backend
 
@@ -27,3 +28,17 @@ async def client(link):
     client = EngineClient(link, LIMITS, TOKENIZER)
     yield client
     await client.close()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    byte_level_backend().save_pretrained(folder)
+    return str(make_hollow(folder))
+
+
+@pytest.fixture
+def cluster(checkpoint, monkeypatch):
+    cluster = FakeCluster(checkpoint)
+    cluster.install(monkeypatch)
+    return cluster

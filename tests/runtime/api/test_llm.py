@@ -17,9 +17,7 @@ from raydix.runtime.api import llm as llm_module
 from raydix.runtime.api.llm import LLM
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.client import AbortRequest, FailureKind, PrefetchPrompt, SubmitRequest
-from tests.hollow_checkpoint import make_hollow
-from tests.runtime.api.fake_engine import FakeCluster, echo, failed
-from tests.runtime.api.small_tokenizers import byte_level_backend
+from tests.runtime.api.fake_engine import echo, failed
 
 
 def once(function):
@@ -33,20 +31,6 @@ def once(function):
         return original(futures, timeout)
 
     return wait
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    byte_level_backend().save_pretrained(folder)
-    return str(make_hollow(folder))
-
-
-@pytest.fixture
-def cluster(checkpoint, monkeypatch):
-    cluster = FakeCluster(checkpoint)
-    cluster.install(monkeypatch)
-    return cluster
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from tests.runtime.server.test_connections import LONG
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: h\r\n"
 WHOLE = HEAD + b"\r\n"
+UNREAD = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
+"""Answered at once, as it does not say that its body is JSON."""
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,7 @@ WHOLE = HEAD + b"\r\n"
         ([HEAD], 408),
         ([WHOLE, HEAD], 408),
         ([WHOLE, b"\r\n"], None),
+        ([UNREAD, b"{}" + HEAD], 408),
     ],
 )
 async def test_headers_that_do_not_end_close_the_connection(
@@ -32,7 +35,9 @@ async def test_headers_that_do_not_end_close_the_connection(
     async with asyncio.timeout(10):
         for part in whole:
             writer.write(part)
-            assert await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(each for each in head.lower().split(b"\r\n") if b"-length:" in each)
+            await reader.readexactly(int(length.partition(b":")[2]))
         writer.write(last)
         answer = await reader.read()
 

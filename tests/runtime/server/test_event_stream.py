@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydix.errors import EngineDead
 from raydix.ids import RequestId
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.model_limits import ModelLimits
@@ -250,6 +251,27 @@ async def test_a_failure_is_a_status_or_an_event(has_begun: bool) -> None:
     assert body == b"0:7 failed: it died" if has_begun else b'"it died"' in body
     # The other choice is not wanted any more.
     assert [each.request_id for each in one.link.sent_of(AbortRequest)] == ["r0"]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_an_engine_that_is_gone_when_an_event_asks_it_is_told_as_a_failure(
+    has_begun: bool,
+) -> None:
+    class Asking(Numbers):
+        async def event(self, index: int, output: RequestOutput) -> bytes:
+            if index == 1:
+                raise EngineDead("it died")
+            return await super().event(index, output)
+
+    one = await served(writer=Asking())
+    if has_begun:
+        one.tokens((0, 7))
+        await one.turn()
+    one.tokens((1, 8))
+    body = await one.ended()
+    assert one.connection.status == (200 if has_begun else 503)
+    assert body == b"0:7 failed: it died" if has_begun else b'"it died"' in body
+    assert len(one.link.sent_of(AbortRequest)) == NUM_CHOICES
 
 
 async def test_a_client_that_leaves_aborts_its_requests() -> None:

@@ -21,6 +21,7 @@ from raydix.runtime.actors.gpu_model import (
     RankPlace,
     build_torch_model,
 )
+from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
@@ -142,6 +143,32 @@ async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts
     assert await asyncio.to_thread(device.twice.wait, 20)
     assert device.prepared == [(32,), (32,)]
     assert facts.num_pages == (32,)
+    await supervisor.stop()
+
+
+async def test_a_scheduler_that_ends_just_before_the_engine_serves_costs_no_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spawner = InProcessSpawner(BUILD)
+    wait_ready = SchedulerActor.wait_ready
+    asked: list[SchedulerActor] = []
+
+    async def ending_once(scheduler: SchedulerActor) -> None:
+        asked.append(scheduler)
+        if len(asked) == 1:
+            first = spawner.latest(ActorKind.SCHEDULER)
+            assert first is not None
+            first.kill()
+            await first.wait_ended()
+            raise EngineDead("its process ended")
+        await wait_ready(scheduler)
+
+    monkeypatch.setattr(SchedulerActor, "wait_ready", ending_once)
+    supervisor = SupervisorActor(
+        name="t", config=CONFIG, spawner=spawner, supervision=Supervision()
+    )
+    await supervisor.start()
+    assert len(set(asked)) == 2
     await supervisor.stop()
 
 

@@ -79,6 +79,19 @@ async def test_typed_error_of_the_first_start_reaches_the_caller() -> None:
         await bench.keeper.run()
 
 
+async def test_a_start_that_ends_with_a_process_says_whose() -> None:
+    bench = Bench()
+    meant = asyncio.Event()
+
+    async def killed(actor: Any, incarnation: int) -> None:
+        actor.kill()
+        await meant.wait()
+
+    keeper = Keeper("gpu0", bench._make, killed, on_end=lambda *_: None, supervision=QUICK)
+    with pytest.raises(EngineDead, match="the process of gpu0 ended"):
+        await keeper.run()
+
+
 async def test_condemning_an_earlier_incarnation_changes_nothing() -> None:
     bench = Bench()
     task = asyncio.create_task(bench.keeper.run())

@@ -107,6 +107,41 @@ async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_af
     await bench.switch.end()
 
 
+@pytest.mark.parametrize("attaches", [False, True])
+async def test_who_waits_for_storage_waits_for_what_is_used_after_a_switch(attaches: bool) -> None:
+    bench = Bench()
+    bench.hangs = True
+    bench.switch.start(SECTION)
+    waiting = asyncio.create_task(bench.switch.met())
+    await asyncio.sleep(0)
+    bench.hangs = False
+
+    await (bench.switch.attach(SECTION) if attaches else bench.switch.detach())
+    async with asyncio.timeout(10):
+        await waiting
+    assert bench.log[-1] == ("wait_storage" if attaches else "detach_storage")
+    await bench.switch.end()
+
+
+async def test_who_waits_for_storage_is_told_that_it_cannot_work() -> None:
+    bench = Bench()
+    bench.open_error = ConfigError("wrong address")
+    bench.switch.start(SECTION)
+    with pytest.raises(ConfigError, match="wrong address"):
+        await bench.switch.met()
+
+
+async def test_who_waits_for_storage_is_told_of_the_end_of_the_engine() -> None:
+    bench = Bench()
+    bench.hangs = True
+    bench.switch.start(SECTION)
+    waiting = asyncio.create_task(bench.switch.met())
+    await asyncio.sleep(0)
+    await bench.switch.end()
+    with pytest.raises(EngineDead, match="given up"):
+        await waiting
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_backend_that_does_not_open_leaves_everything_as_it_was(hangs: bool) -> None:
     bench = Bench()
