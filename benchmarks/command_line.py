@@ -27,12 +27,21 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 def count(text: str) -> int:
     """An argument that says how many: at least 1. Raises what argparse tells the user of."""
+    return _whole(text, 1)
+
+
+def seed(text: str) -> int:
+    """An argument that seeds random numbers. Raises what argparse tells the user of."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of at least 1")
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least {least}")
     return number
 
 
@@ -52,17 +61,6 @@ def positive(text: str) -> float:
     number = quantity(text)
     if number == 0:
         raise argparse.ArgumentTypeError(f"{text} is no number above 0")
-    return number
-
-
-def seed(text: str) -> int:
-    """An argument that seeds random numbers. Raises what argparse tells the user of."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 0")
     return number
 
 
