@@ -172,7 +172,7 @@ class ModelRunner:
 
         captured = self._captured
         if captured is not None and (
-            shape := choose_step_shape(self._decoder, captured.shapes, rows, sizes)
+            shape := choose_step_shape(self._decoder, captured.shapes, rows, sizes, on_layer)
         ):
             return self._replay(captured, shape, rows, sampling, on_layer)
 

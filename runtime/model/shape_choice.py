@@ -1,6 +1,6 @@
 """Which captured shapes a decoder has, and which of them a step takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.group_place import GroupPlace, LaneSizes, choose_shape
@@ -27,12 +27,26 @@ def shapes_of(
 
 
 def choose_step_shape(
-    decoder: Decoder, shapes: Sequence[StepShape], rows: StepRows, sizes: LaneSizes
+    decoder: Decoder,
+    shapes: Sequence[StepShape],
+    rows: StepRows,
+    sizes: LaneSizes,
+    on_layer: Callable[[int], None] | None,
 ) -> StepShape | None:
-    """That by which a step with these rows is replayed; None: it is not."""
-    shape = choose_shape(sizes, shapes)
-    if shape is not None:
-        return shape
+    """That by which a step with these rows is replayed; None: it is not.
+
+    One that waits for a load (`on_layer`) is replayed layer by layer if it can be, so that most of
+    it is done when the load is.
+    """
+    small = choose_shape(sizes, shapes)
+    if small is not None and on_layer is None:
+        return small
+    return _choose_layered(decoder, shapes, rows) or small
+
+
+def _choose_layered(
+    decoder: Decoder, shapes: Sequence[StepShape], rows: StepRows
+) -> StepShape | None:
     shape = choose_prompt_shape(rows.num_tokens, shapes)
     if shape is None:
         return None

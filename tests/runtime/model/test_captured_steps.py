@@ -121,8 +121,32 @@ def test_a_captured_step_has_the_logprobs_of_its_operations(small_model: LoadedM
     assert logprobs.token_ids == expected.token_ids
 
 
-def test_a_captured_step_starts_when_all_of_its_load_has_arrived(small_model: LoadedModel) -> None:
-    driver = PlanDriver(small_model)
+@pytest.mark.parametrize("num_tokens", [10, 1])
+def test_a_small_step_waits_for_its_load_layer_by_layer(
+    small_model: LoadedModel, num_tokens: int
+) -> None:
+    tokens, expected, waits = wait_for_load(small_model, num_tokens, has_layered_shapes=True)
+
+    assert waits == [(7, layer) for layer in range(small_model.spec.num_layers)]
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("num_tokens", [10, 1])
+def test_without_layered_shapes_a_small_step_starts_when_all_of_its_load_has_arrived(
+    small_model: LoadedModel, num_tokens: int
+) -> None:
+    tokens, expected, waits = wait_for_load(small_model, num_tokens, has_layered_shapes=False)
+
+    assert waits == [(7, small_model.spec.num_layers - 1)]
+    assert tokens == expected
+
+
+def wait_for_load(
+    model: LoadedModel, num_tokens: int, *, has_layered_shapes: bool
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """The token of a step whose row loads what is before its own tokens, that which is expected,
+    and what was waited for."""
+    driver = PlanDriver(model)
     first = driver.add(0, PROMPT)
     expected = driver.generate([first], 1)[0]
     pages = first.pages[:10]
@@ -131,15 +155,22 @@ def test_a_captured_step_starts_when_all_of_its_load_has_arrived(small_model: Lo
     waits: list[tuple[int, int]] = []
 
     def wait_layer(transfer_id: int, layer: int) -> None:
+        layers = slice(layer, layer + 1) if has_layered_shapes else slice(None)
         waits.append((transfer_id, layer))
-        driver.pool[pages, : layer + 1] = stored[:, : layer + 1]
+        driver.pool[pages, layers] = stored[:, layers]
 
+    start = len(PROMPT) - num_tokens
     second = driver.add(1, PROMPT, shared_pages=pages, num_cached=80)
-    capture(driver)
-    tokens = tokens_of(driver.step([Row(request=second, num_tokens=10, load=7)], wait_layer))
-
-    assert waits == [(7, small_model.spec.num_layers - 1)]
-    assert tokens == expected
+    if start > 80:
+        driver.pool[pages] = stored
+        driver.step([Row(request=second, num_tokens=start - 80)])
+        driver.pool[pages] = 0
+    steps = capture(driver)
+    if not has_layered_shapes:
+        steps.shapes = [shape for shape in steps.shapes if not shape.waits_by_layer]
+    row = Row(request=second, num_tokens=num_tokens, load=7)
+    tokens = tokens_of(driver.step([row], wait_layer))
+    return tokens, expected, waits
 
 
 def test_prompts_beside_decodes_sample_and_write_as_the_same_rows_do(
