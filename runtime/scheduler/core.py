@@ -68,12 +68,14 @@ class SchedulerCore:
             # Should no other event come, this one starts their clocks.
             replica.wake_at(now_s + self.settings.lookup_deadline_s)
 
+        sent: list[Effect] = []
         for group in replica.step_groups:
             while plans := next_plans(replica, group, now_s):
                 for lane, plan in plans:
                     lane.counters.count(Count.PLANS)
-                    replica.emit(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
-        return replica.take_effects()
+                    sent.append(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
+        # Plans go first, over links of their own: devices may wait for them.
+        return [*sent, *replica.take_effects()]
 
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is due if no other event comes before; None: never."""
