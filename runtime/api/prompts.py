@@ -1,5 +1,7 @@
 """The shapes in which a prompt may be given, and the checks that need no engine."""
 
+import contextlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -92,6 +94,16 @@ def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
     raise BadRequest(f"The prompt is a dict with {sorted(map(str, prompt))}; expected {_SHAPES}.")
 
 
+def _as_array(token_ids: TokenIds) -> NDArray[Any]:
+    """What numpy makes of them. Raises ValueError as numpy does."""
+    if isinstance(token_ids, list) and token_ids and type(token_ids[0]) is int:
+        # Nearly every prompt, in less than half of numpy's time, which the first token waits for.
+        with contextlib.suppress(struct.error):
+            packed = struct.pack(f"={len(token_ids)}i", *token_ids)
+            return np.frombuffer(packed, dtype=np.int32)
+    return np.asarray(token_ids)
+
+
 def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) -> Int32Array:
     """The prompt as an int32 array.
 
@@ -99,7 +111,7 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
     leaves no room for one token in `max_model_len`.
     """
     try:
-        array = np.asarray(token_ids)
+        array = _as_array(token_ids)
     except ValueError as error:
         raise BadRequest(f"The prompt is no flat list of token ids ({error}).") from error
 

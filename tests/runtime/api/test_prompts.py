@@ -34,6 +34,9 @@ def test_another_shape_is_a_bad_request(prompt):
         ([1, 10], "token id 10; expected ids from 0 to 9"),
         ([1, -1], "token id -1"),
         ([1.5], "float64"),
+        ([1, 1.5], "float64"),
+        ([1, [2]], "no flat list"),
+        ([1, "a"], "expected a list of ints"),
         ([True], "bool"),
         ([[1, 2]], "2 dimensions"),
         ([1, 2**70], f"token id {2**70}; expected ids from 0"),
@@ -56,3 +59,10 @@ def test_ids_become_int32():
     array = check_token_ids(np.array([1, 2], dtype=np.int64), vocab_size=10, max_model_len=8)
     assert array.dtype == np.int32
     assert array.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "token_ids", [[1, 2], (1, 2), [np.int64(1), 2], [1, np.int32(2)], range(1, 3)]
+)
+def test_ids_come_in_any_sequence_of_ints(token_ids):
+    assert check_token_ids(token_ids, vocab_size=10, max_model_len=8).tolist() == [1, 2]
