@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.runner import ModelRunner
 from tests.checkpoints import make_checkpoint
+from tests.runtime.model.captured_runner import make_random_decoder, make_runner
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +19,17 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_model(small_checkpoint: Path) -> LoadedModel:
     return load_model(small_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    """On a GPU."""
+    return make_random_decoder(request.param)
+
+
+@pytest.fixture(params=[16, 64])
+def runners(decoder: Decoder, request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
+    """On a GPU, without and with captured steps."""
+    eager, captured = (make_runner(decoder, request.param) for _ in range(2))
+    captured.capture_graphs()
+    return eager, captured
