@@ -42,7 +42,7 @@ STEPS = {
 }
 
 
-NUM_SHAPES = {"one decode": 37, "decodes": 31, "extension": 29, "prompts": 25}
+NUM_SHAPES = {"one decode": 35, "decodes": 29, "extension": 27, "prompts": 23}
 """That hold them: all but smaller ones, and those of one row or of single tokens."""
 
 
