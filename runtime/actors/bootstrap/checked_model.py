@@ -19,6 +19,9 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
 from raydix.runtime.actors.process import end_with_parent
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import HubName
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.hub import settings_folder
+from raydix.runtime.model.late_import import hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,11 @@ def check_here(config: EngineConfig) -> CheckedModel:
 
 def check_apart(config: EngineConfig) -> CheckedModel:
     """See `check_model`; in another process, which ends with this one."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        # It would say that it finds no torch: see `answer`.
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import answer; answer({os.getpid()})"],
         input=pickle.dumps(config),
@@ -90,6 +97,10 @@ def answer(asker: int) -> None:
         os.dup2(2, 1)
         answered: CheckedModel | RaydixError
         try:
+            # Of a family's config transformers wants to tell in which models it is used, and with
+            # torch in sight imports all that these may need: 8 s on a host with many packages.
+            with hidden("torch"):
+                read_checkpoint_config(settings_folder(config.model.path))
             answered = check_here(config)
         except RaydixError as error:
             answered = error

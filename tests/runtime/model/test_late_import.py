@@ -1,5 +1,6 @@
-"""A package that is imported by two threads at once, and replaces itself meanwhile."""
+"""Packages that are imported late: by two threads at once, or not at all."""
 
+import importlib.util
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.model.late_import import import_late
+from raydix.runtime.model.late_import import hidden, import_late
 
 PACKAGE = """
 import sys
@@ -53,3 +54,20 @@ def test_who_waits_for_an_import_gets_what_it_leaves(
         modules: list[ModuleType] = [each.result(20) for each in both]
     assert [each.CONTENT for each in modules] == ["whole", "whole"]
     del sys.modules["replaces_itself"]
+
+
+def test_a_hidden_package_is_not_there_until_it_is_shown_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hides.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with hidden("hides"):
+        assert importlib.util.find_spec("hides") is None
+        with pytest.raises(ImportError):
+            import_late("hides")
+    assert import_late("hides").__name__ == "hides"
+
+    with pytest.raises(AssertionError, match="hides is imported already"), hidden("hides"):
+        pass
+    del sys.modules["hides"]

@@ -14,6 +14,7 @@ from raydix.runtime.actors.bootstrap import checked_model
 from raydix.runtime.actors.bootstrap.checked_model import check_apart, check_here
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
@@ -29,6 +30,28 @@ def test_another_process_finds_what_this_one_does(tmp_path: Path) -> None:
 
     assert apart.sizes == here.sizes
     assert pickle.loads(apart.checkpoint) == pickle.loads(here.checkpoint)
+
+
+READ_ALL = """
+import pickle, sys
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.late_import import hidden
+with hidden("torch"):
+    read = [read_checkpoint_config(folder) for folder in sys.argv[1:]]
+assert "torch" not in sys.modules
+sys.stdout.buffer.write(pickle.dumps(read))
+"""
+
+
+def test_the_config_of_every_family_is_the_same_without_torch(tmp_path: Path) -> None:
+    """So the other process reads it, as transformers would import all its models otherwise."""
+    folders = [make_checkpoint(tmp_path / each.name, each, seed=0) for each in Family]
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, *map(str, folders)], capture_output=True, check=True
+    )
+
+    assert pickle.loads(done.stdout) == [read_checkpoint_config(each) for each in folders]
 
 
 def test_errors_of_the_other_process_are_raised_here(tmp_path: Path) -> None:
