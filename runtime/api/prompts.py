@@ -98,7 +98,8 @@ def _as_array(token_ids: TokenIds) -> NDArray[Any]:
     """What numpy makes of them. Raises ValueError as numpy does."""
     if isinstance(token_ids, list) and token_ids and type(token_ids[0]) is int:
         # Nearly every prompt, in less than half of numpy's time, which the first token waits for.
-        with contextlib.suppress(struct.error):
+        # A tensor of several numbers raises TypeError where an integer is wanted.
+        with contextlib.suppress(struct.error, TypeError):
             packed = struct.pack(f"={len(token_ids)}i", *token_ids)
             return np.frombuffer(packed, dtype=np.int32)
     return np.asarray(token_ids)

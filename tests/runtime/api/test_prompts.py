@@ -36,6 +36,7 @@ def test_another_shape_is_a_bad_request(prompt):
         ([1.5], "float64"),
         ([1, 1.5], "float64"),
         ([1, [2]], "no flat list"),
+        ([1, np.array([2])], "no flat list"),
         ([1, "a"], "expected a list of ints"),
         ([True], "bool"),
         ([[1, 2]], "2 dimensions"),
