@@ -1,5 +1,6 @@
 """Which pages are copied from L1 to L2, and when."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -112,7 +113,8 @@ class BackupQueue:
             return
         for run in tree.unlocked():
             for page in pages_with_keys(split_keys(run.keys), run.page_ids):
-                self._add(page)
+                # There is no later time for those that would be too many.
+                self._add(page, most=math.inf)
 
     def clean_ahead(self, tree: RadixTree, *, num_free: tuple[int, ...]) -> None:
         """Back up what will be evicted next and L2 does not hold, before its page is needed."""
@@ -259,7 +261,7 @@ class BackupQueue:
         if not is_selective or self._num_uses.get(page[0], 0) >= self._settings.write_threshold:
             self._add(page)
 
-    def _add(self, page: NewPage) -> None:
+    def _add(self, page: NewPage, most: float | None = None) -> None:
         """Copy the page in each group that holds it; of WINDOW groups before checkpoints alone."""
         key, page_ids = page
         for group, page_id in enumerate(page_ids):
@@ -267,15 +269,18 @@ class BackupQueue:
             # A page of a window may have made way for another one since its run was seen.
             current = page_id if windows is None else windows.get(key, 0)
             if current:
-                self._add_to(group, key, current)
+                self._add_to(group, key, current, most)
 
-    def _add_to(self, group: int, key: PageKey, page_id: int) -> None:
-        """Copy a page of one group, unless L2 has it or is to get it."""
+    def _add_to(self, group: int, key: PageKey, page_id: int, most: float | None = None) -> None:
+        """Copy a page of one group, unless L2 has it or is to get it, or too many wait already.
+
+        most: so many; None: as many as fit beside all else.
+        """
         dirty = self._dirty[group]
         is_known = key in dirty or key in self._copying[group]
         if not self._settings.has_host_memory or is_known or self._host.has(group, key):
             return
-        if len(dirty) >= _MAX_DIRTY_PAGES:
+        if len(dirty) >= (_MAX_DIRTY_PAGES if most is None else most):
             self._counters.count(Count.BACKUP_QUEUE_FULL)
         else:
             dirty[key] = page_id

@@ -3,10 +3,12 @@
 import pytest
 
 from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import StorageStatus
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
+from raydix.runtime.scheduler import backups, events
 from raydix.runtime.scheduler.in_flight import MAX_TRANSFER_ID
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.l2_driver import OTHER, PROMPT, driver_with, evict_from_l1, serve
@@ -32,6 +34,26 @@ def test_page_that_l2_lost_is_backed_up_again_before_it_is_evicted() -> None:
         serve(driver, list(range(start, start + 17)))
     assert driver.ready >= set(split_keys(driver.keys(PROMPT)))
     assert not driver.core.stats().get("dropped_pages")
+
+
+def test_a_clean_stop_copies_all_that_write_back_has_put_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backups, "_MAX_DIRTY_PAGES", 3)
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(200,))
+    prompts = [list(range(start, start + 17)) for start in range(0, 1000, 100)]
+    for prompt in prompts:
+        serve(driver, prompt)
+    assert not driver.ready
+
+    driver.send(events.RefuseRequests())
+    driver.send(events.EndRequests())
+    driver.send(events.BackUpL1())
+    driver.run()
+
+    assert driver.core.is_backed_up
+    assert driver.ready == {key for each in prompts for key in split_keys(driver.keys(each))}
+    assert not driver.core.stats().get("backup_queue_full")
 
 
 def test_node_split_while_its_backup_is_in_flight_is_in_l2_whole() -> None:
