@@ -55,8 +55,7 @@ class SchedulerCore:
         """Take one event; the effects are to be carried out in order."""
         self._now_s = now_s
         replica = self._replica
-        if replica.host.unanswered.start_clocks(now_s):
-            replica.wake_at(now_s + self.settings.lookup_deadline_s)
+        replica.host.unanswered.start_clocks(now_s)
 
         self._take(event, now_s)
         place_requests(replica, now_s)
@@ -64,9 +63,6 @@ class SchedulerCore:
         tell_if_drained(replica)
         if replica.pieces.has_work:
             replica.wake_at(now_s)
-        if replica.host.unanswered.has_new:
-            # Should no other event come, this one starts their clocks.
-            replica.wake_at(now_s + self.settings.lookup_deadline_s)
 
         sent: list[Effect] = []
         for group in replica.step_groups:
@@ -74,6 +70,9 @@ class SchedulerCore:
                 for lane, plan in plans:
                     lane.counters.count(Count.PLANS)
                     sent.append(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
+        # Only now, for who is admitted asks for leases.
+        self._watch_host(now_s)
+
         # Plans go first, over links of their own: devices may wait for them.
         return [*sent, *replica.take_effects()]
 
@@ -232,6 +231,19 @@ class SchedulerCore:
                 condemn_late_ranks(replica, now_s)
             case _:
                 assert_never(event)
+
+    def _watch_host(self, now_s: float) -> None:
+        """Be woken when HostMemory's next answer is late. Of all that it owes the first is enough.
+
+        Should no other event come, that one also starts the clocks of what this one has asked.
+        """
+        host = self._replica.host
+        oldest_s = host.unanswered.oldest_s(now_s)
+        if oldest_s is None:
+            return
+        due_s = oldest_s + self.settings.lookup_deadline_s
+        if host.alarm.advance(due_s, now_s):
+            self._replica.wake_at(due_s)
 
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
         replica = self._replica

@@ -15,6 +15,7 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.scheduler.lookups import Unanswered
 from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.timers import Alarm
 from raydix.runtime.scheduler.transfers import Promotion
 
 
@@ -55,6 +56,8 @@ class HostView:
         """Leases asked for and not yet answered."""
         self.unanswered: Unanswered[LeaseId | LookupId] = Unanswered()
         """Leases and lookups of which nothing was heard yet."""
+        self.alarm = Alarm()
+        """When the next of these answers is late."""
         self.is_drained = False
         """It was told that no copy of an earlier connection is in flight."""
 

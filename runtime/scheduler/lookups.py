@@ -1,5 +1,6 @@
 """Lookups of chains in L2 and L3: which are open, whose turn is next, what is unanswered."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,7 +24,8 @@ class Unanswered(Generic[Id]):
     """
 
     def __init__(self) -> None:
-        self._since_s: dict[Id, float] = {}
+        # The oldest is looked for at each event: see `BackupQueue`.
+        self._since_s: OrderedDict[Id, float] = OrderedDict()
         self._unsent: list[Id] = []
         self._overdue: set[Id] = set()
         """They are given up some at a time, unless they are answered before."""
@@ -31,21 +33,22 @@ class Unanswered(Generic[Id]):
     def __len__(self) -> int:
         return len(self._since_s) + len(self._unsent)
 
-    @property
-    def has_new(self) -> bool:
-        """Something was asked by the event that is being handled."""
-        return bool(self._unsent)
+    def oldest_s(self, now_s: float) -> float | None:
+        """Since when the first answer is owed; what was asked by this event, from now on at least.
+
+        None: nothing is owed.
+        """
+        oldest_s = next(iter(self._since_s.values()), None)
+        return now_s if oldest_s is None and self._unsent else oldest_s
 
     def add(self, question: Id) -> None:
         """HostMemory is asked this while an event is handled."""
         self._unsent.append(question)
 
-    def start_clocks(self, now_s: float) -> bool:
-        """A new event has come: what was asked before it is sent. True if there was any."""
-        has_new = bool(self._unsent)
+    def start_clocks(self, now_s: float) -> None:
+        """A new event has come: what was asked before it is sent."""
         self._since_s.update(dict.fromkeys(self._unsent, now_s))
         self._unsent.clear()
-        return has_new
 
     def discard(self, question: Id) -> None:
         """It is answered, or of no interest any more."""

@@ -104,15 +104,35 @@ def test_who_was_refused_goes_once_there_is_more_room() -> None:
 
 def test_clock_of_an_asking_starts_with_the_next_event() -> None:
     unanswered: Unanswered[int] = Unanswered()
+    assert unanswered.oldest_s(9.0) is None
     unanswered.add(1)
     assert unanswered.note_overdue(0.0, 100.0) == []
-    assert unanswered.start_clocks(10.0)
-    assert not unanswered.start_clocks(11.0)
+    assert unanswered.oldest_s(9.0) == 9.0
+    unanswered.start_clocks(10.0)
+    unanswered.start_clocks(11.0)
     unanswered.add(2)
     unanswered.start_clocks(12.0)
+    assert unanswered.oldest_s(12.5) == 10.0
     assert unanswered.note_overdue(1.0, 11.0) == [1]
     unanswered.discard(1)
     assert unanswered.note_overdue(1.0, 12.5) == []
+    assert unanswered.oldest_s(12.5) == 12.0
+
+
+def test_of_many_answers_that_are_owed_the_first_alone_has_a_timer() -> None:
+    driver = CoreDriver(
+        has_host_memory=True, prefetch=PATIENT, lookup_deadline_s=0.05, num_pages=(400,)
+    )
+    replica = driver.core._replica
+
+    for number in range(50):
+        driver.submit([number] * 9, max_tokens=1)
+
+    assert len(replica.host.unanswered) == 50
+    assert len(replica.timers) == 1
+    driver.wait(0.2)
+    assert driver.core.stats()["host_silences"] > 0
+    assert not len(replica.host.unanswered), "none is forgotten"
 
 
 def driver_with(max_staged_pages: int) -> CoreDriver:
