@@ -1,9 +1,15 @@
 """Checks a core's invariants once after each spell of work, when nobody waits for it."""
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
-_CHECKED_AFTER_S = 0.02
-"""Who asks in turn does not wait for a check, which takes the longer the more pages there are."""
+_MIN_REST_S = 0.02
+"""Who asks in turn does not wait for a check."""
+_REST_PER_CHECK = 50
+"""A check takes the longer the more pages there are, and whoever comes meanwhile waits for it: it
+begins once the core has been idle for so many times as long as the one before took.
+"""
 
 
 class CheckedCore(Protocol):
@@ -20,9 +26,12 @@ class CheckedCore(Protocol):
 class IdleCheck:
     """Owns: since when a core has been idle, and whether it was checked since."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._idle_since_s: float | None = None
         self._is_checked = True
+        self._rest_s = _MIN_REST_S
+        """How long a core is to be idle before its next check."""
 
     def advance(self, core: CheckedCore, now_s: float) -> float | None:
         """Check the core if it has been idle for a while. Returns when to come back, if not yet."""
@@ -34,9 +43,12 @@ class IdleCheck:
 
         if self._idle_since_s is None:
             self._idle_since_s = now_s
-        due_s = self._idle_since_s + _CHECKED_AFTER_S
+        due_s = self._idle_since_s + self._rest_s
         if now_s < due_s:
             return due_s
+
+        began_s = self._clock()
         core.check()
+        self._rest_s = max(_MIN_REST_S, _REST_PER_CHECK * (self._clock() - began_s))
         self._is_checked = True
         return None

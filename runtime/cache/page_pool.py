@@ -143,9 +143,10 @@ class PagePool:
 
         free = self._free[: self.num_free]
         if (
-            len(np.unique(free)) != self.num_free
+            (free < 1).any()
             or (self._states[free] != GpuPageState.FREE).any()
-            or (free < 1).any()
+            # A tenth of the time that `np.unique` takes.
+            or np.bincount(free).max(initial=0) > 1
         ):
             raise AccountingError(
                 f"the free list holds pages twice or pages that are not free: {figures}"
