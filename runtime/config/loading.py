@@ -139,6 +139,11 @@ def _require_unique_keys(node: yaml.Node | None, source: str) -> None:
         return
     seen: set[str] = set()
     for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(
+                f"{source} has a list or a mapping for a key in line {key.start_mark.line + 1}; "
+                "expected a name. Is it a template that was not filled in?"
+            )
         if key.value in seen:
             raise ConfigError(
                 f"{source} has the key {key.value} twice, again in line {key.start_mark.line + 1}."

@@ -232,6 +232,15 @@ def test_a_file_that_holds_itself_or_has_no_bottom_is_refused(tmp_path: Path, te
         apply_set({}, f"model={text.removeprefix('model: ')}")
 
 
+@pytest.mark.parametrize("text", ["model: {path: {{ model_path }} }", "cache: 3\n? [a]\n: 4"])
+def test_a_template_that_was_not_filled_in_is_told_by_its_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "template.yaml"
+    path.write_text(text)
+    line = 1 + text.count("\n", 0, text.find("?"))
+    with pytest.raises(ConfigError, match=rf"a list or a mapping for a key in line {line};"):
+        load_config(path)
+
+
 def test_a_key_that_a_set_has_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--set .* has the key num_pages twice"):
         apply_set({}, "cache.l1={num_pages: 3, num_pages: 5}")
