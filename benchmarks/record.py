@@ -91,7 +91,7 @@ def report(
         bars = [f"at most {figure.max_value:g}"] if figure.max_value is not None else []
         bars += [f"at least {figure.min_value:g}"] if figure.min_value is not None else []
         if bars:
-            verdict = "ok" if figure.is_met else "BELOW THE BAR"
+            verdict = "ok" if figure.is_met else "MISSED"
             # A ratio has the unit 1, which would be read as a second number.
             unit = "" if figure.unit == "1" else f" {figure.unit}"
             print(

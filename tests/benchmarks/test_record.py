@@ -82,4 +82,4 @@ def test_a_missed_bar_is_exit_status_one(
     figure: Figure, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report("sums", {}, [Figure(name="b", value=0, unit="us"), figure]) == status
-    assert ("BELOW THE BAR" in capsys.readouterr().err) == bool(status)
+    assert ("MISSED" in capsys.readouterr().err) == bool(status)
