@@ -1,6 +1,9 @@
 """How often an actor may end before the engine gives up. Pure."""
 
+import math
 from dataclasses import dataclass
+
+from raydix.errors import ConfigError
 
 DRAIN_S = 10.0
 
@@ -24,6 +27,13 @@ class Supervision:
     crash_window_s: float = 300.0
     first_backoff_s: float = 0.1
     max_backoff_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check what users set. Raises ConfigError."""
+        drain_s = self.drain_timeout_s
+        is_number = isinstance(drain_s, int | float) and not isinstance(drain_s, bool)
+        if not is_number or not 0 <= drain_s < math.inf:
+            raise ConfigError(f"drain_s is {drain_s!r}; expected a number of seconds, 0 or more.")
 
 
 class CrashHistory:

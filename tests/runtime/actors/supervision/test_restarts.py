@@ -1,3 +1,8 @@
+import math
+
+import pytest
+
+from raydix.errors import ConfigError
 from raydix.runtime.actors.supervision.restarts import CrashHistory, Supervision
 
 
@@ -16,3 +21,9 @@ def test_too_many_crashes_within_the_window_end_the_repairs() -> None:
 def test_crashes_outside_the_window_are_forgotten() -> None:
     history = CrashHistory(Supervision(max_crashes=1, crash_window_s=10.0))
     assert [history.record(20.0 * i) for i in range(5)] == [0.0] * 5
+
+
+@pytest.mark.parametrize("drain_s", ["x", -1, True, math.nan, math.inf, None])
+def test_a_drain_that_is_no_time_is_refused(drain_s: float) -> None:
+    with pytest.raises(ConfigError, match="expected a number of seconds, 0 or more"):
+        Supervision(drain_timeout_s=drain_s)
