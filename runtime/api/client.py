@@ -20,7 +20,7 @@ from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
-from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.api.request_options import RequestOptions, check_switch
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
@@ -246,7 +246,7 @@ class AsyncLLM:
 
         l3: drop this engine's stored objects, too.
         """
-        flushed: dict[str, Any] = await self._call("flush", l3)
+        flushed: dict[str, Any] = await self._call("flush", check_switch("l3", l3))
         return flushed
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:

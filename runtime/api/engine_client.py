@@ -243,7 +243,7 @@ class EngineClient:
             wrong_ids = [each for each in named_ids if each >= self._limits.vocab_size]
             if wrong_ids:
                 last = self._limits.vocab_size - 1
-                raise BadParameter(name, f"has {wrong_ids}; expected ids from 0 to {last}.")
+                raise BadParameter(name, f"has {wrong_ids[:8]}; expected ids from 0 to {last}.")
         if params.stop and self._tokenizer is None:
             raise BadParameter(
                 "stop",
@@ -252,11 +252,18 @@ class EngineClient:
             )
         options.check()
 
+        sampling = params.to_device(self._limits.eos_token_ids, secrets.randbits(63))
+        if len(sampling.masked_until_min_tokens) >= self._limits.vocab_size:
+            raise BadParameter(
+                "min_tokens",
+                f"is {params.min_tokens}, and before so many tokens no stop id is sampled, which "
+                "leaves no token at all. Set it to 0, or name fewer stop_token_ids.",
+            )
         return SubmitRequest(
             asking=self._next_asking(),
             request_id=request_id,
             token_ids=token_ids,
-            sampling=params.to_device(self._limits.eos_token_ids, secrets.randbits(63)),
+            sampling=sampling,
             max_tokens=params.max_tokens,
             stop_token_ids=params.ending_token_ids(self._limits.eos_token_ids),
             priority=int(options.priority),

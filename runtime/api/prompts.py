@@ -111,6 +111,9 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
     Raises BadRequest if it is empty or has an id outside [0, vocab_size), and PromptTooLong if it
     leaves no room for one token in `max_model_len`.
     """
+    if not isinstance(token_ids, np.ndarray):
+        # First of all: to copy a huge one may take more memory than there is.
+        _require_room(len(token_ids), max_model_len)
     try:
         array = _as_array(token_ids)
     except ValueError as error:
@@ -132,10 +135,14 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
         raise BadRequest(
             f"The prompt has token id {wrong}; expected ids from 0 to {vocab_size - 1}."
         )
-    if len(array) >= max_model_len:
+    _require_room(len(array), max_model_len)
+    return int32_array(array)
+
+
+def _require_room(num_tokens: int, max_model_len: int) -> None:
+    if num_tokens >= max_model_len:
         raise PromptTooLong(
-            f"The prompt has {len(array)} tokens; expected at most {max_model_len - 1}, as the "
+            f"The prompt has {num_tokens} tokens; expected at most {max_model_len - 1}, as the "
             f"model's context is {max_model_len} tokens and one must be left for output. "
             "Shorten the prompt or raise model.max_model_len."
         )
-    return int32_array(array)

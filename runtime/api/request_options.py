@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from raydix.errors import BadParameter
+from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.prompts import is_unicode
 
 _MAX_TEXT = 1024
@@ -54,3 +54,10 @@ def check_text(name: str, text: str | None) -> None:
 def _is(value: object, kind: type) -> bool:
     """Whether a number is of this kind; True and False are no numbers here."""
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_switch(name: str, value: object) -> bool:
+    """Raise BadRequest unless it is True or False; what else counts as true may mean the other."""
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name} is {value!r}; expected True or False.")
+    return value

@@ -1,12 +1,13 @@
 """What a user may ask of one request's sampling, checked when it is made."""
 
 import difflib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from enum import StrEnum
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.prompts import is_unicode
@@ -14,6 +15,10 @@ from raydix.runtime.messages.plan import MAX_BIAS, MAX_BIASED_TOKENS, DeviceSamp
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 64
+"""Every token of the output is searched for all of them, on the loop that serves everybody."""
+MAX_STOP_TOKEN_IDS = 1024
+T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 # Logits times, or over, such numbers stay within float32.
@@ -103,8 +108,9 @@ class SamplingParams:
     mask of `min_tokens`, before penalties and temperature.
     """
     stop: Sequence[str] = ()
-    """One string or several that end the output, the text before the match; kept as a tuple."""
+    """One string or up to 64 that end the output, the text before the match; kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
+    """Up to 1,024, of which each ends the output."""
     include_stop_str_in_output: bool = False
     """Keep the matched stop string, or the text of the stopping token, in the text."""
     ignore_eos: bool = False
@@ -293,12 +299,27 @@ def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     # Of a dict iteration would take the keys, of bytes numbers.
     is_readable = isinstance(stop, Iterable) and not isinstance(stop, (Mapping, bytes))
     _require(stop is None or is_readable, "stop", stop, "a str, a list of them, or None")
-    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    for each in strings:
-        is_wanted = isinstance(each, str) and each != "" and is_unicode(each)
-        expected = "non-empty strings without half of a surrogate pair, which no text holds"
-        _require(is_wanted, "stop", list(strings), expected)
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else _some(stop, "stop")
+    wrong = [each for each in strings if not _is_stop(each)]
+    expected = "non-empty strings without half of a surrogate pair, which no text holds"
+    _require(not wrong, "stop", list(strings), expected)
     return strings
+
+
+def _is_stop(value: object) -> bool:
+    return isinstance(value, str) and value != "" and is_unicode(value)
+
+
+_MOST = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS}
+
+
+def _some(values: Iterable[T], name: str) -> tuple[T, ...]:
+    """All values of a list. Raises BadRequest if it has too many, however many those are."""
+    most = _MOST[name]
+    some = tuple(itertools.islice(values, most + 1))
+    if len(some) > most:
+        raise BadParameter(name, f"has more than {most} entries; expected at most so many.")
+    return some
 
 
 def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
@@ -306,10 +327,9 @@ def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
     is_list = token_ids is None or isinstance(token_ids, Iterable)
     _require(is_list, name, token_ids, "a list of token ids")
 
-    ids = () if token_ids is None else tuple(token_ids)
-    for each in ids:
-        is_id = _is_int(each) and each >= 0
-        _require(is_id, name, list(ids), "token ids, which are whole numbers from 0")
+    ids = () if token_ids is None else _some(token_ids, name)
+    are_ids = all(_is_int(each) and each >= 0 for each in ids)
+    _require(are_ids, name, list(ids), "token ids, which are whole numbers from 0")
     return tuple(int(each) for each in ids)
 
 

@@ -7,16 +7,18 @@ from typing import Annotated
 from pydantic import Field
 
 from raydix.errors import BadParameter
-from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.api.sampling_params import (
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    OutputKind,
+    SamplingParams,
+)
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
 
 MAX_SAMPLES = 128
 MAX_CHOICES = 1024
 """Of one HTTP request: prompts times samples."""
-_MAX_STOPS = 64
-"""Every token of the output is searched for all of them, on the loop that serves everybody."""
-_MAX_STOP_IDS = 1024
 
 Word = Annotated[Text, Field(min_length=1, max_length=512)]
 """An id, or a salt: shorter than the engine allows, as the tenant's name is put before it."""
@@ -48,8 +50,8 @@ class GenerationFields(WireRequest):
     seed: int | None = None
     logit_bias: Annotated[Table[str, float], Field(max_length=MAX_BIASED_TOKENS)] | None = None
     """By token id, which JSON has as text."""
-    stop: Text | Annotated[Items[Text], Field(max_length=_MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[Items[int], Field(max_length=_MAX_STOP_IDS)] | None = None
+    stop: Text | Annotated[Items[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[Items[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0

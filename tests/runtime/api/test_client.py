@@ -42,6 +42,13 @@ async def test_the_block_of_a_started_engine_shuts_it_down(cluster, checkpoint):
     assert cluster.handle.is_shut_down
 
 
+@pytest.mark.parametrize("l3", ["false", "yes", 1, None])
+async def test_a_flush_is_told_what_to_drop_by_true_or_false(cluster, checkpoint, l3):
+    async with await AsyncLLM.start(checkpoint) as engine:
+        with pytest.raises(BadRequest, match="expected True or False"):
+            await engine.flush(l3)
+
+
 async def test_an_engine_may_be_shut_down_twice(cluster, checkpoint):
     async with await AsyncLLM.start(checkpoint) as engine:
         await asyncio.gather(engine.shutdown(), engine.shutdown())

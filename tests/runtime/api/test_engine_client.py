@@ -321,3 +321,16 @@ async def test_a_stream_holds_no_more_than_its_output_however_slow_the_caller(cl
     rest = [await first, *await collect(outputs)]
     assert sum(len(each.outputs[0].token_ids) for each in rest) == 1000
     assert len(rest) <= 2
+
+
+async def test_min_tokens_that_leave_no_token_to_sample_are_refused(client, link):
+    params = SamplingParams(min_tokens=1, stop_token_ids=range(256))
+    with pytest.raises(BadRequest, match=r"min_tokens is 1, .* leaves no token at all"):
+        await collect(client.generate([1, 2], params))
+    assert not link.sent_of(SubmitRequest)
+
+
+async def test_many_ids_outside_the_vocabulary_are_told_by_the_first(client):
+    params = SamplingParams(stop_token_ids=range(1000))
+    with pytest.raises(BadRequest, match=r"has \[257, .*, 264\]; expected ids from 0 to 256"):
+        await collect(client.generate([1, 2], params))

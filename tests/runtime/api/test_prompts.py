@@ -56,6 +56,11 @@ def test_a_prompt_must_leave_room_for_one_token():
         check_token_ids([1] * 8, vocab_size=10, max_model_len=8)
 
 
+def test_a_prompt_that_is_too_long_is_never_copied():
+    with pytest.raises(PromptTooLong, match="1000000000000 tokens; expected at most 7"):
+        check_token_ids(range(10**12), vocab_size=10, max_model_len=8)
+
+
 def test_ids_become_int32():
     array = check_token_ids(np.array([1, 2], dtype=np.int64), vocab_size=10, max_model_len=8)
     assert array.dtype == np.int32

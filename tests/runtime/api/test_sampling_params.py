@@ -100,6 +100,8 @@ def test_params_can_be_pickled_and_replaced():
         ({"min_tokens": 2**31}, "min_tokens is"),
         ({"max_tokens": 2**63}, "max_tokens is"),
         ({"stop_token_ids": [-1]}, "token ids"),
+        ({"stop_token_ids": range(10**12)}, "more than 1024 entries; expected at most"),
+        ({"stop": ["a"] * 65}, "more than 64 entries; expected at most"),
         ({"stop_token_ids": ["a"]}, "token ids"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"min_tokens": -1}, "min_tokens is -1"),
