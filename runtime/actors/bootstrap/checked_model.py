@@ -98,7 +98,7 @@ def answer(asker: int) -> None:
         answered: CheckedModel | RaydixError
         try:
             # Of a family's config transformers wants to tell in which models it is used, and with
-            # torch in sight imports all that these may need: 8 s on a host with many packages.
+            # torch in sight imports all that these may need: 4 s on a host with many packages.
             with hidden("torch"):
                 read_checkpoint_config(settings_folder(config.model.path))
             answered = check_here(config)
