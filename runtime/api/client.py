@@ -204,7 +204,7 @@ class AsyncLLM:
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens among it. Raises BadRequest."""
         tokenizer = await self._tokenizer("text")
-        return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens=False)
+        return await asyncio.to_thread(tokenizer.decode_given, token_ids)
 
     async def limits(self) -> ModelLimits:
         """What the served model allows. Connects anew if the connection was lost.

@@ -5,7 +5,8 @@
 
 import functools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,14 @@ class Tokenizer:
         self._bytes_of_token: dict[int, bytes] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with the special tokens that the checkpoint puts around one."""
+        """Ids of a prompt, with the special tokens that the checkpoint puts around one.
+
+        Raises BadRequest for what is no text.
+        """
+        if not isinstance(text, str) or not is_unicode(text):
+            raise BadRequest(
+                f"The text is {text!r:.80}; expected a str without half of a surrogate pair."
+            )
         return list(self._wrapped.encode(text, verbose=False))
 
     def encode_chat(
@@ -136,6 +144,16 @@ class Tokenizer:
                 "The chat holds half of a surrogate pair, which is no Unicode text. Remove it."
             )
         return list(self._wrapped.encode(text, add_special_tokens=False, verbose=False))
+
+    def decode_given(self, token_ids: Iterable[int]) -> str:
+        """Text of a user's ids, special tokens among it. Raises BadRequest for what are none."""
+        if not isinstance(token_ids, Iterable) or isinstance(token_ids, str | bytes):
+            raise BadRequest(f"The token ids are {token_ids!r:.80}; expected a list of ints.")
+        ids = list(token_ids)
+        wrong = [each for each in ids if not isinstance(each, Integral) or not 0 <= each < 2**32]
+        if wrong:
+            raise BadRequest(f"{wrong[0]!r:.80} is no token id; expected whole numbers from 0.")
+        return self.decode([int(each) for each in ids], skip_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of all `token_ids` at once. Ids that the tokenizer does not know have no text."""

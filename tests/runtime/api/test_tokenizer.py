@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,3 +110,20 @@ def test_decode_is_that_of_transformers_without_its_clean_up(
         token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False
     )
     assert tokenizer.decode(token_ids, skips_special) == expected
+
+
+@pytest.mark.parametrize("text", [5, None, b"a", ["a"], "\ud800"])
+def test_what_is_no_text_is_not_encoded(byte_level, text):
+    with pytest.raises(BadRequest, match="The text is "):
+        byte_level.encode(text)
+
+
+@pytest.mark.parametrize("token_ids", [None, 5, "ab", b"ab", [-1], [2**32], [5.0], ["a"], [None]])
+def test_what_are_no_token_ids_are_not_decoded(byte_level, token_ids):
+    with pytest.raises(BadRequest, match=r"expected a list of ints|is no token id"):
+        byte_level.decode_given(token_ids)
+
+
+def test_token_ids_of_anybody_are_decoded(byte_level):
+    token_ids = byte_level.encode("hello")
+    assert byte_level.decode_given(np.array(token_ids)) == byte_level.decode(token_ids, False)
