@@ -22,8 +22,6 @@ from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.sections import RaySection
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
-_JOINING = threading.Lock()
-"""Ray is one for a process, and takes seconds to start: who comes meanwhile joins what that is."""
 
 
 class PrivateCluster:
@@ -92,20 +90,19 @@ def join_cluster(address: str | None, settings: RaySection | None = None) -> Pri
     `settings` are for a private one. Raises ConfigError if a named cluster cannot be reached, and
     if there are settings for a cluster that has its own.
     """
-    with _JOINING:
-        is_member = ray.is_initialized()
-        address = named_cluster(address)
-        if address is None and not is_member:
-            return PrivateCluster(settings=settings)
+    is_member = ray.is_initialized()
+    address = named_cluster(address)
+    if address is None and not is_member:
+        return PrivateCluster(settings=settings)
 
-        if settings is not None and settings != RaySection():
-            raise ConfigError(
-                "section ray is for a cluster that Raydix starts itself, and this engine joins one "
-                "that runs. Leave it out, and give the ports to `ray start`."
-            )
-        if address is not None:
-            _connect(address)
-        return None
+    if settings is not None and settings != RaySection():
+        raise ConfigError(
+            "section ray is for a cluster that Raydix starts itself, and this engine joins one "
+            "that runs. Leave it out, and give the ports to `ray start`."
+        )
+    if address is not None:
+        _connect(address)
+    return None
 
 
 def metrics_url(node_id: str) -> str:

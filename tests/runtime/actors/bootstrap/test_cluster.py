@@ -1,6 +1,5 @@
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
@@ -122,24 +121,3 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(name: str) -> No
 def test_ports_are_refused_for_a_cluster_that_has_its_own() -> None:
     with pytest.raises(ConfigError, match="section ray is for a cluster that Raydix starts itself"):
         join_cluster("127.0.0.1:6379", RaySection(metrics_port=9000))
-
-
-def test_two_that_start_at_once_share_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray is one for a process: the second joins what the first has started."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    may_end, started = threading.Event(), threading.Event()
-
-    def start(settings: RaySection | None = None) -> object:
-        started.set()
-        assert may_end.wait(10)
-        monkeypatch.setattr(ray, "is_initialized", lambda: True)
-        return object()
-
-    monkeypatch.setattr(cluster, "PrivateCluster", start)
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(join_cluster, None)
-        assert started.wait(10)
-        second = threads.submit(join_cluster, None)
-        may_end.set()
-        assert first.result(10) is not None
-        assert second.result(10) is None
