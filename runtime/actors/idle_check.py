@@ -10,6 +10,8 @@ _REST_PER_CHECK = 50
 """A check takes the longer the more pages there are, and whoever comes meanwhile waits for it: it
 begins once the core has been idle for so many times as long as the one before took.
 """
+_MAX_REST_S = 10.0
+"""One that took long because the machine had other things to do puts the next off by no more."""
 
 
 class CheckedCore(Protocol):
@@ -49,6 +51,7 @@ class IdleCheck:
 
         began_s = self._clock()
         core.check()
-        self._rest_s = max(_MIN_REST_S, _REST_PER_CHECK * (self._clock() - began_s))
+        rest_s = _REST_PER_CHECK * (self._clock() - began_s)
+        self._rest_s = min(max(_MIN_REST_S, rest_s), _MAX_REST_S)
         self._is_checked = True
         return None

@@ -5,10 +5,13 @@
 
 import functools
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
@@ -145,15 +148,16 @@ class Tokenizer:
             )
         return list(self._wrapped.encode(text, add_special_tokens=False, verbose=False))
 
-    def decode_given(self, token_ids: Iterable[int]) -> str:
+    def decode_given(self, token_ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
         """Text of a user's ids, special tokens among it. Raises BadRequest for what are none."""
-        if not isinstance(token_ids, Iterable) or isinstance(token_ids, str | bytes):
+        if isinstance(token_ids, np.ndarray):
+            token_ids = token_ids.tolist()
+        if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes):
             raise BadRequest(f"The token ids are {token_ids!r:.80}; expected a list of ints.")
-        ids = list(token_ids)
-        wrong = [each for each in ids if not isinstance(each, Integral) or not 0 <= each < 2**32]
+        wrong = [each for each in token_ids if not _is_token_id(each)]
         if wrong:
             raise BadRequest(f"{wrong[0]!r:.80} is no token id; expected whole numbers from 0.")
-        return self.decode([int(each) for each in ids], skip_special_tokens=False)
+        return self.decode([int(each) for each in token_ids], skip_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of all `token_ids` at once. Ids that the tokenizer does not know have no text."""
@@ -246,3 +250,8 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {
         chr(256 + i): byte for i, byte in enumerate(others)
     }
+
+
+def _is_token_id(value: Any) -> bool:
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_number and 0 <= int(value) < 2**32

@@ -144,6 +144,7 @@ class PagePool:
         free = self._free[: self.num_free]
         if (
             (free < 1).any()
+            or (free > self.num_pages).any()
             or (self._states[free] != GpuPageState.FREE).any()
             # A tenth of the time that `np.unique` takes.
             or np.bincount(free).max(initial=0) > 1

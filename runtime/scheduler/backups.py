@@ -272,9 +272,9 @@ class BackupQueue:
                 self._add_to(group, key, current, most)
 
     def _add_to(self, group: int, key: PageKey, page_id: int, most: float | None = None) -> None:
-        """Copy a page of one group, unless L2 has it or is to get it, or too many wait already.
+        """Copy a page of one group, unless L2 has it or is to get it, or `most` wait already.
 
-        most: so many; None: as many as fit beside all else.
+        most: None: as many as wait at any other time.
         """
         dirty = self._dirty[group]
         is_known = key in dirty or key in self._copying[group]

@@ -242,7 +242,8 @@ class SchedulerCore:
         if oldest_s is None:
             return
         due_s = oldest_s + self.settings.lookup_deadline_s
-        if host.alarm.advance(due_s, now_s):
+        # Once it is late the tick that tells so is due already.
+        if due_s > now_s and host.alarm.advance(due_s, now_s):
             self._replica.wake_at(due_s)
 
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:

@@ -1,11 +1,12 @@
 """How often an actor may end before the engine gives up. Pure."""
 
-import math
 from dataclasses import dataclass
+from numbers import Real
 
 from raydix.errors import ConfigError
 
 DRAIN_S = 10.0
+_MAX_DRAIN_S = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,12 @@ class Supervision:
     def __post_init__(self) -> None:
         """Check what users set. Raises ConfigError."""
         drain_s = self.drain_timeout_s
-        is_number = isinstance(drain_s, int | float) and not isinstance(drain_s, bool)
-        if not is_number or not 0 <= drain_s < math.inf:
-            raise ConfigError(f"drain_s is {drain_s!r}; expected a number of seconds, 0 or more.")
+        is_number = isinstance(drain_s, Real) and not isinstance(drain_s, bool)
+        if not is_number or not 0 <= drain_s <= _MAX_DRAIN_S:
+            raise ConfigError(
+                f"drain_s is {drain_s!r:.80}; expected a number of seconds, 0 or more, at most "
+                f"{_MAX_DRAIN_S:g}."
+            )
 
 
 class CrashHistory:

@@ -315,7 +315,10 @@ class SupervisorActor:
             if scheduler is not None:
                 # It waits for so long twice.
                 async with asyncio.timeout(2 * timeout_s + _ANSWER_S):
-                    await scheduler.call("drain", timeout_s)
+                    if not await scheduler.call("drain", timeout_s):
+                        logger.warning(
+                            "engine %s stops before all pages were copied to L2", self._name
+                        )
 
         with contextlib.suppress(TimeoutError, EngineDead):
             # Looked up now: it may have been restarted meanwhile.

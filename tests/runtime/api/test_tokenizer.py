@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -118,7 +120,24 @@ def test_what_is_no_text_is_not_encoded(byte_level, text):
         byte_level.encode(text)
 
 
-@pytest.mark.parametrize("token_ids", [None, 5, "ab", b"ab", [-1], [2**32], [5.0], ["a"], [None]])
+@pytest.mark.parametrize(
+    "token_ids",
+    [
+        None,
+        5,
+        "ab",
+        b"ab",
+        {1: 2},
+        itertools.count(),
+        np.array(5),
+        [True],
+        [-1],
+        [2**32],
+        [5.0],
+        ["a"],
+        [None],
+    ],
+)
 def test_what_are_no_token_ids_are_not_decoded(byte_level, token_ids):
     with pytest.raises(BadRequest, match=r"expected a list of ints|is no token id"):
         byte_level.decode_given(token_ids)
