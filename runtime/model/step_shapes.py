@@ -21,8 +21,8 @@ _PROMPT_TOKENS = (
 )
 """Up to the usual chunk and a token of every row. Larger steps can hide their launches.
 
-Not 320 and 448: a layer's products take cuBLAS 162 us for 320 tokens and 129 for 384, and as long
-for 448 as for 512 (dense_l16 on an H100, 2026-11).
+Not 320 and 448: a layer's products alone take cuBLAS 162 us for 320 tokens and 129 for 384, and as
+long for 448 as for 512 (dense_l16, one run on an H100, 2026-11).
 """
 _MORE_TILES = 16
 """As each row, and the padding behind them, may end within a tile."""

@@ -292,3 +292,11 @@ TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
 )
+
+
+@pytest.mark.parametrize("page_id", [-1, 0, 3, 9, 10**6])
+def test_a_free_list_that_names_no_free_page_or_one_twice_is_found(page_id: int) -> None:
+    pool = PagePool(8)
+    pool._free[0] = page_id
+    with pytest.raises(AccountingError, match="the free list holds pages twice or pages that are"):
+        pool.check()

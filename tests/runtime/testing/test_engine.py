@@ -99,6 +99,20 @@ async def test_actor_that_cannot_go_on_ends_the_engine() -> None:
                 await generate(engine, 4)
 
 
+@pytest.mark.parametrize("is_drained", [True, False])
+async def test_a_stop_that_leaves_pages_uncopied_says_so(
+    is_drained: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def drain(scheduler: SchedulerActor, timeout_s: float) -> bool:
+        return is_drained
+
+    monkeypatch.setattr(SchedulerActor, "drain", drain)
+    async with in_process_engine(CONFIG, BUILD) as engine:
+        await generate(engine, 4)
+
+    assert ("before all pages were copied to L2" in caplog.text) == (not is_drained)
+
+
 class ShrinkingDevice:
     """Has room for fewer pages with each load."""
 
