@@ -38,6 +38,7 @@ from raydix.runtime.storage.nixl import NixlTransfers
 from raydix.runtime.storage.object_header import ObjectIdentity, fill_header, verify_object
 from raydix.runtime.storage.redis import RedisBackend
 from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.testing.order_queue import OrderQueue
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.storage.mooncake_service import MooncakeService
 from tests.runtime.storage.redis_server import RedisServer
@@ -128,6 +129,8 @@ class Rig:
         self.subject = subject
         self.answers: queue.SimpleQueue[ObjectsDone] = queue.SimpleQueue()
         self.worker = StorageWorker(subject.backend, self.arena, self.namespace, self.answers.put)
+        self.orders = OrderQueue()
+        self.worker.serve(self.orders)
         subject.direct.open(self.arena.buffer)
         self.num_batches = 0
 
@@ -139,6 +142,7 @@ class Rig:
     def close(self) -> None:
         """Give everything back."""
         self.subject.direct.close()
+        self.orders.end()
         self.worker.close()
         self.arena.close()
 
@@ -177,7 +181,7 @@ class Rig:
             )
 
             start_s = time.perf_counter()
-            self.worker.submit(order)
+            self.orders.put(order)
             done = self.answers.get()
             seconds.append(time.perf_counter() - start_s)
             assert not any(done.statuses), set(done.statuses)

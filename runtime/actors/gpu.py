@@ -252,7 +252,7 @@ class GpuActor:
         # Forgets what warming up has counted, and loads the kernels that this takes.
         self._experts.restore()
         try:
-            while (link := redial(dial, self._stop)) is not None:
+            while (link := redial(dial, self._stop, "the Scheduler", RECONNECT_S)) is not None:
                 self._follow_watched(link)
                 self._forget_requests()
         finally:

@@ -1,4 +1,4 @@
-"""How a GPU actor finds its Scheduler again, which may be being restarted."""
+"""How an actor finds its Scheduler or HostMemory again, which may be being restarted."""
 
 import logging
 import threading
@@ -13,20 +13,21 @@ RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
 
 Dial = Callable[[threading.Event], BlockingLink]
-"""Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
+"""Connects to a listener. Raises LinkClosed if nobody answers or the event is set meanwhile."""
 
 
-def redial(dial: Dial, stop: threading.Event) -> BlockingLink | None:
-    """A link to the Scheduler; None once `stop` is set. Raises LinkClosed if there is none."""
+def redial(dial: Dial, stop: threading.Event, peer: str, patience_s: float) -> BlockingLink | None:
+    """A link to `peer`; None once `stop` is set.
+
+    Raises LinkClosed if there is none for `patience_s`.
+    """
     began_s = time.monotonic()
-    give_up_s = began_s + RECONNECT_S
+    give_up_s = began_s + patience_s
     delay_s = 0.01
     while not stop.is_set():
         try:
             link = dial(stop)
-            logger.info(
-                "linked to the Scheduler, %.1f s after dialling", time.monotonic() - began_s
-            )
+            logger.info("linked to %s, %.1f s after dialling", peer, time.monotonic() - began_s)
             return link
         except LinkClosed:
             # One that hangs up on us is being restarted.

@@ -2,37 +2,31 @@
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
-from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.actors.links.blocking_link import connect_blocking
+from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.redial import Dial, redial
 from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import (
-    AskExists,
-    CancelBatch,
-    DeleteObjects,
-    ObjectsDone,
-    ReadObjects,
-    WriteObjects,
-)
+from raydix.runtime.messages.host import CancelBatch, ObjectsDone
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
-from raydix.runtime.storage.worker import ANSWER_S, StorageWorker
+from raydix.runtime.storage.worker import ANSWER_S, Order, StorageWorker
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
-
-_RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +62,18 @@ class StorageActor:
         self._arena: HostArena | None = None
         self._setup: StorageSetup | None = None
         self._worker: StorageWorker | None = None
-        self._link: Link | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._link: BlockingLink | None = None
+        self._stop = threading.Event()
 
     def __repr__(self) -> str:
         return f"Storage({self._name}, incarnation {self._incarnation})"
 
     async def start(self, setup: StorageSetup) -> None:
         """Map the arena and open the backend. Raises ConfigError if the backend cannot work."""
-        self._loop = asyncio.get_running_loop()
         self._arena = HostArena.attach(setup.arena)
         backend = create_backend(setup.backend)
         self._worker = await asyncio.to_thread(
-            StorageWorker, backend, self._arena, setup.namespace, self._on_done
+            StorageWorker, backend, self._arena, setup.namespace, self._answer
         )
         self._setup = setup
 
@@ -95,9 +87,20 @@ class StorageActor:
         """Connect to HostMemory and carry out its orders."""
         if self._worker is None or self._setup is None:
             raise AccountingError("storage is to serve before its start")
-        self._task = asyncio.create_task(self._follow_host(self._setup, self._worker))
+        setup = self._setup
+        own = Hello(
+            role=Role.STORAGE,
+            name=setup.backend.backend,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+        )
+        self._worker.serve(
+            self._orders(
+                lambda stop: connect_blocking(setup.host_address, own, setup.secret, stop=stop)
+            )
+        )
         if self._exporter is not None:
-            labels = (self._setup.backend.backend,)
+            labels = (setup.backend.backend,)
             self._exporter.start(lambda: read_samples(STORAGE_METRICS, self.stats(), labels))
 
     @property
@@ -127,72 +130,53 @@ class StorageActor:
         """Finish what is under way, close the backend and the arena."""
         if self._exporter is not None:
             await self._exporter.stop()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self._stop.set()
+        # Read once: the thread that reads may clear it meanwhile.
+        if (link := self._link) is not None:
+            link.close()
         if self._worker is not None:
-            await asyncio.to_thread(self._worker.close)
+            self._worker.close()
         if self._arena is not None:
             self._arena.close()
 
-    async def _follow_host(self, setup: StorageSetup, worker: StorageWorker) -> None:
-        """Stay connected to whichever HostMemory listens at the address.
+    def _orders(self, dial: Dial) -> Iterator[Order | CancelBatch | None]:
+        """Those of whichever HostMemory listens at the address, and None where one is gone.
 
-        Each one finds nothing under way that an earlier one ordered.
+        So each finds nothing under way that an earlier one ordered. Run by the worker's threads.
         """
-        own = Hello(
-            role=Role.STORAGE,
-            name=setup.backend.backend,
-            incarnation=self._incarnation,
-            pid=os.getpid(),
-        )
-
         try:
-            while True:
-                try:
-                    link = await connect(setup.host_address, own, setup.secret)
-                except LinkRefused:
-                    await asyncio.sleep(_RETRY_S)
-                    continue
-                except LinkClosed:
-                    continue
-
-                logger.info("linked to HostMemory")
-                await self._serve(link, worker)
-                await asyncio.to_thread(worker.quiesce)
+            while (link := redial(dial, self._stop, "HostMemory", math.inf)) is not None:
+                yield from self._orders_of(link)
+                yield None
         except Exception:
             logger.exception("the storage actor cannot go on")
             self._on_fatal()
 
-    async def _serve(self, link: Link, worker: StorageWorker) -> None:
+    def _orders_of(self, link: BlockingLink) -> Iterator[Order | CancelBatch]:
         self._link = link
         try:
-            while True:
-                message = await link.receive()
-                if not isinstance(
-                    message,
-                    AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBatch,
-                ):
+            # A stop that looked for the link just before it was set has not closed it.
+            while not self._stop.is_set():
+                message = link.receive()
+                if not isinstance(message, Order | CancelBatch):
                     logger.warning("%s sends a %s", link.hello, type(message).__name__)
                     break
-
-                worker.submit(message)
+                yield message
         except LinkClosed as closed:
-            logger.info("the link to HostMemory is lost (%s) and dialled again", closed)
+            if not self._stop.is_set():
+                logger.info("the link to HostMemory is lost (%s) and dialled again", closed)
         finally:
             self._link = None
             link.close()
 
-    def _on_done(self, done: ObjectsDone) -> None:
-        """Called from the worker's threads."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._answer, done)
-
     def _answer(self, done: ObjectsDone) -> None:
-        """Tell whichever HostMemory is connected; one that did not order the batch ignores it."""
-        if self._link is None:
+        """Tell the HostMemory that has ordered the batch. Called by the worker's threads."""
+        if (link := self._link) is None:
             return
         try:
-            self._link.send(done)
+            link.send(done)
         except LinkClosed:
-            logger.warning("HostMemory does not read; its link is closed")
+            logger.info("HostMemory is gone before batch %d was answered", done.batch_id)

@@ -1,12 +1,11 @@
 """Carries out HostMemory's orders on a backend: moves bytes, and fills and verifies headers."""
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from raydix.errors import ConfigError
 from raydix.ids import BatchId, PageKey
@@ -22,6 +21,7 @@ from raydix.runtime.messages.host import (
     WriteObjects,
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
+from raydix.runtime.storage.lane import Lane
 from raydix.runtime.storage.last_error import ErrorLog, LastError, join_errors
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.object_header import fill_headers, verify_objects
@@ -50,13 +50,24 @@ _OPERATIONS: Mapping[type[Order], Operation] = {
 }
 
 
+class Ordered(NamedTuple):
+    """An order, and when it came."""
+
+    order: Order
+    at_s: float
+
+
 class StorageWorker:
     """Owns: the threads that use the backend, and which batches are under way.
 
     Every order is answered by exactly one `ObjectsDone`, handed to `on_done` in one of those
-    threads; no page of the batch is touched after that. `on_done` must not raise. Questions whether
-    objects exist have a thread of their own, so that they do not wait behind reads, and so has what
-    the backend does while nobody waits for it.
+    threads; no page of the batch is touched after that. `on_done` must not raise.
+
+    The threads read orders in turns, and whoever has read one carries it out and answers it: no
+    batch is handed from thread to thread while the disk keeps up. There is one more of them than
+    batches may be under way, so that one always reads, cancellations above all. Of questions
+    whether objects exist one is under way at a time, but it does not wait behind reads; nor does
+    anything wait behind what the backend does while nobody waits for it, in a thread of its own.
     """
 
     def __init__(
@@ -66,11 +77,14 @@ class StorageWorker:
         namespace: Namespace,
         on_done: Callable[[ObjectsDone], None],
         *,
-        num_threads: int = 4,
+        num_transfers: int = 4,
         clock: Callable[[], float] = time.monotonic,
         tidy_every_s: float = _TIDY_EVERY_S,
     ) -> None:
-        """The backend must use the same `clock`. Opens it: raises ConfigError if it cannot work."""
+        """The backend must use the same `clock`. Opens it: raises ConfigError if it cannot work.
+
+        num_transfers: batches that may be moved at a time.
+        """
         self._backend = backend
         self._arena = arena
         self._namespace = namespace
@@ -79,48 +93,45 @@ class StorageWorker:
 
         self._active: set[BatchId] = set()
         self._cancelled: set[BatchId] = set()
+        self._questions: Lane[Ordered] = Lane(1)
+        self._transfers: Lane[Ordered] = Lane(num_transfers)
+        self._num_threads = 1 + num_transfers + 1
         self._idle = threading.Condition()
         self._counts = OrderCounts()
         self._errors = ErrorLog()
 
         # Before any thread is started: a backend that cannot work leaves nothing running.
         backend.open(arena.buffer, namespace)
-        self._exists_pool = ThreadPoolExecutor(1, thread_name_prefix="storage-exists")
-        self._transfers: queue.SimpleQueue[tuple[Transfer | DeleteObjects, float] | None] = (
-            queue.SimpleQueue()
-        )
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"storage_{index}", daemon=True)
-            for index in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._reading = threading.Lock()
+        self._asker = ThreadPoolExecutor(1, thread_name_prefix="storage-answer")
         self._is_closing = threading.Event()
         self._tidy_thread = threading.Thread(target=self._tidy, args=[tidy_every_s], daemon=True)
         self._tidy_thread.start()
 
-    def submit(self, message: Order | CancelBatch) -> None:
-        """Take an order, or cancel one; returns at once. One that is done cannot be cancelled."""
-        if isinstance(message, CancelBatch):
-            with self._idle:
-                if message.batch_id in self._active:
-                    self._cancelled.add(message.batch_id)
-            return
+    def serve(self, orders: Iterable[Order | CancelBatch | None]) -> None:
+        """Start to carry out what `orders` brings, until it ends; returns at once. Called once.
 
-        with self._idle:
-            self._active.add(message.batch_id)
-        if isinstance(message, AskExists):
-            self._exists_pool.submit(self._run, message, self._clock())
-        else:
-            # Through a plain queue: a future of each batch would cost small objects some per cent.
-            self._transfers.put((message, self._clock()))
+        `orders` is read by one thread at a time, and may wait. None: whoever ordered is gone; what
+        is under way is cancelled, and has ended when the next one is asked for. A batch that is
+        done cannot be cancelled.
+        """
+        reading = self._admit(orders)
+        self._threads = [
+            threading.Thread(
+                target=self._work, args=[reading], name=f"storage_{index}", daemon=True
+            )
+            for index in range(self._num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def require_answer(self, timeout_s: float) -> None:
         """Ask the backend one question, to see whether its server answers.
 
         Raises ConfigError that says why it does not. A question without an answer stays open.
         """
-        asking = self._exists_pool.submit(self._backend.batch_exists, [_NOBODYS])
+        asking = self._asker.submit(self._backend.batch_exists, [_NOBODYS])
         error: object = f"it has not answered within {timeout_s:g} s"
         try:
             [status] = asking.result(timeout_s)
@@ -159,13 +170,11 @@ class StorageWorker:
         return join_errors(self._backend.last_error(), self._errors.last)
 
     def close(self) -> None:
-        """Quiesce, end the threads, close the backend."""
+        """Quiesce, end the threads, close the backend. The orders must have ended, or be ending."""
         self.quiesce()
-        self._exists_pool.shutdown()
-        for _ in self._threads:
-            self._transfers.put(None)
         for thread in self._threads:
             thread.join()
+        self._asker.shutdown()
         self._is_closing.set()
         self._tidy_thread.join()
         self._backend.close()
@@ -178,9 +187,45 @@ class StorageWorker:
             except BaseException:  # the top of a thread, as in `_run`
                 logger.exception("the storage backend failed while nobody waited for it")
 
-    def _serve(self) -> None:
-        while (order := self._transfers.get()) is not None:
-            self._run(*order)
+    def _work(self, reading: Iterator[Ordered]) -> None:
+        while True:
+            with self._reading:
+                ordered = next(reading, None)
+            if ordered is None:
+                return
+            while ordered is not None:
+                self._run(*ordered)
+                ordered = self._end(ordered.order)
+
+    def _admit(self, orders: Iterable[Order | CancelBatch | None]) -> Iterator[Ordered]:
+        """The orders that whoever reads them is to carry out; others wait for one to end."""
+        for message in orders:
+            if message is None:
+                self.quiesce()
+                continue
+
+            with self._idle:
+                if isinstance(message, CancelBatch):
+                    if message.batch_id in self._active:
+                        self._cancelled.add(message.batch_id)
+                    continue
+                self._active.add(message.batch_id)
+                ordered = Ordered(message, self._clock())
+                is_admitted = self._lane(message).admit(ordered)
+            if is_admitted:
+                yield ordered
+
+    def _lane(self, order: Order) -> Lane[Ordered]:
+        return self._questions if isinstance(order, AskExists) else self._transfers
+
+    def _end(self, order: Order) -> Ordered | None:
+        """An order is answered. Returns one that has waited for that, to be carried out."""
+        # Only now: who has waited for quiet must not hear of an earlier batch afterwards.
+        with self._idle:
+            self._active.discard(order.batch_id)
+            self._cancelled.discard(order.batch_id)
+            self._idle.notify_all()
+            return self._lane(order).replace_ended()
 
     def _run(self, order: Order, ordered_s: float) -> None:
         started_s = self._clock()
@@ -202,12 +247,6 @@ class StorageWorker:
         self._on_done(
             ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s)
         )
-
-        # Only now: who has waited for quiet must not hear of an earlier batch afterwards.
-        with self._idle:
-            self._active.discard(order.batch_id)
-            self._cancelled.discard(order.batch_id)
-            self._idle.notify_all()
 
     def _object_bytes(self, group: int) -> int:
         return OBJECT_HEADER_BYTES + self._arena.geometry.payload_bytes[group]

@@ -14,6 +14,7 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AskExists,
+    CancelBatch,
     DeleteObjects,
     ObjectsDone,
     ObjectStatus,
@@ -26,7 +27,8 @@ from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.runtime.storage.nixl import NixlTransfers
 from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
-from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.storage.worker import Order, StorageWorker
+from raydix.runtime.testing.order_queue import OrderQueue
 from raydix.runtime.tiers.host_arena import HostArena
 
 GROUP = KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=3, head_dim=5)
@@ -219,20 +221,27 @@ class Bench:
 
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(
-            backend, self.arena, namespace, self.answers.put, num_threads=2, tidy_every_s=3600
+            backend, self.arena, namespace, self.answers.put, num_transfers=2, tidy_every_s=3600
         )
+        self.orders = OrderQueue()
+        self.worker.serve(self.orders)
         self.next_batch = 0
 
     def batch_id(self) -> BatchId:
         self.next_batch += 1
         return BatchId(self.next_batch)
 
+    def order(self, message: Order | CancelBatch) -> None:
+        """Returns when the worker knows of it."""
+        self.orders.put(message)
+        self.orders.wait_read()
+
     def wait(self) -> list[ObjectStatus]:
         """The statuses of the next answer."""
         return [ObjectStatus(code) for code in self.answers.get(timeout=30).statuses]
 
     def exists(self, names: list[int]) -> list[ObjectStatus]:
-        self.worker.submit(AskExists(batch_id=self.batch_id(), keys=b"".join(map(make_key, names))))
+        self.order(AskExists(batch_id=self.batch_id(), keys=b"".join(map(make_key, names))))
         return self.wait()
 
     def write_order(self, names: list[int], first_page: int = 0) -> WriteObjects:
@@ -243,7 +252,7 @@ class Bench:
         return WriteObjects(batch_id=self.batch_id(), keys=keys, host_page_ids=int32_array(pages))
 
     def write(self, names: list[int], first_page: int = 0) -> list[ObjectStatus]:
-        self.worker.submit(self.write_order(names, first_page))
+        self.order(self.write_order(names, first_page))
         return self.wait()
 
     def read_order(
@@ -262,7 +271,7 @@ class Bench:
 
     def read(self, names: list[int], first_page: int = 32) -> list[ObjectStatus]:
         """Read and prove that whatever is OK is right."""
-        self.worker.submit(self.read_order(names, first_page))
+        self.order(self.read_order(names, first_page))
         statuses = self.wait()
         for place, (name, status) in enumerate(zip(names, statuses, strict=True)):
             if status is ObjectStatus.OK:
@@ -271,9 +280,10 @@ class Bench:
         return statuses
 
     def clear(self) -> list[ObjectStatus]:
-        self.worker.submit(DeleteObjects(batch_id=self.batch_id()))
+        self.order(DeleteObjects(batch_id=self.batch_id()))
         return self.wait()
 
     def close(self) -> None:
+        self.orders.end()
         self.worker.close()
         self.arena.close()

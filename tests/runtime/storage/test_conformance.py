@@ -63,7 +63,7 @@ def test_second_write_keeps_the_first_bytes(bench: Bench, store: Store) -> None:
     first = store.raw(1)
     order = bench.write_order([1])
     bench.arena.payload(HostPageId(0), 0)[:4] = b"oops"
-    bench.worker.submit(order)
+    bench.order(order)
     assert bench.wait() == [OK]
     assert store.raw(1) == first
     assert bench.read([1]) == [OK]
@@ -232,7 +232,7 @@ def test_delete_under_read_gives_the_page_or_a_miss(bench: Bench, store: Store) 
     backend = bench.backend
     for _ in range(10):
         bench.write(list(range(16)))
-        bench.worker.submit(bench.read_order(list(range(16))))
+        bench.order(bench.read_order(list(range(16))))
         backend.delete(names)
         for name, status in enumerate(bench.wait()):
             assert status in (OK, MISSING)
@@ -302,7 +302,7 @@ def test_every_order_is_counted_by_operation_and_result(bench: Bench) -> None:
 
 def test_past_its_deadline_a_batch_is_timed_out(bench: Bench) -> None:
     bench.write([1, 2])
-    bench.worker.submit(bench.read_order([1, 2], deadline_s=-1.0))
+    bench.order(bench.read_order([1, 2], deadline_s=-1.0))
     assert bench.wait() == [ObjectStatus.TIMED_OUT] * 2
 
 
@@ -320,10 +320,10 @@ def test_cancelled_batch_is_still_answered(store: Store) -> None:
 
     backend.batch_get_into = slow_get  # type: ignore[method-assign]
     order = bench.read_order([1] * 12, first_page=1)
-    bench.worker.submit(order)
+    bench.order(order)
     assert entered.wait(30)
-    bench.worker.submit(CancelBatch(batch_id=order.batch_id))
-    bench.worker.submit(CancelBatch(batch_id=bench.batch_id()))
+    bench.order(CancelBatch(batch_id=order.batch_id))
+    bench.order(CancelBatch(batch_id=bench.batch_id()))
     leave.set()
     assert bench.wait() == [OK] * 8 + [ObjectStatus.CANCELLED] * 4
     bench.worker.quiesce()
@@ -362,12 +362,12 @@ def test_concurrent_writers_of_different_bytes_leave_one_of_them_whole(
         threads = [threading.Thread(target=write, args=[ref]) for ref in refs]
         for thread in threads:
             thread.start()
-        bench.worker.submit(bench.read_order([7]))
+        bench.order(bench.read_order([7]))
         [status] = bench.wait()
         assert status in (OK, MISSING)
         for thread in threads:
             thread.join()
-        bench.worker.submit(bench.read_order([7]))
+        bench.order(bench.read_order([7]))
         assert bench.wait() == [OK]
         assert bytes(bench.arena.payload(HostPageId(32), 0)) in payloads
         bench.backend.clear()
@@ -381,7 +381,7 @@ def test_page_is_not_touched_after_the_answer(store: Store) -> None:
 
     answers = set()
     for deadline_s in (1e-5, 1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 10.0):
-        bench.worker.submit(bench.read_order(names, first_page=8, deadline_s=deadline_s))
+        bench.order(bench.read_order(names, first_page=8, deadline_s=deadline_s))
         answers |= set(bench.wait())
 
         stamps = [bytes([0x40 + page]) * bench.payload_bytes for page in range(8)]

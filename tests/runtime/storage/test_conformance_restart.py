@@ -53,7 +53,7 @@ def write_for_ever(store: Store, started: Connection) -> None:
     bench = Bench(store.make(), layout=layout_of(PAYLOAD_BYTES), num_pages=NUM_OBJECTS)
     names = list(range(NUM_OBJECTS))
     while True:
-        bench.worker.submit(bench.write_order(names))
+        bench.order(bench.write_order(names))
         started.send(os.getpid())
         bench.wait()
         bench.clear()

@@ -38,6 +38,7 @@ from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.testing.order_queue import OrderQueue
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, FileStore, content, make_key
 
@@ -57,6 +58,8 @@ class Node:
 
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(backend, self.arena, NAMESPACE, self.answers.put)
+        self.orders = OrderQueue()
+        self.worker.serve(self.orders)
         self.granted: list[tuple[int, int]] = []
         self.num_asked = 0
         self.heard: dict[int, LookupProgress] = {}
@@ -73,7 +76,7 @@ class Node:
                 case SetGenerations(pages, generations):
                     self.arena.generations[pages] = generations
                 case ToStorage(_, order):
-                    self.worker.submit(order)
+                    self.orders.put(order)
                 case ToScheduler(_, PagesGranted() as grant):
                     self.granted.extend(
                         zip(grant.host_page_ids.tolist(), grant.generations.tolist(), strict=True)
@@ -127,6 +130,7 @@ class Node:
         return sources
 
     def close(self) -> None:
+        self.orders.end()
         self.worker.close()
         self.arena.close()
 

@@ -228,7 +228,7 @@ def test_silent_master_delays_the_answer_but_no_page_is_touched_after_it(
 ) -> None:
     bench.write([1])
     service.pause_master()
-    bench.worker.submit(bench.read_order([1], deadline_s=0.1))
+    bench.order(bench.read_order([1], deadline_s=0.1))
     assert bench.answers.empty()
     service.resume_master()
     [status] = bench.wait()

@@ -1,17 +1,31 @@
-"""Batches that wait for a thread of the worker."""
+"""The turns of the worker's threads."""
 
+import math
+import queue
 import threading
+from collections.abc import Iterator
 
 import pytest
 
-from raydix.runtime.messages.host import AskExists, CancelBatch, ObjectsDone, ObjectStatus
+from raydix.ids import BatchId
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import (
+    AskExists,
+    CancelBatch,
+    ObjectsDone,
+    ObjectStatus,
+    WriteObjects,
+)
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
-from raydix.runtime.storage.fake import FakeBackend
-from tests.runtime.storage.stores import Bench, make_key
+from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.storage.worker import Order, StorageWorker
+from raydix.runtime.testing.order_queue import OrderQueue
+from raydix.runtime.tiers.host_arena import HostArena
+from tests.runtime.storage.stores import LAYOUT, NAMESPACE, Bench, make_key
 
 OK, CANCELLED, IO_ERROR = ObjectStatus.OK, ObjectStatus.CANCELLED, ObjectStatus.IO_ERROR
-NUM_THREADS = 2
-"""Of a `Bench`'s worker."""
+NUM_TRANSFERS = 2
+"""That a `Bench`'s worker has under way at a time."""
 
 
 def test_batch_that_is_cancelled_before_its_turn_moves_nothing() -> None:
@@ -29,17 +43,17 @@ def test_batch_that_is_cancelled_before_its_turn_moves_nothing() -> None:
         return get(refs, deadline_s)
 
     bench.backend.batch_get_into = slow_get  # type: ignore[method-assign, assignment]
-    for page in range(NUM_THREADS):
-        bench.worker.submit(bench.read_order([1], first_page=page))
-    assert all(entered.acquire(timeout=30) for _ in range(NUM_THREADS))
-    order = bench.read_order([2] * 2, first_page=NUM_THREADS)
-    bench.worker.submit(order)
-    bench.worker.submit(CancelBatch(batch_id=order.batch_id))
+    for page in range(NUM_TRANSFERS):
+        bench.order(bench.read_order([1], first_page=page))
+    assert all(entered.acquire(timeout=30) for _ in range(NUM_TRANSFERS))
+    order = bench.read_order([2] * 2, first_page=NUM_TRANSFERS)
+    bench.order(order)
+    bench.order(CancelBatch(batch_id=order.batch_id))
     leave.set()
-    assert sorted(bench.wait() for _ in range(NUM_THREADS + 1)) == [[OK]] * NUM_THREADS + [
+    assert sorted(bench.wait() for _ in range(NUM_TRANSFERS + 1)) == [[OK]] * NUM_TRANSFERS + [
         [CANCELLED] * 2
     ]
-    assert num_read == NUM_THREADS
+    assert num_read == NUM_TRANSFERS
     bench.close()
 
 
@@ -56,7 +70,7 @@ def test_questions_that_wait_are_not_asked_before_it_is_quiet() -> None:
 
     bench.backend.batch_exists = slow_exists  # type: ignore[method-assign, assignment]
     for _ in range(50):
-        bench.worker.submit(AskExists(batch_id=bench.batch_id(), keys=make_key(1)))
+        bench.order(AskExists(batch_id=bench.batch_id(), keys=make_key(1)))
     assert entered.wait(30)
     quiet = threading.Thread(target=bench.worker.quiesce)
     quiet.start()
@@ -82,7 +96,7 @@ def test_panic_of_a_library_is_an_answer_and_ends_no_thread() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for method in ("batch_exists", "batch_get_into", "batch_put_from", "clear"):
             patch.setattr(bench.backend, method, panic)
-        for _ in range(NUM_THREADS + 1):
+        for _ in range(NUM_TRANSFERS + 1):
             assert bench.exists([1]) == [IO_ERROR]
             assert bench.write([1]) == bench.read([1]) == bench.clear() == [IO_ERROR]
     error = bench.worker.last_error()
@@ -106,3 +120,62 @@ def test_worker_that_is_quiet_has_nothing_left_to_say() -> None:
     bench.worker.quiesce()
     assert num_active == [1], "a batch counts as under way until its answer is out"
     bench.close()
+
+
+def test_batch_is_carried_out_and_answered_by_the_thread_that_has_read_it() -> None:
+    read_by: list[int] = []
+    answered_by: queue.SimpleQueue[int] = queue.SimpleQueue()
+    orders = OrderQueue()
+
+    def reading() -> Iterator[Order | CancelBatch]:
+        for order in orders:
+            read_by.append(threading.get_ident())
+            yield order
+
+    arena = HostArena.create(LAYOUT, LAYOUT.host_page_bytes(0))
+    worker = StorageWorker(
+        FakeBackend(), arena, NAMESPACE, lambda _: answered_by.put(threading.get_ident())
+    )
+    worker.serve(reading())
+    for index in range(20):
+        orders.put(AskExists(batch_id=BatchId(2 * index), keys=make_key(1)))
+        assert answered_by.get(timeout=30) == read_by[-1]
+        page = int32_array([0])
+        orders.put(
+            WriteObjects(batch_id=BatchId(2 * index + 1), keys=make_key(1), host_page_ids=page)
+        )
+        assert answered_by.get(timeout=30) == read_by[-1]
+        # Else the same thread might go on with what another has read.
+        worker.quiesce()
+    orders.end()
+    worker.close()
+    arena.close()
+
+
+def test_next_that_orders_is_heard_when_nothing_of_the_former_is_under_way() -> None:
+    backend = FakeBackend(faults=Faults(latency_s=math.inf))
+    num_active: list[int] = []
+    answers: queue.SimpleQueue[ObjectsDone] = queue.SimpleQueue()
+    arena = HostArena.create(LAYOUT, 16 * LAYOUT.host_page_bytes(0))
+    worker = StorageWorker(backend, arena, NAMESPACE, answers.put, num_transfers=2)
+
+    def order(batch: int) -> WriteObjects:
+        pages = int32_array([batch])
+        return WriteObjects(batch_id=BatchId(batch), keys=make_key(batch), host_page_ids=pages)
+
+    def orders() -> Iterator[Order | CancelBatch | None]:
+        yield from map(order, range(8))
+        threading.Timer(0.05, lambda: backend.set_faults(Faults())).start()
+        yield None
+        num_active.append(worker.stats()["active_batches"])
+        yield order(3)
+
+    worker.serve(orders())
+    told = [answers.get(timeout=30) for _ in range(9)]
+    worker.close()
+    arena.close()
+    assert num_active == [0]
+    assert told[-1].batch_id == 3
+    assert bytes(told[-1].statuses) == bytes([OK]), "its id is that of one that was cancelled"
+    statuses = {int(done.batch_id): ObjectStatus(done.statuses[0]) for done in told[:-1]}
+    assert statuses == dict.fromkeys(range(2), OK) | dict.fromkeys(range(2, 8), CANCELLED)
