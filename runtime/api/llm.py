@@ -102,7 +102,9 @@ class LLM:
         **options: Any,
     ) -> list[RequestOutput]:
         """Answers to one conversation or a list of them, as by `generate`; see `AsyncLLM.chat`."""
-        is_one = all(isinstance(each, Mapping) for each in messages)
+        # What is no list at all is one conversation, which is refused as such.
+        is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+        is_one = not is_list or all(isinstance(each, Mapping) for each in messages)
         conversations: Any = [messages] if is_one else messages
         params = _list_params(sampling_params, len(conversations))
         return self._answer(

@@ -132,6 +132,11 @@ class Tokenizer:
                 "This checkpoint has no chat template; chat needs one. "
                 "Pass a prompt to generate instead."
             )
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise BadRequest(
+                f"The messages are {messages!r:.80}; expected a list of dicts such as "
+                "{'role': 'user', 'content': 'Hello'}."
+            )
         for number, message in enumerate(messages):
             _require_text(message, number)
 

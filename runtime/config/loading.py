@@ -95,6 +95,11 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
         return source.model_dump(exclude_unset=True)
     if isinstance(source, Mapping):
         return dict(source)
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"The configuration is {source!r:.80}; expected a YAML file or a checkpoint folder by "
+            "its path, a name on the Hugging Face Hub, a dict of sections, or an EngineConfig."
+        )
 
     path = Path(source)
     if path.is_dir():

@@ -64,6 +64,7 @@ def resolve_l3(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Warns of one that does not outlive the job that this process belongs to.
     """
+    _require_section(section)
     path = section.get("path")
     if not isinstance(path, str):
         return dict(section)
@@ -80,11 +81,20 @@ def resolve_l3(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def require_absolute_l3(section: Mapping[str, Any]) -> None:
     """Raise ConfigError if a section `cache.l3` has a relative path."""
+    _require_section(section)
     path = section.get("path")
     if isinstance(path, str) and not Path(path).is_absolute():
         raise ConfigError(
             f"cache.l3.path is {path!r}, which is relative to nothing that the engine knows. Give "
             "an absolute path."
+        )
+
+
+def _require_section(section: object) -> None:
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f"cache.l3 is {section!r:.80}; expected a section such as "
+            "{'backend': 'file', 'path': 'l3'}."
         )
 
 

@@ -174,6 +174,12 @@ def test_a_conversation_that_fails_does_not_fail_the_others(llm):
     assert caught.value.outputs[0].finished
 
 
+@pytest.mark.parametrize("messages", [None, 5, "hello"])
+def test_what_is_no_conversation_is_refused_as_one(llm, messages):
+    with pytest.raises(BadRequest, match="expected a list of dicts"):
+        llm.chat(messages)
+
+
 def test_the_end_of_the_engine_ends_the_batch_and_aborts_what_runs(cluster, checkpoint):
     def answer(link, message):
         if isinstance(message, SubmitRequest) and message.token_ids.tolist() == [9]:

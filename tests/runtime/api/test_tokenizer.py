@@ -146,3 +146,9 @@ def test_what_are_no_token_ids_are_not_decoded(byte_level, token_ids):
 def test_token_ids_of_anybody_are_decoded(byte_level):
     token_ids = byte_level.encode("hello")
     assert byte_level.decode_given(np.array(token_ids)) == byte_level.decode(token_ids, False)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hello", {"role": "user", "content": "a"}])
+def test_what_is_no_list_of_messages_is_refused(byte_level, messages):
+    with pytest.raises(BadRequest, match=r"^The messages are .*; expected a list of dicts"):
+        byte_level.encode_chat(messages)

@@ -305,3 +305,9 @@ def test_another_l3_whose_path_has_a_nul_is_refused() -> None:
     config = load_config({"model": {"path": "/x"}})
     with pytest.raises(ConfigError, match=r"^cache\.l3\.path is '/l\\x00'; expected text without"):
         replace_l3(config, {"backend": "file", "path": "/l\0"})
+
+
+@pytest.mark.parametrize("source", [5, True, ["model"], b"model", object()])
+def test_what_is_no_source_at_all_is_refused(source: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^The configuration is .*; expected a YAML file"):
+        load_config(source)

@@ -1,6 +1,7 @@
 """What a path in the configuration means, to whom."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.paths import (
     HubName,
     model_label,
+    require_absolute_l3,
     resolve_l3,
     resolve_model_path,
     resolve_path,
@@ -77,3 +79,10 @@ def test_l3_that_goes_with_a_submitted_job_is_warned_of(caplog: pytest.LogCaptur
 def test_model_is_called_by_its_folder_or_its_name_on_the_hub() -> None:
     assert model_label("/models/Qwen3-0.6B") == "Qwen3-0.6B"
     assert model_label("Qwen/Qwen3-0.6B@0123abc") == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("section", ["file", None, 5, ["file"]])
+def test_l3_that_is_no_section_is_refused(section: Any) -> None:
+    for check in (require_absolute_l3, lambda each: resolve_l3(each, Path("/work"))):
+        with pytest.raises(ConfigError, match=r"^cache\.l3 is .*; expected a section"):
+            check(section)
