@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
+from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, LinkRefused
 
 logger = logging.getLogger(__name__)
 
@@ -13,7 +13,8 @@ RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
 
 Dial = Callable[[threading.Event], BlockingLink]
-"""Connects to a listener. Raises LinkClosed if nobody answers or the event is set meanwhile."""
+"""Connects to a listener. Raises LinkClosed if nobody answers, or once the event is set, which may
+take as long as a handshake."""
 
 
 def redial(dial: Dial, stop: threading.Event, peer: str, patience_s: float) -> BlockingLink | None:
@@ -22,6 +23,7 @@ def redial(dial: Dial, stop: threading.Event, peer: str, patience_s: float) -> B
     Raises LinkClosed if there is none for `patience_s`.
     """
     began_s = time.monotonic()
+    refusal = ""
     give_up_s = began_s + patience_s
     delay_s = 0.01
     while not stop.is_set():
@@ -29,8 +31,11 @@ def redial(dial: Dial, stop: threading.Event, peer: str, patience_s: float) -> B
             link = dial(stop)
             logger.info("linked to %s, %.1f s after dialling", peer, time.monotonic() - began_s)
             return link
-        except LinkClosed:
-            # One that hangs up on us is being restarted.
+        except LinkClosed as closed:
+            # One that hangs up on us is being restarted, or will never take us.
+            if isinstance(closed, LinkRefused) and str(closed) != refusal:
+                refusal = str(closed)
+                logger.warning("%s has refused this actor: %s", peer, refusal)
             if time.monotonic() > give_up_s:
                 raise
         stop.wait(delay_s)

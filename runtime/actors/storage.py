@@ -28,6 +28,8 @@ from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
 
+_RETRY_S = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSetup:
@@ -75,6 +77,8 @@ class StorageActor:
         self._worker = await asyncio.to_thread(
             StorageWorker, backend, self._arena, setup.namespace, self._answer
         )
+        if self._stop.is_set():
+            await asyncio.to_thread(self._worker.close)
         self._setup = setup
 
     async def require_answer(self) -> None:
@@ -87,6 +91,8 @@ class StorageActor:
         """Connect to HostMemory and carry out its orders."""
         if self._worker is None or self._setup is None:
             raise AccountingError("storage is to serve before its start")
+        if self._stop.is_set():
+            return
         setup = self._setup
         own = Hello(
             role=Role.STORAGE,
@@ -128,19 +134,20 @@ class StorageActor:
 
     async def stop(self) -> None:
         """Finish what is under way, close the backend and the arena."""
+        # Here, on the loop: no `serve` starts threads from now on.
+        self._stop.set()
         if self._exporter is not None:
             await self._exporter.stop()
         await asyncio.to_thread(self._end)
+        if self._arena is not None:
+            self._arena.close()
 
     def _end(self) -> None:
-        self._stop.set()
         # Read once: the thread that reads may clear it meanwhile.
         if (link := self._link) is not None:
             link.close()
         if self._worker is not None:
             self._worker.close()
-        if self._arena is not None:
-            self._arena.close()
 
     def _orders(self, dial: Dial) -> Iterator[Order | CancelBatch | None]:
         """Those of whichever HostMemory listens at the address, and None where one is gone.
@@ -151,6 +158,8 @@ class StorageActor:
             while (link := redial(dial, self._stop, "HostMemory", math.inf)) is not None:
                 yield from self._orders_of(link)
                 yield None
+                # One that hangs up on us at once is not dialled thousands of times a second.
+                self._stop.wait(_RETRY_S)
         except Exception:
             logger.exception("the storage actor cannot go on")
             self._on_fatal()

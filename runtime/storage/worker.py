@@ -117,14 +117,13 @@ class StorageWorker:
         done cannot be cancelled.
         """
         reading = self._admit(orders)
-        self._threads = [
-            threading.Thread(
+        for index in range(self._num_threads):
+            thread = threading.Thread(
                 target=self._work, args=[reading], name=f"storage_{index}", daemon=True
             )
-            for index in range(self._num_threads)
-        ]
-        for thread in self._threads:
             thread.start()
+            # Only one that runs can be waited for.
+            self._threads.append(thread)
 
     def require_answer(self, timeout_s: float) -> None:
         """Ask the backend one question, to see whether its server answers.
@@ -229,7 +228,10 @@ class StorageWorker:
 
     def _run(self, order: Order, ordered_s: float) -> None:
         started_s = self._clock()
+        object_bytes = 0
         try:
+            if isinstance(order, Transfer):
+                object_bytes = self._object_bytes(order.group)
             statuses = bytes(self._execute(order, ordered_s))
         except BaseException as error:
             # The top of a thread: an order without an answer would hold its pages for ever. What a
@@ -241,12 +243,13 @@ class StorageWorker:
 
         ended_s = self._clock()
         operation = _OPERATIONS[type(order)]
-        object_bytes = self._object_bytes(order.group) if isinstance(order, Transfer) else 0
         with self._idle:
             self._counts.add(operation, statuses, object_bytes, ended_s - started_s)
-        self._on_done(
-            ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s)
-        )
+        done = ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s)
+        try:
+            self._on_done(done)
+        except BaseException:  # the top of a thread, which others would wait for
+            logger.exception("nobody could be told of batch %d", order.batch_id)
 
     def _object_bytes(self, group: int) -> int:
         return OBJECT_HEADER_BYTES + self._arena.geometry.payload_bytes[group]

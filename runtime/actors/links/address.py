@@ -108,5 +108,10 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
             raise
     else:
         connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_dead_peers(connection)
+        except OSError:
+            connection.close()
+            raise
     return connection

@@ -66,6 +66,8 @@ class BlockingSocketLink:
             try:
                 self._connection.sendall(data)
             except OSError as error:
+                # Part of the frame may have gone out: nothing that follows could be understood.
+                self._shut()
                 raise LinkClosed(f"the link broke: {error}") from error
 
     def receive(self) -> Message:
@@ -76,6 +78,8 @@ class BlockingSocketLink:
             try:
                 return decode(self._next_body())
             except (OSError, FrameTooLarge, MessageError) as error:
+                if not isinstance(error, OSError):
+                    logger.warning("dropping the link to %s: %s", self._hello, error)
                 # Nothing that follows could be understood; the peer must not go on as if it were.
                 self._shut()
                 raise LinkClosed(f"the link broke: {error}") from error

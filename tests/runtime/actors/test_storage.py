@@ -1,14 +1,19 @@
 """The storage actor's links: HostMemory goes and comes back, and finds nothing under way."""
 
 import asyncio
+import errno
 import math
 import os
+import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raydix.ids import BatchId, LookupId
+from raydix.runtime.actors.links.blocking_link import BlockingSocketLink
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.actors.storage import StorageActor, StorageSetup
@@ -42,6 +47,10 @@ class World:
         self.actor = StorageActor(name="storage", incarnation=1, on_fatal=self.failed.set)
 
     async def start(self) -> None:
+        await self.start_only()
+        await self.actor.serve()
+
+    async def start_only(self) -> None:
         await self.actor.start(
             StorageSetup(
                 backend=FakeL3Section(backend="fake"),
@@ -51,7 +60,6 @@ class World:
                 secret=SECRET,
             )
         )
-        await self.actor.serve()
 
     async def listen(self) -> None:
         own = Hello(role=Role.HOST_MEMORY, name="host", incarnation=1, pid=os.getpid())
@@ -159,3 +167,43 @@ async def test_actor_that_nobody_listens_to_can_be_stopped(tmp_path: Path) -> No
 async def test_actor_that_has_not_served_can_be_stopped(tmp_path: Path) -> None:
     actor = StorageActor(name="storage", incarnation=1)
     await asyncio.wait_for(actor.stop(), PATIENCE_S)
+
+
+async def test_actor_that_is_stopped_serves_no_more(tmp_path: Path) -> None:
+    for order in (("serve", "stop"), ("stop", "serve")):
+        world = World(tmp_path)
+        await world.start_only()
+        await asyncio.gather(*(getattr(world.actor, each)() for each in order))
+        names = [each.name for each in threading.enumerate()]
+        assert not [name for name in names if name.startswith("storage_")]
+        await world.actor.stop()
+        world.arena.close()
+
+
+async def test_half_a_frame_that_went_out_ends_the_link(world: World) -> None:
+    link = await world.link()
+    link.send(write(0))
+    assert await answer(link) == (0, OK)
+    own = world.actor._link
+    assert isinstance(own, BlockingSocketLink)
+    own._connection = HalfSends(own._connection)  # type: ignore[assignment]
+    link.send(write(1))
+    with pytest.raises(LinkClosed):
+        await asyncio.wait_for(link.receive(), PATIENCE_S)
+    link = await world.link()
+    link.send(write(1))
+    assert await answer(link) == (1, OK)
+
+
+class HalfSends:
+    """A socket that sends the beginning alone."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.sendall(data[:6])
+        raise OSError(errno.ENOBUFS, "no buffer space available")

@@ -4,6 +4,7 @@ import math
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -179,3 +180,29 @@ def test_next_that_orders_is_heard_when_nothing_of_the_former_is_under_way() -> 
     assert bytes(told[-1].statuses) == bytes([OK]), "its id is that of one that was cancelled"
     statuses = {int(done.batch_id): ObjectStatus(done.statuses[0]) for done in told[:-1]}
     assert statuses == dict.fromkeys(range(2), OK) | dict.fromkeys(range(2, 8), CANCELLED)
+
+
+def test_order_for_a_group_that_is_none_is_answered_and_ends_no_thread() -> None:
+    bench = Bench(FakeBackend())
+    for _ in range(2 * NUM_TRANSFERS):
+        bench.order(replace(bench.write_order([1]), group=7))
+        assert bench.wait() == [IO_ERROR]
+    assert bench.write([1]) == bench.read([1]) == [OK]
+    bench.worker.quiesce()
+    bench.close()
+
+
+def test_answer_that_cannot_be_told_ends_no_thread() -> None:
+    bench = Bench(FakeBackend())
+    tell = bench.worker._on_done
+
+    def fail(done: ObjectsDone) -> None:
+        raise MemoryError
+
+    bench.worker._on_done = fail
+    for _ in range(2 * NUM_TRANSFERS):
+        bench.order(bench.write_order([1]))
+    bench.worker.quiesce()
+    bench.worker._on_done = tell
+    assert bench.read([1]) == [OK]
+    bench.close()
