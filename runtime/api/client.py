@@ -278,7 +278,7 @@ class AsyncLLM:
 
         The engine remembers its last 1,024 requests. Raises UnknownRequest for any other.
         """
-        explanation: dict[str, Any] | None = await self._call("explain", request_id)
+        explanation: dict[str, Any] | None = await self._call("explain", str(request_id))
         if explanation is None:
             raise UnknownRequest(request_id)
         return explanation

@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -103,7 +103,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one conversation or a list of them, as by `generate`; see `AsyncLLM.chat`."""
         # What is no list at all is one conversation, which is refused as such.
-        is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+        is_list = isinstance(messages, Sequence) and not isinstance(messages, str | bytes)
         is_one = not is_list or all(isinstance(each, Mapping) for each in messages)
         conversations: Any = [messages] if is_one else messages
         params = _list_params(sampling_params, len(conversations))
@@ -258,7 +258,7 @@ def _list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | Set):
         raise BadRequest(
             f"prompts is a {type(prompts).__name__}; expected a prompt, or a list or generator of "
             "prompts."
@@ -273,8 +273,13 @@ def _list_params(
     """One SamplingParams per prompt, each asking for the final output alone."""
     if params is None or isinstance(params, SamplingParams | Mapping):
         listed = [SamplingParams.of(params)] * num_prompts
-    else:
+    elif isinstance(params, Iterable):
         listed = [SamplingParams.of(each) for each in params]
+    else:
+        raise BadRequest(
+            f"sampling_params is a {type(params).__name__}; expected SamplingParams or a dict, or "
+            "a list of one for each prompt."
+        )
     if len(listed) != num_prompts:
         raise BadRequest(
             f"There are {len(listed)} sampling_params for {num_prompts} prompts; "

@@ -132,7 +132,7 @@ class Tokenizer:
                 "This checkpoint has no chat template; chat needs one. "
                 "Pass a prompt to generate instead."
             )
-        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
             raise BadRequest(
                 f"The messages are {messages!r:.80}; expected a list of dicts such as "
                 "{'role': 'user', 'content': 'Hello'}."
@@ -222,6 +222,11 @@ def _require_text(message: Mapping[str, Any], number: int) -> None:
     if content is None and not message.get("tool_calls"):
         raise BadRequest(
             f"Message {number}, of role {message['role']!r}, has no content; expected text."
+        )
+    if not isinstance(content, str | list | tuple | None):
+        raise BadRequest(
+            f"Message {number}, of role {message['role']!r}, has {content!r:.80} for its content; "
+            "expected text."
         )
 
     for part in content if isinstance(content, list | tuple) else ():

@@ -101,6 +101,12 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
             "its path, a name on the Hugging Face Hub, a dict of sections, or an EngineConfig."
         )
 
+    if source == "":
+        raise ConfigError(
+            "The configuration's path is empty; expected a YAML file or a checkpoint folder. Is a "
+            "variable of the shell not set?"
+        )
+
     path = Path(source)
     if path.is_dir():
         return {"model": {"path": str(path)}}

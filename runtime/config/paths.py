@@ -48,8 +48,13 @@ def resolve_model_path(path: str, folder: Path) -> str:
 def resolve_path(path: str, folder: Path) -> str:
     """The absolute path of what someone in `folder` calls `path`; `~` is their home.
 
-    Raises ConfigError if `~NAME` names no user.
+    Raises ConfigError if it is empty, or if `~NAME` names no user.
     """
+    if not path:
+        raise ConfigError(
+            "A path is empty, which would mean the working directory; expected a folder or a file. "
+            "Write . if that is meant."
+        )
     try:
         return str(folder / Path(path).expanduser())
     except RuntimeError:

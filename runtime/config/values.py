@@ -58,6 +58,10 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= each <= "\udfff" for each in text)
+
+
 class Section(BaseModel):
     """Base of all sections: frozen, exact types, no unknown keys."""
 
@@ -69,4 +73,6 @@ class Section(BaseModel):
         # No path, address or name may have one: whoever uses it first would fail, far from here.
         if isinstance(value, str) and "\0" in value:
             raise PydanticCustomError("nul", "expected text without the character NUL")
+        if isinstance(value, str) and not value.isascii() and _has_surrogate(value):
+            raise PydanticCustomError("unicode", "expected text without half a surrogate pair")
         return value

@@ -174,7 +174,18 @@ def test_a_conversation_that_fails_does_not_fail_the_others(llm):
     assert caught.value.outputs[0].finished
 
 
-@pytest.mark.parametrize("messages", [None, 5, "hello"])
+@pytest.mark.parametrize("prompts", [b"he", bytearray(b"he"), {"he", "el"}, 5])
+def test_what_is_no_prompt_is_not_read_as_several(llm, prompts):
+    with pytest.raises(BadRequest, match=r"^prompts is a"):
+        llm.generate(prompts)
+
+
+def test_sampling_params_that_are_none_are_refused(llm):
+    with pytest.raises(BadRequest, match=r"^sampling_params is a int"):
+        llm.generate(["he", "el"], 5)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hello", b"hello"])
 def test_what_is_no_conversation_is_refused_as_one(llm, messages):
     with pytest.raises(BadRequest, match="expected a list of dicts"):
         llm.chat(messages)

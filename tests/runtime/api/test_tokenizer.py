@@ -152,3 +152,9 @@ def test_token_ids_of_anybody_are_decoded(byte_level):
 def test_what_is_no_list_of_messages_is_refused(byte_level, messages):
     with pytest.raises(BadRequest, match=r"^The messages are .*; expected a list of dicts"):
         byte_level.encode_chat(messages)
+
+
+@pytest.mark.parametrize("content", [5, True, {"a": 1}])
+def test_content_that_is_no_text_is_not_written_out(byte_level, content):
+    with pytest.raises(BadRequest, match=r"^Message 0, of role 'user', has .*; expected text"):
+        byte_level.encode_chat([{"role": "user", "content": content}])

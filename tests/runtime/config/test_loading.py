@@ -311,3 +311,21 @@ def test_another_l3_whose_path_has_a_nul_is_refused() -> None:
 def test_what_is_no_source_at_all_is_refused(source: Any) -> None:
     with pytest.raises(ConfigError, match=r"^The configuration is .*; expected a YAML file"):
         load_config(source)
+
+
+@pytest.mark.parametrize(
+    "sections", [{"model": {"path": ""}}, {"cache": {"l3": {"backend": "file", "path": ""}}}]
+)
+def test_an_empty_path_is_not_the_working_directory(sections: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="A path is empty"):
+        load_config({"model": {"path": "/x"}}, sections)
+    with pytest.raises(ConfigError, match="The configuration's path is empty"):
+        load_config("")
+
+
+def test_half_of_a_surrogate_pair_is_told_with_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^cache\.l3\..*without half a surrogate pair") as caught:
+        load_config(
+            {"model": {"path": "/x"}}, {"cache": {"l3": {"backend": "file", "path": "/\ud800"}}}
+        )
+    assert str(caught.value).encode()
