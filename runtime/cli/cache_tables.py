@@ -27,7 +27,7 @@ MEANINGS: Mapping[PageSource, str] = {
     ),
     PageSource.TIMED_OUT: "storage was asked, and took longer than it may",
     PageSource.CANCELLED: (
-        "the request did not wait for storage any longer: cache.prefetch.strategy"
+        "the request did not wait for storage any longer: cache.prefetch.strategy and .cap"
     ),
     PageSource.RECOMPUTE_CHEAPER: "computing it was predicted to be faster than loading it",
     PageSource.NO_HOST_PAGE: "the host arena had no room for it",
