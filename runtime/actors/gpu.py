@@ -170,7 +170,7 @@ class GpuActor:
         spare_long_lived_objects()
         self.serve(lambda stop: connect_blocking(address, hello, secret, RECONNECT_S, stop))
 
-    def serve(self, dial: Dial) -> None:
+    def serve(self, dial: Dial[BlockingLink]) -> None:
         """Start with any way to reach a Scheduler."""
         if self._model is None or self._threads:
             raise AccountingError(f"{self!r} is started without a model, or twice")
@@ -246,7 +246,7 @@ class GpuActor:
         self._copies.close()
         self._experts.close()
 
-    def _launch(self, dial: Dial) -> None:
+    def _launch(self, dial: Dial[BlockingLink]) -> None:
         assert self._model is not None
         self._model.enter_thread()
         # Forgets what warming up has counted, and loads the kernels that this takes.

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, LinkRefused
 
@@ -12,12 +13,14 @@ logger = logging.getLogger(__name__)
 RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
 
-Dial = Callable[[threading.Event], BlockingLink]
+L = TypeVar("L", bound=BlockingLink)
+
+Dial = Callable[[threading.Event], L]
 """Connects to a listener. Raises LinkClosed if nobody answers, or once the event is set, which may
 take as long as a handshake."""
 
 
-def redial(dial: Dial, stop: threading.Event, peer: str, patience_s: float) -> BlockingLink | None:
+def redial(dial: Dial[L], stop: threading.Event, peer: str, patience_s: float) -> L | None:
     """A link to `peer`; None once `stop` is set.
 
     Raises LinkClosed if there is none for `patience_s`.

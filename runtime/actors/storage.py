@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.links.blocking_link import connect_blocking
-from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
+from raydix.runtime.actors.links.blocking_link import BlockingSocketLink, connect_blocking
+from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.redial import Dial, redial
@@ -64,7 +64,7 @@ class StorageActor:
         self._arena: HostArena | None = None
         self._setup: StorageSetup | None = None
         self._worker: StorageWorker | None = None
-        self._link: BlockingLink | None = None
+        self._link: BlockingSocketLink | None = None
         self._stop = threading.Event()
 
     def __repr__(self) -> str:
@@ -103,7 +103,8 @@ class StorageActor:
         self._worker.serve(
             self._orders(
                 lambda stop: connect_blocking(setup.host_address, own, setup.secret, stop=stop)
-            )
+            ),
+            self._descriptor,
         )
         if self._exporter is not None:
             labels = (setup.backend.backend,)
@@ -149,7 +150,7 @@ class StorageActor:
         if self._worker is not None:
             self._worker.close()
 
-    def _orders(self, dial: Dial) -> Iterator[Order | CancelBatch | None]:
+    def _orders(self, dial: Dial[BlockingSocketLink]) -> Iterator[Order | CancelBatch | None]:
         """Those of whichever HostMemory listens at the address, and None where one is gone.
 
         So each finds nothing under way that an earlier one ordered. Run by the worker's threads.
@@ -164,7 +165,7 @@ class StorageActor:
             logger.exception("the storage actor cannot go on")
             self._on_fatal()
 
-    def _orders_of(self, link: BlockingLink) -> Iterator[Order | CancelBatch]:
+    def _orders_of(self, link: BlockingSocketLink) -> Iterator[Order | CancelBatch]:
         self._link = link
         try:
             # A stop that looked for the link just before it was set has not closed it.
@@ -180,6 +181,11 @@ class StorageActor:
         finally:
             self._link = None
             link.close()
+
+    def _descriptor(self) -> int | None:
+        """Where the next order comes. Called by the thread that has read the last one."""
+        link = self._link
+        return None if link is None else link.descriptor()
 
     def _answer(self, done: ObjectsDone) -> None:
         """Tell the HostMemory that has ordered the batch. Called by the worker's threads."""

@@ -20,6 +20,7 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     WriteObjects,
 )
+from raydix.runtime.storage.arrivals import Arrivals
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.lane import Lane
 from raydix.runtime.storage.last_error import ErrorLog, LastError, join_errors
@@ -64,8 +65,9 @@ class StorageWorker:
     threads; no page of the batch is touched after that. `on_done` must not raise.
 
     The threads read orders in turns, and whoever has read one carries it out and answers it: no
-    batch is handed from thread to thread while the disk keeps up. There is one more of them than
-    batches may be under way, so that one always reads, cancellations above all. Of questions
+    batch is handed from thread to thread while the disk keeps up, and none wakes a second one.
+    There is one more of them than batches may be under way, so that one is always there to read,
+    cancellations above all. Of questions
     whether objects exist one is under way at a time, but it does not wait behind reads; nor does
     anything wait behind what the backend does while nobody waits for it, in a thread of its own.
     """
@@ -100,8 +102,13 @@ class StorageWorker:
         self._counts = OrderCounts()
         self._errors = ErrorLog()
 
+        self._arrivals = Arrivals()
         # Before any thread is started: a backend that cannot work leaves nothing running.
-        backend.open(arena.buffer, namespace)
+        try:
+            backend.open(arena.buffer, namespace)
+        except BaseException:
+            self._arrivals.close()
+            raise
         self._threads: list[threading.Thread] = []
         self._reading = threading.Lock()
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="storage-answer")
@@ -109,17 +116,29 @@ class StorageWorker:
         self._tidy_thread = threading.Thread(target=self._tidy, args=[tidy_every_s], daemon=True)
         self._tidy_thread.start()
 
-    def serve(self, orders: Iterable[Order | CancelBatch | None]) -> None:
+    def serve(
+        self,
+        orders: Iterable[Order | CancelBatch | None],
+        descriptor: Callable[[], int | None] = lambda: None,
+    ) -> None:
         """Start to carry out what `orders` brings, until it ends; returns at once. Called once.
 
         `orders` is read by one thread at a time, and may wait. None: whoever ordered is gone; what
         is under way is cancelled, and has ended when the next one is asked for. A batch that is
         done cannot be cancelled.
+
+        descriptor: called by the thread that has read, it tells where there is something to read
+        once the next order has come, or the end; None: it has come, or nobody can tell, and a
+        thread waits in `orders`. It must not raise.
         """
         reading = self._admit(orders)
+        self._arrivals.watch(None)
         for index in range(self._num_threads):
             thread = threading.Thread(
-                target=self._work, args=[reading], name=f"storage_{index}", daemon=True
+                target=self._work,
+                args=[reading, descriptor],
+                name=f"storage_{index}",
+                daemon=True,
             )
             thread.start()
             # Only one that runs can be waited for.
@@ -171,8 +190,10 @@ class StorageWorker:
     def close(self) -> None:
         """Quiesce, end the threads, close the backend. The orders must have ended, or be ending."""
         self.quiesce()
+        self._arrivals.end()
         for thread in self._threads:
             thread.join()
+        self._arrivals.close()
         self._asker.shutdown()
         self._is_closing.set()
         self._tidy_thread.join()
@@ -186,15 +207,31 @@ class StorageWorker:
             except BaseException:  # the top of a thread, as in `_run`
                 logger.exception("the storage backend failed while nobody waited for it")
 
-    def _work(self, reading: Iterator[Ordered]) -> None:
+    def _work(self, reading: Iterator[Ordered], descriptor: Callable[[], int | None]) -> None:
         while True:
-            with self._reading:
-                ordered = next(reading, None)
+            self._arrivals.wait()
+            ordered = self._next(reading, descriptor)
             if ordered is None:
                 return
             while ordered is not None:
                 self._run(*ordered)
                 ordered = self._end(ordered.order)
+
+    def _next(
+        self, reading: Iterator[Ordered], descriptor: Callable[[], int | None]
+    ) -> Ordered | None:
+        """The next order for this thread, which lets another read on. None: the orders' end."""
+        with self._reading:
+            ordered: Ordered | None = None
+            try:
+                ordered = next(reading, None)
+            finally:
+                # Also if reading has failed: nobody will wait for what does not come.
+                if ordered is None:
+                    self._arrivals.end()
+            if ordered is not None:
+                self._arrivals.watch(descriptor())
+        return ordered
 
     def _admit(self, orders: Iterable[Order | CancelBatch | None]) -> Iterator[Ordered]:
         """The orders that whoever reads them is to carry out; others wait for one to end."""

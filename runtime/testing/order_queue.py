@@ -1,5 +1,6 @@
 """What a storage worker serves, without a link."""
 
+import os
 import queue
 from collections.abc import Iterator
 
@@ -12,10 +13,13 @@ class OrderQueue:
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Order | CancelBatch | None] = queue.Queue()
+        self._come = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        self._is_read = False
+        """The worker has what was read last, and may not know of it yet."""
 
     def put(self, message: Order | CancelBatch) -> None:
         """Order something; returns at once."""
-        self._queue.put(message)
+        self._put(message)
 
     def wait_read(self) -> None:
         """Until the worker knows of all that was put."""
@@ -23,9 +27,34 @@ class OrderQueue:
 
     def end(self) -> None:
         """Nothing more comes."""
-        self._queue.put(None)
+        self._put(None)
+
+    def _put(self, message: Order | CancelBatch | None) -> None:
+        self._queue.put(message)
+        os.eventfd_write(self._come, 1)
+
+    @property
+    def has_come(self) -> bool:
+        """There is something to read, if only the end."""
+        return not self._queue.empty()
+
+    def descriptor(self) -> int:
+        """See `StorageWorker.serve`."""
+        self._note_known()
+        return self._come
+
+    def close(self) -> None:
+        """Give the descriptor back. The worker is closed."""
+        os.close(self._come)
 
     def __iter__(self) -> Iterator[Order | CancelBatch]:
         while (message := self._queue.get()) is not None:
+            os.eventfd_read(self._come)
+            self._is_read = True
             yield message
+            self._note_known()
+
+    def _note_known(self) -> None:
+        if self._is_read:
+            self._is_read = False
             self._queue.task_done()

@@ -59,7 +59,7 @@ class BlockingSocketLink:
         except FrameTooLarge as error:
             # The peer would miss a message for good; with the next link it starts anew.
             logger.error("closing the link to %s: %s", self._hello, error)
-            self.close()
+            self._shut()
             raise LinkClosed(str(error)) from error
 
         with self._send_lock:
@@ -84,6 +84,14 @@ class BlockingSocketLink:
                 self._shut()
                 raise LinkClosed(f"the link broke: {error}") from error
 
+    def descriptor(self) -> int | None:
+        """Where there is something to read once the next message has come, or the end.
+
+        None: a message has come already, or the link is closed. For the thread that receives.
+        """
+        descriptor = self._connection.fileno()
+        return None if self._reader.has_body or descriptor < 0 else descriptor
+
     def wait_ended(self) -> None:
         """See `BlockingLink`."""
         descriptor = self._connection.fileno()
@@ -98,7 +106,9 @@ class BlockingSocketLink:
         """See `BlockingLink`."""
         self._shut()
         # The shutdown wakes whoever holds a lock. The descriptor goes only then: another thread
-        # must not meet a new socket under the old number.
+        # must not meet a new socket under the old number. Who waits for it in an epoll may not be
+        # woken any more: where `descriptor` is used, the thread that receives closes, or whoever
+        # ends that wait by other means.
         with self._receive_lock, self._send_lock:
             self._connection.close()
 

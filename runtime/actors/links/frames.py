@@ -39,6 +39,14 @@ class FrameReader:
         """Bytes that wait for the rest of their frame, or to be taken."""
         return len(self._buffer)
 
+    @property
+    def has_body(self) -> bool:
+        """Whether `take` would not return None: it has a whole body, or raises."""
+        if len(self._buffer) < _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        return length > self._max_bytes or len(self._buffer) >= _LENGTH.size + length
+
     def accept(self, max_bytes: int) -> None:
         """Take bodies of up to `max_bytes` from now on, because the peer is trusted."""
         self._max_bytes = max_bytes

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raydix.ids import BatchId, LookupId
+from raydix.runtime.actors.links import frames
 from raydix.runtime.actors.links.blocking_link import BlockingSocketLink
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.actors.links.socket_listener import listen
@@ -193,6 +194,23 @@ async def test_half_a_frame_that_went_out_ends_the_link(world: World) -> None:
     link = await world.link()
     link.send(write(1))
     assert await answer(link) == (1, OK)
+
+
+async def test_answer_too_large_for_a_frame_ends_the_link_and_it_is_dialled_again(
+    world: World,
+) -> None:
+    for _ in range(10):
+        link = await world.link()
+        link.send(write(0))
+        assert await answer(link) == (0, OK)
+        own = world.actor._link
+        assert own is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(frames, "MAX_FRAME_BYTES", 1)
+            with pytest.raises(LinkClosed):
+                await asyncio.to_thread(own.send, ObjectsDone(batch_id=BatchId(1), statuses=b""))
+        with pytest.raises(LinkClosed):
+            await asyncio.wait_for(link.receive(), PATIENCE_S)
 
 
 class HalfSends:

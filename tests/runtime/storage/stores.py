@@ -224,7 +224,7 @@ class Bench:
             backend, self.arena, namespace, self.answers.put, num_transfers=2, tidy_every_s=3600
         )
         self.orders = OrderQueue()
-        self.worker.serve(self.orders)
+        self.worker.serve(self.orders, self.orders.descriptor)
         self.next_batch = 0
 
     def batch_id(self) -> BatchId:
@@ -286,4 +286,5 @@ class Bench:
     def close(self) -> None:
         self.orders.end()
         self.worker.close()
+        self.orders.close()
         self.arena.close()

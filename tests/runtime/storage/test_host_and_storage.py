@@ -59,7 +59,7 @@ class Node:
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(backend, self.arena, NAMESPACE, self.answers.put)
         self.orders = OrderQueue()
-        self.worker.serve(self.orders)
+        self.worker.serve(self.orders, self.orders.descriptor)
         self.granted: list[tuple[int, int]] = []
         self.num_asked = 0
         self.heard: dict[int, LookupProgress] = {}
@@ -132,6 +132,7 @@ class Node:
     def close(self) -> None:
         self.orders.end()
         self.worker.close()
+        self.orders.close()
         self.arena.close()
 
 

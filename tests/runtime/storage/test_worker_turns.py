@@ -153,6 +153,34 @@ def test_batch_is_carried_out_and_answered_by_the_thread_that_has_read_it() -> N
     arena.close()
 
 
+def test_nobody_waits_in_the_orders_while_transfers_are_free_and_none_has_come() -> None:
+    backend = FakeBackend(faults=Faults(latency_s=math.inf))
+    arena = HostArena.create(LAYOUT, 4 * LAYOUT.host_page_bytes(0))
+    answers: queue.SimpleQueue[ObjectsDone] = queue.SimpleQueue()
+    worker = StorageWorker(backend, arena, NAMESPACE, answers.put, num_transfers=4)
+    orders = OrderQueue()
+    num_for_nothing = 0
+
+    def reading() -> Iterator[Order | CancelBatch]:
+        nonlocal num_for_nothing
+        for order in orders:
+            yield order
+            num_for_nothing += not orders.has_come
+
+    worker.serve(reading(), orders.descriptor)
+    for page in range(4):
+        pages = int32_array([page])
+        orders.put(WriteObjects(batch_id=BatchId(page), keys=make_key(page), host_page_ids=pages))
+        orders.wait_read()
+    backend.set_faults(Faults())
+    assert sorted(answers.get(timeout=30).batch_id for _ in range(4)) == [0, 1, 2, 3]
+    orders.end()
+    worker.close()
+    orders.close()
+    arena.close()
+    assert num_for_nothing == 0
+
+
 def test_next_that_orders_is_heard_when_nothing_of_the_former_is_under_way() -> None:
     backend = FakeBackend(faults=Faults(latency_s=math.inf))
     num_active: list[int] = []
@@ -206,3 +234,23 @@ def test_answer_that_cannot_be_told_ends_no_thread() -> None:
     bench.worker._on_done = tell
     assert bench.read([1]) == [OK]
     bench.close()
+
+
+def test_orders_that_fail_end_all_threads() -> None:
+    answers: queue.SimpleQueue[ObjectsDone] = queue.SimpleQueue()
+    arena = HostArena.create(LAYOUT, LAYOUT.host_page_bytes(0))
+    worker = StorageWorker(FakeBackend(), arena, NAMESPACE, answers.put)
+
+    def orders() -> Iterator[Order]:
+        yield AskExists(batch_id=BatchId(1), keys=make_key(1))
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda _: None)
+        worker.serve(orders())
+        assert answers.get(timeout=30).batch_id == 1
+        for thread in worker._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+    worker.close()
+    arena.close()

@@ -11,15 +11,21 @@ def test_frames_are_cut_wherever_the_stream_breaks() -> None:
 
     for index in range(len(stream)):
         reader.feed(stream[index : index + 1])
-        while (body := reader.take()) is not None:
+        while reader.has_body:
+            body = reader.take()
+            assert body is not None
             taken.append(body)
+        assert reader.take() is None
 
     assert taken == bodies
 
 
 def test_an_announced_giant_is_refused() -> None:
     reader = FrameReader(10)
-    reader.feed(frame(b"x" * 11)[:4])
+    reader.feed(frame(b"x" * 11)[:3])
+    assert not reader.has_body
+    reader.feed(frame(b"x" * 11)[3:4])
 
+    assert reader.has_body, "to take one tells"
     with pytest.raises(FrameTooLarge):
         reader.take()
