@@ -93,9 +93,10 @@ class BatchFailed(RaydixError):
             for index, error in sorted(self.errors.items())
         ]
         more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+        others = "" if len(named) == len(self.outputs) else " The others are answered."
         return (
-            f"{len(named)} of {len(self.outputs)} prompts failed (the first is prompt 0): "
-            f"{'; '.join(named[:_MAX_NAMED])}{more}. The others are answered."
+            f"{len(named)} of {len(self.outputs)} prompts failed, which are counted from 0: "
+            f"{'; '.join(named[:_MAX_NAMED])}{more}.{others}"
         )
 
 

@@ -19,7 +19,7 @@ from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.prompts import Prompt, variables_of
 from raydix.runtime.api.request_options import RequestOptions, check_switch
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
@@ -182,7 +182,7 @@ class AsyncLLM:
         such as `tools` and `add_generation_prompt` (True unless given). options: the keyword
         arguments of `generate`.
         """
-        token_ids = await self.apply_chat_template(messages, **(chat_template_kwargs or {}))
+        token_ids = await self.apply_chat_template(messages, **variables_of(chat_template_kwargs))
         async with contextlib.aclosing(
             self.generate(token_ids, sampling_params, request_id, **options)
         ) as outputs:

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from raydix.errors import BadRequest, PromptTooLong
+from raydix.errors import BadParameter, BadRequest, PromptTooLong
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -146,3 +146,20 @@ def _require_room(num_tokens: int, max_model_len: int) -> None:
             f"model's context is {max_model_len} tokens and one must be left for output. "
             "Shorten the prompt or raise model.max_model_len."
         )
+
+
+def variables_of(given: object) -> dict[str, Any]:
+    """What a template is given beside the messages. Raises BadParameter unless it is a dict."""
+    if given is None:
+        return {}
+    if (
+        not isinstance(given, Mapping)
+        or "messages" in given
+        or not all(isinstance(name, str) for name in given)
+    ):
+        raise BadParameter(
+            "chat_template_kwargs",
+            f"is {given!r:.80}; expected a dict of the template's variables by name, such as "
+            "{'enable_thinking': False}, without 'messages'.",
+        )
+    return dict(given)

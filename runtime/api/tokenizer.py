@@ -122,8 +122,8 @@ class Tokenizer:
 
         `template_arguments` go to transformers' `apply_chat_template`: `tools`,
         `add_generation_prompt` (True unless given), `enable_thinking` and whatever else the
-        template knows. Raises BadRequest if there is no template, if it refuses, or if a message
-        has no text, or more than text.
+        template knows. The text parts of one message become lines of it. Raises BadRequest if
+        there is no template, if it refuses, or if a message has no text, or more than text.
         """
         from jinja2 import TemplateError
 
@@ -137,12 +137,11 @@ class Tokenizer:
                 f"The messages are {messages!r:.80}; expected a list of dicts such as "
                 "{'role': 'user', 'content': 'Hello'}."
             )
-        for number, message in enumerate(messages):
-            _require_text(message, number)
+        turns = [_with_text(message, number) for number, message in enumerate(messages)]
 
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
-            text = self._wrapped.apply_chat_template([dict(each) for each in messages], **options)
+            text = self._wrapped.apply_chat_template(turns, **options)
         except (TemplateError, *_TEMPLATE_ERRORS) as error:
             reason = str(error).rstrip(".")
             raise BadRequest(f"The chat template refuses these messages: {reason}.") from error
@@ -208,10 +207,11 @@ class Tokenizer:
         return known
 
 
-def _require_text(message: Mapping[str, Any], number: int) -> None:
-    """Raise BadRequest unless the message has a role and text.
+def _with_text(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The message with one text for its content: parts become lines.
 
-    Templates would leave a mark of an image, and write None where there is nothing.
+    Raises BadRequest unless it has a role and text, and no more than text. Templates would leave a
+    mark of an image, and write None where there is nothing; most of them know no parts.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise BadRequest(
@@ -228,14 +228,25 @@ def _require_text(message: Mapping[str, Any], number: int) -> None:
             f"Message {number}, of role {message['role']!r}, has {content!r:.80} for its content; "
             "expected text."
         )
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    return {**message, "content": "\n".join(_text_of(part) for part in content)}
 
-    for part in content if isinstance(content, list | tuple) else ():
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind != "text":
-            raise BadRequest(
-                f"A message has a part of type {kind!r}; expected parts of type 'text' alone. "
-                "Remove it: models are served without images, sound and the like."
-            )
+
+def _text_of(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind != "text":
+        raise BadRequest(
+            f"A message has a part of type {kind!r}; expected parts of type 'text' alone. "
+            "Remove it: models are served without images, sound and the like."
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise BadRequest(
+            f"A message has a part with {text!r:.80} for its text; expected a part such as "
+            "{'type': 'text', 'text': 'Hello'}."
+        )
+    return text
 
 
 def _bytes_of_name(name: str) -> bytes:

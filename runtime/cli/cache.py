@@ -25,7 +25,7 @@ from raydix.runtime.cli.options import (
 )
 from raydix.runtime.cli.output import print_json, print_values
 from raydix.runtime.cli.prompt_file import read_prompt_file
-from raydix.runtime.server.keys import Caller, Role
+from raydix.runtime.server.keys import Caller, Role, tenant_name
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
@@ -134,6 +134,8 @@ def prefetch(
     Computes nothing. A prompt that fails does not keep the others from it; then this exits with 1.
     """
     where = Where(connect, address, secret_file)
+    if tenant is not None:
+        tenant_name(tenant, "--tenant")
     salt = Caller(Role.TENANT, tenant).within_tenant(cache_salt)
     sources_by_prompt: list[dict[str, int] | None]
     failure: BatchFailed | None = None

@@ -65,7 +65,9 @@ def _has_surrogate(text: str) -> bool:
 class Section(BaseModel):
     """Base of all sections: frozen, exact types, no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
     @field_validator("*")
     @classmethod

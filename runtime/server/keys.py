@@ -129,7 +129,9 @@ def read_keys(values: Any, origin: str) -> Keys:
     if not isinstance(tenants, dict):
         raise ConfigError(f"tenants in {origin} must be a mapping of names to keys.")
 
-    owners = [(Caller(Role.TENANT, _tenant(name, origin)), keys) for name, keys in tenants.items()]
+    owners = [
+        (Caller(Role.TENANT, tenant_name(name, origin)), keys) for name, keys in tenants.items()
+    ]
     owners += [
         (Caller(role), values[role.value])
         for role in (Role.MONITOR, Role.ADMIN)
@@ -160,7 +162,8 @@ def _may(role: Role, access: Access) -> bool:
             return role is Role.ADMIN
 
 
-def _tenant(name: object, origin: str) -> str:
+def tenant_name(name: object, origin: str) -> str:
+    """The name, if a tenant can have it. Raises ConfigError."""
     if not (isinstance(name, str) and _TENANT_NAME.fullmatch(name)):
         raise ConfigError(
             f"The tenant {name!r} in {origin} must have a name of 1 to 64 letters, digits, dots, "

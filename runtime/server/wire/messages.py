@@ -1,7 +1,7 @@
-"""Messages of a conversation, as the chat template takes them."""
+"""Messages of a conversation."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from raydix.runtime.server.wire.base import Items, Text, WireRequest
 
@@ -21,14 +21,15 @@ class Message(WireRequest):
     name: Text | None = None
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Dicts for the chat template; the parts of a message become lines."""
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as `AsyncLLM.chat` takes them."""
     return [_template_message(each) for each in messages]
 
 
-def _template_message(message: Message) -> dict[str, str]:
-    content = message.content
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+def _template_message(message: Message) -> dict[str, Any]:
+    content: Any = message.content
+    if not isinstance(content, str):
+        content = [{"type": "text", "text": part.text} for part in content]
     role = "system" if message.role == "developer" else message.role
-    turn = {"role": role, "content": text}
+    turn = {"role": role, "content": content}
     return turn if message.name is None else {**turn, "name": message.name}

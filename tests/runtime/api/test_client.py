@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from raydix.errors import (
+    BadParameter,
     BadRequest,
     Cancelled,
     EngineDead,
@@ -276,3 +277,9 @@ async def test_a_request_that_the_engine_does_not_remember_cannot_be_explained(
         UnknownRequest, match=r"'r' is not among the last 1,024.* what follows cmpl-"
     ):
         await AsyncLLM().explain("r")
+
+
+@pytest.mark.parametrize("given", [5, [], "n", {5: 6}, {"messages": []}])
+async def test_template_variables_that_are_none_are_refused(given):
+    with pytest.raises(BadParameter, match="expected a dict of the template's variables"):
+        await anext(AsyncLLM("nowhere").chat([], chat_template_kwargs=given))

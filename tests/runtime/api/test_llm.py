@@ -143,7 +143,7 @@ def test_a_prompt_that_fails_is_named_and_the_others_are_answered(cluster, check
             llm.generate([[1], [9], [2], [], [3]])
         error = pickle.loads(pickle.dumps(caught.value))
     assert str(error).startswith(
-        "2 of 5 prompts failed (the first is prompt 0): prompt 1: BadRequest: no nines; "
+        "2 of 5 prompts failed, which are counted from 0: prompt 1: BadRequest: no nines; "
         "prompt 3: BadRequest: The prompt is empty"
     )
     assert [type(each) for each in error.errors.values()] == [BadRequest, BadRequest]
@@ -156,6 +156,7 @@ def test_many_failures_are_counted_and_not_all_told(cluster, checkpoint):
     with LLM(checkpoint) as llm, pytest.raises(BatchFailed, match="; and 7 more") as caught:
         llm.generate([[9]] * 10)
     assert str(caught.value).count("no nines") == 3
+    assert "The others" not in str(caught.value), "there are none"
 
 
 def test_a_single_prompt_fails_by_its_own_error(cluster, checkpoint):

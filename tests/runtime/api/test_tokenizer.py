@@ -96,9 +96,17 @@ def test_messages_that_call_tools_need_no_content(byte_level):
     assert byte_level.encode_chat([message])
 
 
-def test_messages_may_be_parts_of_text(byte_level):
-    content = [{"type": "text", "text": "hell"}]
-    assert byte_level.encode_chat([{"role": "user", "content": content}])
+def test_the_text_parts_of_a_message_are_lines_of_it(byte_level):
+    content = [{"type": "text", "text": text} for text in ("hell", "hole")]
+    assert byte_level.encode_chat([{"role": "user", "content": content}]) == (
+        byte_level.encode_chat([{"role": "user", "content": "hell\nhole"}])
+    )
+
+
+@pytest.mark.parametrize("text", [None, 5, ["a"]])
+def test_a_text_part_without_text_is_a_bad_request(byte_level, text):
+    with pytest.raises(BadRequest, match="for its text; expected a part such as"):
+        byte_level.encode_chat([{"role": "user", "content": [{"type": "text", "text": text}]}])
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])

@@ -207,3 +207,19 @@ def test_the_prefixes_of_a_salt_or_of_a_tenant_are_prefetched(
 
     [hint] = cluster.links[0].sent
     assert hint.cache_salt == salt
+
+
+@pytest.mark.parametrize("tenant", ["", "a b/", "a" * 65])
+def test_a_name_that_no_tenant_can_have_is_refused(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    tenant: str,
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n")
+
+    assert run("cache", "prefetch", "--file", str(path), "--tenant", tenant) != 0
+
+    assert "in --tenant must have a name of 1 to 64 letters" in capsys.readouterr().err

@@ -329,3 +329,12 @@ def test_half_of_a_surrogate_pair_is_told_with_its_key() -> None:
             {"model": {"path": "/x"}}, {"cache": {"l3": {"backend": "file", "path": "/\ud800"}}}
         )
     assert str(caught.value).encode()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_are_finite(value: float) -> None:
+    model = {"model": {"path": "/x"}}
+    with pytest.raises(ConfigError, match="finite number"):
+        load_config(model, {"cache": {"l2": {"ratio": value}}})
+    with pytest.raises(ConfigError, match="finite number"):
+        load_config(model, {"scheduler": {"max_decode_slowdown": value}})

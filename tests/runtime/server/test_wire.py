@@ -62,16 +62,17 @@ def test_prompts_are_text_ids_or_lists_of_either() -> None:
         read([])
 
 
-def test_a_developer_is_a_system_and_parts_are_lines() -> None:
+def test_a_developer_is_a_system_and_parts_stay_parts() -> None:
+    part = {"type": "text", "text": "a"}
     request = chat(
         messages=[
             {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"], "name": "n"},
+            {"role": "user", "content": [part, part], "name": "n"},
         ]
     )
     assert template_messages(request.messages) == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "a\nb", "name": "n"},
+        {"role": "user", "content": [part, part], "name": "n"},
     ]
 
 
