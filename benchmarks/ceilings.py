@@ -34,6 +34,27 @@ def load_gbps(device: str, num_bytes: int) -> float:
     return num_bytes / _median_s(lambda: target.copy_(source, non_blocking=True), device) / 1e9
 
 
+def loads_gbps(device: str, num_devices: int, num_bytes: int) -> float:
+    """Gigabytes per second of one such copy to each of several devices at once, added up."""
+    devices = [f"{device}:{index}" if device == "cuda" else device for index in range(num_devices)]
+    pairs = [
+        (
+            torch.empty(num_bytes, dtype=torch.uint8, device=each),
+            torch.ones(num_bytes, dtype=torch.uint8, pin_memory=device == "cuda"),
+        )
+        for each in devices
+    ]
+
+    def copy_all() -> None:
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+        for each in devices:
+            if device == "cuda":
+                torch.cuda.synchronize(each)
+
+    return num_devices * num_bytes / _median_s(copy_all, device) / 1e9
+
+
 def memory_gbps(device: str, num_bytes: int) -> float:
     """Gigabytes per second, read and written, of a copy within the device."""
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)

@@ -45,7 +45,9 @@ HIDDEN, EXPERTS, CHOICES = 7168, 256, 8
 LOW_LATENCY_TOKENS = (1, 16, 64, 128, 512)
 NORMAL_TOKENS = (128, 1024, 4096, 8192)
 OURS = "symmetric"
-LATENCY, MAX_LATENCY_US = (DispatchForm.LOW_LATENCY, 128), 60
+LATENCY = (DispatchForm.LOW_LATENCY, 128)
+MAX_LATENCY_US = {2: 60, 4: 100}
+"""By ranks."""
 BANDWIDTH, MIN_GBPS = (DispatchForm.NORMAL, 4096), 250
 _REPEATS = 50
 _POLL_S = 0.5
@@ -258,7 +260,7 @@ def _slowest(by_rank: Sequence[Sequence[tuple[float, ...]]]) -> list[float]:
     return [median(column) for column in zip(*slowest, strict=True)]
 
 
-def figures_of(times: Sequence[Times]) -> list[Figure]:
+def figures_of(times: Sequence[Times], num_ranks: int) -> list[Figure]:
     """All figures, with the bars of ours."""
     figures = []
     for each in times:
@@ -272,7 +274,7 @@ def figures_of(times: Sequence[Times]) -> list[Figure]:
                 name=f"{each.name}, both",
                 value=each.both_us,
                 unit="us",
-                max_value=MAX_LATENCY_US if has_latency_bar else None,
+                max_value=MAX_LATENCY_US.get(num_ranks) if has_latency_bar else None,
             ),
             Figure(
                 name=f"{each.name}, out of a GPU",
@@ -367,9 +369,9 @@ def main() -> int:
     }
     others = [each for each in arguments.backends if each not in DEFAULT_BACKENDS]
     return report(
-        "_".join(["dispatch", *others]),
+        "_".join(["dispatch", *others, *([str(arguments.ranks)] if arguments.ranks != 2 else [])]),
         config,
-        figures_of(times),
+        figures_of(times, arguments.ranks),
         keep_in=arguments.results,
         at_commit=arguments.commit,
     )

@@ -1,4 +1,4 @@
-"""What engines of two ranks serve, whether these share a model's experts or each have all."""
+"""What engines of several ranks serve, whether these share a model's experts or each have all."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.decode_tpot import steady_tpot_ms
 from benchmarks.engines import Answer, Prompts, ask, ask_batch, settle
-from benchmarks.expert_loads import NUM_RANKS, BatchLoad
+from benchmarks.expert_loads import BatchLoad
 from benchmarks.model_shapes import ModelConfig
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import SamplingParams
@@ -26,7 +26,7 @@ _DRAWS = 4096
 _POLL_S = 0.1
 
 
-def popularity_bias(model: ModelConfig, balancedness: float) -> dict[str, Tensor]:
+def popularity_bias(model: ModelConfig, balancedness: float, num_ranks: int) -> dict[str, Tensor]:
     """Biases of the routers: earlier experts are more popular, the same in every layer.
 
     If the ranks have them in their order, the mean of the ranks' loads is `balancedness` times the
@@ -39,12 +39,12 @@ def popularity_bias(model: ModelConfig, balancedness: float) -> dict[str, Tensor
 
     def first_share(scale: float) -> float:
         chosen_TK = np.argpartition(-(logits_TE + scale * slope_E), num_chosen - 1)[:, :num_chosen]
-        return float((chosen_TK < num_experts // NUM_RANKS).mean())
+        return float((chosen_TK < num_experts // num_ranks).mean())
 
     low, high = 0.0, 10 * spread
     for _ in range(30):
         middle = (low + high) / 2
-        is_enough = first_share(middle) * NUM_RANKS * balancedness >= 1
+        is_enough = first_share(middle) * num_ranks * balancedness >= 1
         low, high = (low, middle) if is_enough else (middle, high)
     bias_E = torch.from_numpy(high * slope_E).float()
     return {
@@ -56,28 +56,30 @@ def popularity_bias(model: ModelConfig, balancedness: float) -> dict[str, Tensor
 class Asker:
     """Asks an engine, each time with other prompts."""
 
-    def __init__(self, llm: AsyncLLM, load: BatchLoad, vocab_size: int) -> None:
+    def __init__(self, llm: AsyncLLM, load: BatchLoad, vocab_size: int, num_ranks: int) -> None:
         self._llm = llm
+        self._num_ranks = num_ranks
         self._load = load
         self._prompts = Prompts(vocab_size)
 
     async def prefill_tokens_per_s(self, repeats: int) -> float:
         """Of long prompts that come together, until the last one has its token."""
         load, rates = self._load, []
+        num_prompts = self._num_ranks * load.long_prompts
         for _ in range(1 + repeats):
-            drawn = [self._prompts.draw(load.long_tokens) for _ in range(load.long_prompts)]
+            drawn = [self._prompts.draw(load.long_tokens) for _ in range(num_prompts)]
             answers = await asyncio.gather(
                 *(ask(self._llm.generate, prompt, 1) for prompt in drawn)
             )
             began_s = min(answer.sent_s for answer in answers)
             ended_s = max(answer.first_s for answer in answers)
-            rates.append(load.long_prompts * load.long_tokens / (ended_s - began_s))
+            rates.append(num_prompts * load.long_tokens / (ended_s - began_s))
             await settle(self._llm.stats)
         # The first round warms up.
         return median(rates[1:])
 
     async def tpot_ms(self, repeats: int) -> float:
-        """The steady time per token while both ranks generate for whole batches."""
+        """The steady time per token while all ranks generate for whole batches."""
         rounds = []
         for _ in range(1 + repeats):
             rounds.append(await self.batch(self._load.output_tokens))
@@ -85,9 +87,10 @@ class Asker:
         return median(steady_tpot_ms(answers) for answers in rounds[1:])
 
     async def batch(self, output_tokens: int) -> list[Answer]:
-        """One round of both ranks' batches; the first stream is watched token by token."""
+        """One round of all ranks' batches; the first stream is watched token by token."""
         load = self._load
-        drawn = [self._prompts.draw(load.prompt_tokens) for _ in range(NUM_RANKS * load.batch)]
+        num_streams = self._num_ranks * load.batch
+        drawn = [self._prompts.draw(load.prompt_tokens) for _ in range(num_streams)]
         return await ask_batch(self._llm.generate, drawn, output_tokens, SAMPLED)
 
 

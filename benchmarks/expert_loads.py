@@ -7,7 +7,6 @@ from typing import Any
 from benchmarks.engines import engine_sections
 from benchmarks.model_shapes import SHAPES, ModelConfig
 
-NUM_RANKS = 2
 BIASED_TINY: ModelConfig = {
     **SHAPES["biased_moe_l12"],
     "vocab_size": 256,
@@ -22,11 +21,11 @@ BIASED_TINY: ModelConfig = {
 }
 
 
-def on_two_ranks(
-    sections: Mapping[str, Any], *, ep: int, experts: Mapping[str, Any]
+def on_ranks(
+    num_ranks: int, sections: Mapping[str, Any], *, ep: int, experts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`sections` for two ranks, each with a lane of its own; `experts`: that section, if shared."""
-    parallel = {"parallel": {"dp": NUM_RANKS, "ep": ep}}
+    """`sections` for ranks with a lane of their own each; `experts`: that section, if shared."""
+    parallel = {"parallel": {"dp": num_ranks, "ep": ep}}
     return {**sections, **parallel, **({"experts": dict(experts)} if ep > 1 else {})}
 
 
@@ -49,7 +48,7 @@ class BatchLoad:
     question than for decoding, which reads weights rather than computes.
     """
     long_prompts: int
-    """On both ranks together."""
+    """Of each rank."""
     long_tokens: int
     chunk_tokens: int
     page_size: int
@@ -89,7 +88,7 @@ class StreamLoad:
     l2_bytes: int
     l3_bytes: int
 
-    def sections(self, l3_folder: str) -> dict[str, Any]:
+    def sections(self, l3_folder: str, num_ranks: int) -> dict[str, Any]:
         """Of the configuration, but for the model and the ranks."""
         longest = self.context_tokens + self.new_tokens + self.long_answer_tokens
         sections = engine_sections(
@@ -98,7 +97,7 @@ class StreamLoad:
             l1_pages=self.l1_tokens // self.page_size,
             l2_bytes=self.l2_bytes,
             chunk_tokens=self.chunk_tokens,
-            max_running_requests=self.num_streams // NUM_RANKS + self.num_streams // 8,
+            max_running_requests=self.num_streams // num_ranks + self.num_streams // 8,
         )
         sections["cache"] |= {
             "l3": {"backend": "file", "path": l3_folder, "max_bytes": self.l3_bytes},
@@ -115,7 +114,7 @@ FULL_BATCHES = BatchLoad(
     rebalance_steps=64,
     load_interval_steps=8,
     prompt_rounds=24,
-    long_prompts=16,
+    long_prompts=8,
     long_tokens=8192,
     chunk_tokens=16_384,
     page_size=64,
@@ -129,7 +128,7 @@ TINY_BATCHES = BatchLoad(
     rebalance_steps=24,
     load_interval_steps=2,
     prompt_rounds=12,
-    long_prompts=4,
+    long_prompts=2,
     long_tokens=128,
     chunk_tokens=128,
     page_size=16,

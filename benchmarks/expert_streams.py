@@ -1,4 +1,4 @@
-"""Streams through all tiers of an engine of two ranks, and through the death of one of them."""
+"""Streams through all tiers of an engine, and through the death of one of them."""
 
 import asyncio
 import os

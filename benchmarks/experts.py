@@ -1,9 +1,10 @@
-"""Measure what two GPUs gain by sharing a model's experts, and what it costs.
+"""Measure what GPUs gain by sharing a model's experts, and what it costs.
 
     python -m benchmarks.experts                  # every part, each with a record of its own
     python -m benchmarks.experts --parts speed    # speed, overlap, balance, whole
+    python -m benchmarks.experts --ranks 4        # instead of 2
 
-speed: two ranks that share experts, beside two that each have all: decoding and long prompts.
+speed: ranks that share experts, beside as many that each have all: decoding and long prompts.
 overlap: long prompts with two micro-batches in turns, without, and as the gate decides. balance:
 the router prefers some experts, which are moved in full traffic; prompts before and after. whole: a
 model of 48 layers; streams through all tiers, and through the SIGKILL of a rank.
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.command_line import make_parser, run, writable_folder
+from benchmarks.command_line import count, make_parser, run, writable_folder
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
@@ -37,16 +38,17 @@ from benchmarks.expert_loads import (
     BIASED_TINY,
     FULL_BATCHES,
     FULL_STREAMS,
-    NUM_RANKS,
     TINY_BATCHES,
     TINY_STREAMS,
-    on_two_ranks,
+    BatchLoad,
+    on_ranks,
 )
 from benchmarks.expert_streams import through_a_death, through_all_tiers
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES, ModelConfig
 from benchmarks.record import Figure
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
+from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.cache_tables import stats_tables
 
 ENGINE = "experts"
@@ -71,6 +73,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 class Choices:
     """What the command line says of this benchmark alone."""
 
+    num_ranks: int = 2
     whole_model: str = "qwen3-30b-a3b"
     dispatch: str = "auto"
     l3_folder: Path | None = None
@@ -83,36 +86,40 @@ class Bench:
     def __init__(self, options: Options, choices: Choices) -> None:
         self._options = options
         self._choices = choices
+        self._num_ranks = choices.num_ranks
         self.batches = TINY_BATCHES if options.is_tiny else FULL_BATCHES
         self.streams = TINY_STREAMS if options.is_tiny else FULL_STREAMS
         self._whole_model = MOE_TINY if options.is_tiny else SHAPES[choices.whole_model]
         self._prefills: dict[str, float] = {}
 
-    def _on_two_ranks(
+    def _on_ranks(
         self, sections: Mapping[str, Any], ep: int, experts: Mapping[str, Any]
     ) -> dict[str, Any]:
         """With the dispatch that the command line names."""
         experts = {"dispatch": self._choices.dispatch, **experts}
-        return on_two_ranks(sections, ep=ep, experts=experts)
+        return on_ranks(self._num_ranks, sections, ep=ep, experts=experts)
+
+    def _asker(self, llm: AsyncLLM, load: BatchLoad, model: ModelConfig) -> Asker:
+        return Asker(llm, load, int(model["vocab_size"]), self._num_ranks)
 
     @asynccontextmanager
     async def _batch_engine(self, name: str, ep: int, **experts: str) -> AsyncIterator[Asker]:
-        """Asks an engine of two ranks whose experts stay where they are."""
+        """Asks an engine whose experts stay where they are."""
         model = MOE_TINY if self._options.is_tiny else MOE_L12
         # What moves no experts needs no store of them, which would take seconds to fill.
         section = {"rebalance": "none", "host_store": False, **experts}
-        sections = self._on_two_ranks(self.batches.sections, ep, section)
+        sections = self._on_ranks(self.batches.sections, ep, section)
         async with ray_engine(self._options, model, sections, ENGINE) as llm:
-            yield Asker(llm, self.batches, int(model["vocab_size"]))
+            yield self._asker(llm, self.batches, model)
             show(name, await llm.stats())
 
     async def speed(self) -> list[Figure]:
         """Shared experts beside whole models."""
-        repeats, num_streams = self._options.repeats, NUM_RANKS * self.batches.batch
+        repeats, num_streams = self._options.repeats, self._num_ranks * self.batches.batch
         async with self._batch_engine("each has all", 1) as asker:
             alone_rate = await asker.prefill_tokens_per_s(repeats)
             alone_ms = await asker.tpot_ms(repeats)
-        async with self._batch_engine("shared", NUM_RANKS) as asker:
+        async with self._batch_engine("shared", self._num_ranks) as asker:
             shared_rate = await asker.prefill_tokens_per_s(repeats)
             shared_ms = await asker.tpot_ms(repeats)
         self._prefills["auto"] = shared_rate
@@ -131,7 +138,9 @@ class Bench:
     async def _prefill(self, overlap: str) -> float:
         """Prompt tokens per second of ranks that share experts, by `experts.overlap`."""
         if overlap not in self._prefills:
-            async with self._batch_engine(f"overlap {overlap}", NUM_RANKS, overlap=overlap) as each:
+            async with self._batch_engine(
+                f"overlap {overlap}", self._num_ranks, overlap=overlap
+            ) as each:
                 rate = await each.prefill_tokens_per_s(self._options.repeats)
             self._prefills[overlap] = rate
         return self._prefills[overlap]
@@ -153,7 +162,7 @@ class Bench:
         ]
 
     async def balance(self) -> list[Figure]:
-        """Popular experts are moved while both ranks decode, and while they compute prompts.
+        """Popular experts are moved while all ranks decode, and while they compute prompts.
 
         These are short, so that experts are most of their work.
         """
@@ -169,11 +178,11 @@ class Bench:
             "rebalance_interval_steps": batches.rebalance_steps,
             "load_interval_steps": batches.load_interval_steps,
         }
-        sections = self._on_two_ranks(batches.sections, NUM_RANKS, experts)
-        bias = popularity_bias(model, BALANCEDNESS)
+        sections = self._on_ranks(batches.sections, self._num_ranks, experts)
+        bias = popularity_bias(model, BALANCEDNESS, self._num_ranks)
 
         async with ray_engine(options, model, sections, ENGINE, bias) as llm:
-            asker = Asker(llm, batches, int(model["vocab_size"]))
+            asker = self._asker(llm, batches, model)
             skewed = await asker.prefill_tokens_per_s(options.repeats)
             before = await llm.stats()
             show("skewed", before)
@@ -208,7 +217,9 @@ class Bench:
         memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
         near = self._choices.l3_folder or memory
         with TemporaryDirectory(prefix="raydix-l3-", dir=near) as folder:
-            sections = self._on_two_ranks(streams.sections(folder), NUM_RANKS, {})
+            sections = self._on_ranks(
+                streams.sections(folder, self._num_ranks), self._num_ranks, {}
+            )
             async with ray_engine(self._options, model, sections, ENGINE) as llm:
                 figures = await through_all_tiers(llm, streams, vocab_size)
                 stats = await llm.stats()
@@ -225,6 +236,11 @@ class Bench:
                 figures += await through_a_death(llm, handle, streams, vocab_size, gap)
                 show("after a death", await llm.stats())
         return figures
+
+
+def name_of(part: str, choices: Choices) -> str:
+    """Of the record: one for each number of ranks."""
+    return f"experts_{part}" + (f"_{choices.num_ranks}" if choices.num_ranks != 2 else "")
 
 
 def while_moving(
@@ -289,6 +305,7 @@ def main(options: Options, choices: Choices, parts: list[str]) -> int:
     """Measure and report, one part after the other; 1 below a bar."""
     bench = Bench(options, choices)
     config = {
+        "ranks": choices.num_ranks,
         "dispatch": choices.dispatch,
         "batches": asdict(bench.batches),
         "streams": asdict(bench.streams),
@@ -303,7 +320,7 @@ def main(options: Options, choices: Choices, parts: list[str]) -> int:
     for part in parts:
         figures = asyncio.run(works[part]())
         model = {"balance": "biased_moe_l12", "whole": choices.whole_model}.get(part, "moe_l12")
-        statuses.append(options.report(f"experts_{part}", {"model": model, **config}, figures))
+        statuses.append(options.report(name_of(part, choices), {"model": model, **config}, figures))
     return max(statuses)
 
 
@@ -312,14 +329,20 @@ def command() -> int:
     command_line = make_parser(__doc__)
     add_options(command_line, Options(repeats=3))
     command_line.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    command_line.add_argument("--ranks", type=count, default=Choices.num_ranks, help="GPUs")
     command_line.add_argument("--model", choices=SHAPES, default=Choices.whole_model, help="whole")
     command_line.add_argument("--dispatch", default=Choices.dispatch, help="experts.dispatch")
     command_line.add_argument(
         "--l3-folder", type=writable_folder, help="whole: where L3's files are"
     )
     read = command_line.parse_args()
-    options = options_of(read, NUM_RANKS)
-    chosen = Choices(whole_model=read.model, dispatch=read.dispatch, l3_folder=read.l3_folder)
+    options = options_of(read, read.ranks)
+    chosen = Choices(
+        num_ranks=read.ranks,
+        whole_model=read.model,
+        dispatch=read.dispatch,
+        l3_folder=read.l3_folder,
+    )
     # One for all engines: each would start its own.
     cluster = PrivateCluster()
     try:

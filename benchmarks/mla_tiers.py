@@ -48,7 +48,8 @@ from raydix.runtime.tiers.transfers import TransferDone
 
 PAGE_SIZE = 64
 NUM_LAYERS, LATENT_DIM, ROPE_DIM = 61, 512, 64
-MIN_SPEED_UP = 1.4
+MIN_SPEED_UP, MIN_SPEED_UP_PER_RANK = {2: 1.4}, 0.6
+"""By ranks; and of each where there are more."""
 NO_COPIES = PageCopies()
 _TIMEOUT_S = 120.0
 
@@ -254,7 +255,7 @@ def figures_of(ranks: list[dict[str, Loads]], layout: KvLayout, num_pages: int) 
             name="prefix loads, times as fast as replicated",
             value=load_s["replicated"] / load_s["shared"],
             unit="1",
-            min_value=MIN_SPEED_UP,
+            min_value=MIN_SPEED_UP.get(num_ranks, MIN_SPEED_UP_PER_RANK * num_ranks),
         ),
         Figure(
             name="load of the prefix",
@@ -389,9 +390,8 @@ def main() -> int:
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
     }
     figures = measure(arguments)
-    return report(
-        "mla_tiers", config, figures, keep_in=arguments.results, at_commit=arguments.commit
-    )
+    name = "mla_tiers" if arguments.ranks == 2 else f"mla_tiers_{arguments.ranks}"
+    return report(name, config, figures, keep_in=arguments.results, at_commit=arguments.commit)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measure times to the first token of long contexts in L2 or L1, and the loads' bandwidth.
 
     python -m benchmarks.reload
+    python -m benchmarks.reload --ranks 4     # all ranks load at once, each its own context
 
 More contexts than L1 holds are asked about in turn, one request at a time, each time with other new
 tokens: so every context has left L1 when its turn comes, and is in L1 when it is asked about twice.
@@ -12,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks import reload_at_once
 from benchmarks.ceilings import load_gbps
-from benchmarks.command_line import run
+from benchmarks.command_line import count, make_parser, run
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -22,10 +24,11 @@ from benchmarks.engines import (
     Options,
     Prompts,
     Stats,
+    add_options,
     ask,
     expect_sources,
     median_ttft_ms,
-    parse_options,
+    options_of,
     ray_engine,
     settle,
 )
@@ -123,14 +126,30 @@ async def measure(
     ]
 
 
-def main(options: Options) -> int:
+def main(options: Options, num_ranks: int = 1) -> int:
     """Measure and report."""
     sizes, model = (TINY_CONTEXTS, DENSE_TINY) if options.is_tiny else (FULL_CONTEXTS, DENSE_L16)
     figures = []
     for page_size in (64, 16):
-        figures += asyncio.run(measure(options, page_size, sizes, model))
-    return options.report("reload", {"model": "dense_l16", **asdict(sizes)}, figures)
+        work = (
+            measure(options, page_size, sizes, model)
+            if num_ranks == 1
+            else reload_at_once.measure(options, num_ranks, page_size, sizes, model)
+        )
+        figures += asyncio.run(work)
+    name = "reload" if num_ranks == 1 else f"reload_{num_ranks}"
+    config = {"model": "dense_l16", "ranks": num_ranks, **asdict(sizes)}
+    return options.report(name, config, figures)
+
+
+def command() -> int:
+    """Read the command line and measure."""
+    parser = make_parser(__doc__)
+    add_options(parser, Options())
+    parser.add_argument("--ranks", type=count, default=1, help="GPUs, each with all of the model")
+    arguments = parser.parse_args()
+    return main(options_of(arguments, arguments.ranks), arguments.ranks)
 
 
 if __name__ == "__main__":
-    run(lambda: main(parse_options(__doc__)))
+    run(command)

@@ -25,14 +25,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """For the first two see `tests/exactness/conftest.py`."""
     parser.addoption("--split-kv-groups", action="store_true", help="two KV groups in every model")
     parser.addoption("--full-grid", action="store_true", help="4 ranks and every family, too")
+    parser.addoption("--ranks", type=int, default=2, help="of tests for several GPUs: one each")
     parser.addoption("--http-cases", type=int, default=6, help="made-up requests per HTTP route")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What tests import, in processes of their own, too, learns of `--ranks` by the environment."""
+    os.environ["RAYDIX_TEST_RANKS"] = str(config.getoption("--ranks"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests for GPUs are skipped where there are too few."""
-    needed = (
-        2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
-    )
+    needed = 1 if item.get_closest_marker("gpu") else 0
+    if item.get_closest_marker("multi_gpu"):
+        needed = item.config.getoption("--ranks")
     if needed and torch_device_count() < needed:
         pytest.skip(f"needs {needed} GPU(s)")
 

@@ -85,6 +85,20 @@ def test_reload_measures_each_state_at_both_page_sizes(
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_reload_measures_ranks_that_load_at_once(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of(lambda options: reload.main(options, 2), capsys)
+
+    for page_size in (16, 64):
+        loads = figures[f"loads of 2 ranks, page {page_size}"]
+        assert loads["value"] > 0
+        assert loads["baseline"] > 0
+        assert figures[f"slowest TTFT, L2 hit, page {page_size}"]["value"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_cold_prefill_has_a_floor(
     ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

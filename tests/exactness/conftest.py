@@ -13,7 +13,7 @@ from raydix.runtime.actors.supervision.core_settings import scheduler_settings
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.kv_groups import derive_kv_groups
 from tests.checkpoints import make_checkpoint
-from tests.exactness.engines import CACHING_KINDS, FULL_GRID_PLACES, PLACES
+from tests.exactness.engines import CACHING_KINDS, places
 from tests.exactness.reference import Reference, References
 
 _HEADS = {"num_attention_heads": 12}
@@ -31,13 +31,16 @@ _OVERRIDES = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `device` and `tp` runs at several degrees; with `--full-grid` at 4, too.
+    """A test that takes `device` and `tp` runs at several degrees, of GPUs by `--ranks`.
 
-    One that takes `caching_kind` runs with a family of each kind of cache; then with every family.
+    One that takes `caching_kind` runs with a family of each kind of cache. With `--full-grid` the
+    one runs at degree 4, too, the other with every family.
     """
     is_full = metafunc.config.getoption("--full-grid")
     if {"device", "tp"} <= set(metafunc.fixturenames):
-        metafunc.parametrize(("device", "tp"), [*PLACES, *(FULL_GRID_PLACES if is_full else ())])
+        more = [("cpu", 4)] if is_full else []
+        given = places(metafunc.config.getoption("--ranks"))
+        metafunc.parametrize(("device", "tp"), [*given, *more])
     if "caching_kind" in metafunc.fixturenames:
         metafunc.parametrize("caching_kind", list(Family) if is_full else CACHING_KINDS)
 

@@ -22,17 +22,19 @@ WINDOWED = [Family.MISTRAL, Family.GEMMA2, Family.GPT_OSS]
 """All or every other one of their layers look back over 20 tokens: at two pages before a page."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 """Every suite that takes them runs on one GPU, too."""
-PLACES = [
-    ("cpu", 1),
-    ("cpu", 2),
-    pytest.param("cuda", 1, marks=pytest.mark.gpu),
-    pytest.param("cuda", 2, marks=pytest.mark.multi_gpu),
-]
-"""Devices and tensor-parallel ranks."""
-FULL_GRID_PLACES = [("cpu", 4)]
 PAGE_SIZE = 16
 VOCAB_SIZE = 199
 MAX_MODEL_LEN = 256
+
+
+def places(num_gpus: int) -> list[Any]:
+    """Devices and tensor-parallel ranks; `num_gpus`: where there are several."""
+    return [
+        ("cpu", 1),
+        ("cpu", 2),
+        pytest.param("cuda", 1, marks=pytest.mark.gpu),
+        pytest.param("cuda", num_gpus, marks=pytest.mark.multi_gpu),
+    ]
 
 
 def make_prompts(seed: int, lengths: Sequence[int], num_shared: int = 0) -> list[Prompt]:

@@ -10,8 +10,12 @@ from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.model.families.table import Family
 from tests.exactness.engines import engine_config, make_prompts
 from tests.exactness.reference import NUM_TOKENS, Expected, References
+from tests.moe.gpu_ranks import NUM_RANKS
 from tests.ray_cluster import own_name
 
+PARALLEL = [{"tp": NUM_RANKS}, {"dp": NUM_RANKS, "ep": NUM_RANKS}]
+if NUM_RANKS == 4:
+    PARALLEL.append({"dp": 2, "tp": 2, "ep": 4})
 PROMPTS = make_prompts(71, [100, 49, 1, 130])
 
 
@@ -19,7 +23,7 @@ PROMPTS = make_prompts(71, [100, 49, 1, 130])
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 @pytest.mark.parametrize("family", [Family.QWEN3_MOE])
-@pytest.mark.parametrize("parallel", [{"tp": 2}, {"dp": 2, "ep": 2}], ids=["tp2", "dp2-ep2"])
+@pytest.mark.parametrize("parallel", PARALLEL, ids=str)
 async def test_ranks_in_processes_generate_the_tokens_of_transformers(
     parallel: dict[str, int],
     family: Family,

@@ -17,6 +17,7 @@ from tests.exactness.engines import (
 from tests.exactness.poison import Poison, poison, poison_rank
 from tests.exactness.reference import References
 from tests.exactness.states import State, reach
+from tests.moe.gpu_ranks import NUM_RANKS
 
 NUM_TOKENS = 16
 DEGREES = (2, 1, 4, 2)
@@ -24,14 +25,17 @@ DEGREES = (2, 1, 4, 2)
 PROMPTS = make_prompts(61, [100, 70, 90, 49])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 async def test_each_degree_goes_on_from_the_pages_of_those_before(
-    caching_kind: Family, references: References, tmp_path: Path
+    device: str, caching_kind: Family, references: References, tmp_path: Path
 ) -> None:
     reference = references(caching_kind)
     expected = reference.expect(PROMPTS)
 
-    for number, tp in enumerate(DEGREES):
-        config = engine_config(reference.folder, tmp_path, parallel={"tp": tp})
+    degrees = [tp for tp in DEGREES if device == "cpu" or tp <= NUM_RANKS]
+    for number, tp in enumerate(degrees):
+        model = {"device": device, "dtype": "float32"}
+        config = engine_config(reference.folder, tmp_path, model=model, parallel={"tp": tp})
         async with in_process_engine(config) as engine:
             known = PROMPTS[:number]
             outputs = await run(engine, known, NUM_TOKENS)

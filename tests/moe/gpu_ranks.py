@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.distributed import FileStore, Store
 
+NUM_RANKS = int(os.environ.get("RAYDIX_TEST_RANKS", "2"))
+"""By `--ranks`."""
 WAIT_S = 120
 PEERS_WAIT_S = 5
 """How long a rank may go on once another has failed: it may wait for that one for ever."""
@@ -21,7 +23,7 @@ Body = Callable[[Store, int, torch.device], Any]
 """What a rank does; at the top level of a module, so that a process finds it."""
 
 
-def run_on_gpus(file: Path, num_ranks: int, body: Body) -> list[Any]:
+def run_on_gpus(file: Path, body: Body, num_ranks: int = NUM_RANKS) -> list[Any]:
     """Let every rank meet the others by `file` and do `body`.
 
     Returns their results in order: None of a rank that was killed. Raises RuntimeError if one

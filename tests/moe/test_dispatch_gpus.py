@@ -17,11 +17,11 @@ from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape, DispatchSizes
 from raydix.moe.dispatch.streamed import StreamedExchange
 from tests.moe.dispatch_conformance import Setting, check_rounds
-from tests.moe.gpu_ranks import Body, run_on_gpus
+from tests.moe.gpu_ranks import NUM_RANKS, Body, run_on_gpus
 
 Connect = Callable[[Store, int, DispatchShape, torch.device], Dispatcher]
 SMALL = DispatchShape(
-    num_ranks=2,
+    num_ranks=NUM_RANKS,
     slots_per_rank=5,
     hidden_size=64,
     experts_per_token=3,
@@ -30,7 +30,7 @@ SMALL = DispatchShape(
     dtype=torch.float32,
 )
 WIDE = DispatchShape(
-    num_ranks=2,
+    num_ranks=NUM_RANKS,
     slots_per_rank=128,
     hidden_size=7168,
     experts_per_token=8,
@@ -38,6 +38,7 @@ WIDE = DispatchShape(
     max_low_latency_tokens=128,
     dtype=torch.bfloat16,
 )
+OTHERS = range(NUM_RANKS - 1)
 _NUM_LAYERS = 3
 """Odd, so that steps begin with either set of buffers."""
 _NUM_STEPS = 60
@@ -154,7 +155,7 @@ def replay(
 
     captured = []
     for num_tokens in (1, 40, 128):
-        sizes = DispatchSizes((num_tokens,) * 2, DispatchForm.LOW_LATENCY)
+        sizes = DispatchSizes((num_tokens,) * NUM_RANKS, DispatchForm.LOW_LATENCY)
         batch = Batch(num_tokens, WIDE, device)
         layers.forward(*batch.draw().columns(), sizes)
         graph = torch.cuda.CUDAGraph()
@@ -165,7 +166,7 @@ def replay(
     order = random.Random(0)
     for _ in range(_NUM_STEPS):
         choice = order.randrange(len(captured) + 1)
-        tokens_R = (order.randint(0, 1000), order.randint(0, 1000))
+        tokens_R = tuple(order.randint(0, 1000) for _ in range(NUM_RANKS))
         if choice < len(captured):
             graph, batch, out_TC = captured[choice]
             batch.draw()
@@ -187,7 +188,10 @@ def take_turns(connect: Connect, store: Store, rank: int, device: torch.device) 
 
     order = random.Random(0)
     for _ in range(_NUM_STEPS):
-        sizes = [DispatchSizes((order.randint(0, 1000), order.randint(1, 1000))) for _ in "AB"]
+        sizes = [
+            DispatchSizes((*(order.randint(0, 1000) for _ in OTHERS), order.randint(1, 1000)))
+            for _ in "AB"
+        ]
         batches = [Batch(each.tokens_R[rank], WIDE, device).draw() for each in sizes]
         outputs = layers.in_turns(batches, sizes, stream)
         for batch, out_TC in zip(batches, outputs, strict=True):
@@ -229,13 +233,13 @@ def take_turns_nccl(store: Store, rank: int, device: torch.device) -> None:
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("body", [conform_symmetric, conform_nccl])
 def test_tokens_come_back_from_their_experts(body: Body, tmp_path: Path) -> None:
-    run_on_gpus(tmp_path / "meeting", 2, body)
+    run_on_gpus(tmp_path / "meeting", body)
 
 
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("body", [replay_symmetric, replay_nccl])
 def test_graphs_replay_between_eager_steps(body: Body, tmp_path: Path) -> None:
-    run_on_gpus(tmp_path / "meeting", 2, body)
+    run_on_gpus(tmp_path / "meeting", body)
 
 
 @pytest.mark.multi_gpu
@@ -243,20 +247,25 @@ def test_graphs_replay_between_eager_steps(body: Body, tmp_path: Path) -> None:
 def test_rows_travel_on_another_stream_while_others_are_computed(
     body: Body, tmp_path: Path
 ) -> None:
-    run_on_gpus(tmp_path / "meeting", 2, body)
+    run_on_gpus(tmp_path / "meeting", body)
 
 
 def outlive(store: Store, rank: int, device: torch.device) -> float:
-    """Rank 0 kills rank 1, writes to its memory and waits for its answer until it is closed."""
+    """Rank 0 kills rank 1, and all write to its memory and wait for its answer until they close."""
     dispatcher = symmetric(store, rank, WIDE, device)
     batch = Batch(100, WIDE, device).draw()
-    sizes = DispatchSizes((100, 100))
+    sizes = DispatchSizes((100,) * NUM_RANKS)
     Layers(dispatcher, rank, WIDE).forward(*batch.columns(), sizes)
     torch.cuda.synchronize()
     store.set(f"pid{rank}", str(os.getpid()))
     if rank == 1:
         time.sleep(3600)
-    os.kill(int(store.get("pid1")), signal.SIGKILL)
+    for peer in range(NUM_RANKS):
+        store.get(f"pid{peer}")
+    if rank == 0:
+        os.kill(int(store.get("pid1")), signal.SIGKILL)
+        store.set("killed", "")
+    store.get("killed")
 
     exchange = dispatcher.send(*batch.columns(), sizes)
     exchange.send_back(exchange.receive().x_NC)
@@ -274,7 +283,7 @@ def outlive(store: Store, rank: int, device: torch.device) -> float:
 
 @pytest.mark.multi_gpu
 def test_a_rank_that_is_closed_gives_up_on_a_dead_one(tmp_path: Path) -> None:
-    waited_s, of_the_dead = run_on_gpus(tmp_path / "meeting", 2, outlive)
+    waited_s = run_on_gpus(tmp_path / "meeting", outlive)
 
-    assert waited_s < 1
-    assert of_the_dead is None
+    assert waited_s.pop(1) is None, "it is dead"
+    assert max(waited_s) < 1

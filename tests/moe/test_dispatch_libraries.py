@@ -15,12 +15,12 @@ from raydix.moe.dispatch.machine import Machine
 from raydix.moe.dispatch.probes import probe
 from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape
 from tests.moe.dispatch_conformance import Setting, check_rounds
-from tests.moe.gpu_ranks import run_on_gpus
+from tests.moe.gpu_ranks import NUM_RANKS, run_on_gpus
 from tests.moe.test_dispatch_gpus import replay
 
 BACKENDS = ("deepep", "nixl_ep", "mooncake_ep")
 SHAPE = DispatchShape(
-    num_ranks=2,
+    num_ranks=NUM_RANKS,
     slots_per_rank=5,
     hidden_size=2048,
     experts_per_token=3,
@@ -70,18 +70,18 @@ def need(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tokens_come_back_from_their_experts(backend: str, tmp_path: Path) -> None:
     need(backend)
-    run_on_gpus(tmp_path / "meeting", 2, partial(conform, backend))
+    run_on_gpus(tmp_path / "meeting", partial(conform, backend))
 
 
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_graphs_replay_between_eager_steps(backend: str, tmp_path: Path) -> None:
     need(backend)
-    run_on_gpus(tmp_path / "meeting", 2, partial(replay_library, backend))
+    run_on_gpus(tmp_path / "meeting", partial(replay_library, backend))
 
 
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_one_rank_cannot_do_is_refused_by_all(backend: str, tmp_path: Path) -> None:
     need(backend)
-    run_on_gpus(tmp_path / "meeting", 2, partial(refuse, backend))
+    run_on_gpus(tmp_path / "meeting", partial(refuse, backend))

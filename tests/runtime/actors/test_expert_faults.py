@@ -16,6 +16,7 @@ from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoint_damage import zero_experts
 from tests.checkpoints import make_checkpoint
+from tests.moe.gpu_ranks import NUM_RANKS
 from tests.ray_cluster import IMPATIENT, SharedEngine, own_name
 from tests.runtime.actors.test_faults import (
     NUM_MET_TOKENS,
@@ -35,13 +36,13 @@ def group(
     ray_cluster: PrivateCluster,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SharedEngine]:
-    """An engine of two ranks that share experts, which move all the time."""
+    """An engine of `NUM_RANKS` ranks that share experts, which move all the time."""
     folder = tmp_path_factory.mktemp("experts")
     make_checkpoint(folder, Family.QWEN3_MOE, seed=3, max_position_embeddings=2048)
     config = load_config(
         {
             "model": {"path": str(folder), "device": request.param, "dtype": "float32"},
-            "parallel": {"dp": 2, "ep": 2},
+            "parallel": {"dp": NUM_RANKS, "ep": NUM_RANKS},
             "experts": {
                 "rebalance": "deepseek",
                 "rebalance_interval_steps": 8,
@@ -86,7 +87,7 @@ async def test_tokens_survive_sigkill_of_a_rank_whose_experts_come_back_from_the
         assert await generate_through_a_kill(group, engine, range(80, 84), lost) == expected
 
         health = await group.handle.call("health")
-        for rank in ("gpu0", "gpu1"):
+        for rank in [f"gpu{rank}" for rank in range(NUM_RANKS)]:
             assert health[rank]["incarnation"] == before[rank]["incarnation"] + 1
         await _until_moved(group, engine)
         assert await generate_met(engine, range(80, 84)) == expected

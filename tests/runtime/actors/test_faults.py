@@ -15,6 +15,9 @@ from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.families.table import Family
+from tests.checkpoints import make_checkpoint
+from tests.moe.gpu_ranks import NUM_RANKS
 from tests.ray_cluster import IMPATIENT, SharedEngine, own_name
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -273,13 +276,18 @@ restarts_before: dict[str, int] = {}
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 def lane(
-    request: pytest.FixtureRequest, ray_cluster: PrivateCluster, checkpoint: Path
+    request: pytest.FixtureRequest,
+    ray_cluster: PrivateCluster,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SharedEngine]:
-    """An engine of one lane of two ranks."""
+    """An engine of one lane of `NUM_RANKS` ranks."""
+    folder = tmp_path_factory.mktemp("lane")
+    sizes = {"max_position_embeddings": 2048, "num_attention_heads": 3 * NUM_RANKS}
+    make_checkpoint(folder, Family.QWEN3, seed=3, **sizes)
     config = load_config(
         {
-            "model": {"path": str(checkpoint), "device": request.param, "dtype": "float32"},
-            "parallel": {"tp": 2},
+            "model": {"path": str(folder), "device": request.param, "dtype": "float32"},
+            "parallel": {"tp": NUM_RANKS},
             "cache": {
                 "page_size": 16,
                 "l1": {"num_pages": 256},
@@ -316,6 +324,6 @@ async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
 
 
 async def incarnations_of(lane: SharedEngine) -> list[int]:
-    """Of its two ranks."""
+    """Of its ranks."""
     health = await lane.handle.call("health")
-    return [health[rank]["incarnation"] for rank in ("gpu0", "gpu1")]
+    return [health[f"gpu{rank}"]["incarnation"] for rank in range(NUM_RANKS)]

@@ -11,7 +11,7 @@ from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape
 from raydix.runtime.config.policies import DispatchBackend
 from raydix.runtime.model.dispatchers import connect_dispatcher
 from tests.moe.dispatch_conformance import Setting, check_round, rounds
-from tests.moe.gpu_ranks import run_on_gpus
+from tests.moe.gpu_ranks import NUM_RANKS, run_on_gpus
 
 SHAPE = DispatchShape(
     num_ranks=1,
@@ -41,7 +41,7 @@ def test_what_needs_gpus_is_refused_on_the_cpu(backend: DispatchBackend, tmp_pat
 
 
 def exchange_by_the_fastest(store: FileStore, rank: int, device: torch.device) -> bool:
-    shape = replace(SHAPE, num_ranks=2, max_low_latency_tokens=2)
+    shape = replace(SHAPE, num_ranks=NUM_RANKS, max_low_latency_tokens=2)
     dispatcher = connect_dispatcher(
         DispatchBackend.AUTO, Path(f"{store.path}-experts"), rank, shape, device=device
     )
@@ -54,4 +54,4 @@ def exchange_by_the_fastest(store: FileStore, rank: int, device: torch.device) -
 
 @pytest.mark.multi_gpu
 def test_the_fastest_on_gpus_carries_tokens_and_may_be_captured(tmp_path: Path) -> None:
-    assert run_on_gpus(tmp_path / "meeting", 2, exchange_by_the_fastest) == [True, True]
+    assert all(run_on_gpus(tmp_path / "meeting", exchange_by_the_fastest))

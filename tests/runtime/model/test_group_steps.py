@@ -193,7 +193,7 @@ def test_each_lane_gets_the_tokens_of_a_rank_with_all_experts(
     if device == "cpu":
         answers = on_threads(tmp_path, partial(be_rank, tmp_path, device, dispatch))
     else:
-        answers = run_on_gpus(tmp_path / "ranks", 2, partial(be_process, tmp_path, dispatch))
+        answers = run_on_gpus(tmp_path / "ranks", partial(be_process, tmp_path, dispatch), 2)
 
     for lane, found in enumerate(answers):
         for slot, wanted in expected[lane].items():
