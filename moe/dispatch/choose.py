@@ -1,50 +1,87 @@
 """Which backend carries tokens fastest, by what has been measured.
 
-Times are those of `benchmarks.dispatch`, dispatch and combine: two H200, hidden 7168, top-8 of 256
-experts, bf16, 2026-11-22.
+Times are those of `benchmarks.dispatch`, dispatch and combine: two H200 (2026-11-22) and four
+(2026-11-26), hidden 7168, top-8 of 256 experts, bf16.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from raydix.moe.dispatch.protocol import DispatchForm
 
-_BACKENDS = ("symmetric", "nccl", "deepep", "nixl_ep", "mooncake_ep")
-_TIMES_US = {
-    DispatchForm.LOW_LATENCY: {
-        1: (11.0, 38.6, 59.5, 34.1, 41.9),
-        16: (12.9, 43.3, 62.9, 37.7, 47.4),
-        64: (17.4, 58.6, 70.8, 58.5, 75.8),
-        128: (24.7, 78.9, 84.8, 87.9, 118.3),
-        512: (63.0, 151.6, 156.5, 279.6, 381.6),
-    },
-    DispatchForm.NORMAL: {
-        128: (35.5, 88.4, 99.4, 272.6, 309.2),
-        1024: (125.3, 256.4, 255.8, 1679.0, 1922.0),
-        4096: (431.1, 753.4, 805.9, 6730.0, 7737.0),
-        8192: (834.7, 1406.0, 1537.0, 13420.0, 15520.0),
-    },
-}
-MEASURED_US: Mapping[DispatchForm, Mapping[int, Mapping[str, float]]] = {
-    form: {most: dict(zip(_BACKENDS, times, strict=True)) for most, times in buckets.items()}
-    for form, buckets in _TIMES_US.items()
-}
-"""By the tokens of a rank, and the backend's name in the configuration."""
+Times = Mapping[DispatchForm, Mapping[int, Mapping[str, float]]]
+"""Microseconds, by the most tokens of a rank, and the backend's name in the configuration."""
 
 
-def fastest(form: DispatchForm, num_tokens: int, available: Collection[str]) -> str:
+def _named(
+    backends: Sequence[str], times: Mapping[DispatchForm, Mapping[int, Sequence[float]]]
+) -> Times:
+    return {
+        form: {most: dict(zip(backends, each, strict=True)) for most, each in buckets.items()}
+        for form, buckets in times.items()
+    }
+
+
+MEASURED_US: Mapping[int, Times] = {
+    2: _named(
+        ("symmetric", "nccl", "deepep", "nixl_ep", "mooncake_ep"),
+        {
+            DispatchForm.LOW_LATENCY: {
+                1: (11.0, 38.6, 59.5, 34.1, 41.9),
+                16: (12.9, 43.3, 62.9, 37.7, 47.4),
+                64: (17.4, 58.6, 70.8, 58.5, 75.8),
+                128: (24.7, 78.9, 84.8, 87.9, 118.3),
+                512: (63.0, 151.6, 156.5, 279.6, 381.6),
+            },
+            DispatchForm.NORMAL: {
+                128: (35.5, 88.4, 99.4, 272.6, 309.2),
+                1024: (125.3, 256.4, 255.8, 1679.0, 1922.0),
+                4096: (431.1, 753.4, 805.9, 6730.0, 7737.0),
+                8192: (834.7, 1406.0, 1537.0, 13420.0, 15520.0),
+            },
+        },
+    ),
+    4: _named(
+        ("symmetric", "nccl"),
+        {
+            DispatchForm.LOW_LATENCY: {
+                1: (17.0, 49.0),
+                16: (20.8, 58.8),
+                64: (34.9, 99.8),
+                128: (61.8, 124.3),
+                512: (188.2, 284.3),
+            },
+            DispatchForm.NORMAL: {
+                128: (69.2, 136.3),
+                1024: (365.3, 501.1),
+                4096: (1385.0, 1665.0),
+                8192: (2745.0, 3188.0),
+            },
+        },
+    ),
+}
+"""By the number of ranks."""
+
+
+def fastest(form: DispatchForm, num_tokens: int, available: Collection[str], num_ranks: int) -> str:
     """Of the backends that there are, the one to take if the busiest rank has so many tokens.
 
     `available`: at least one. Those never measured come after all others, in order of their names.
     """
-    buckets = MEASURED_US[form]
+    buckets = _times(num_ranks)[form]
     bucket = min((most for most in buckets if most >= num_tokens), default=max(buckets))
     return min(available, key=lambda name: (buckets[bucket].get(name, float("inf")), name))
 
 
-def winners(available: Collection[str]) -> frozenset[str]:
+def _times(num_ranks: int) -> Times:
+    """Of so many ranks, or of the most that were measured with fewer."""
+    measured = max((ranks for ranks in MEASURED_US if ranks <= num_ranks), default=min(MEASURED_US))
+    return MEASURED_US[measured]
+
+
+def winners(available: Collection[str], num_ranks: int) -> frozenset[str]:
     """Those that are the fastest for some form and number of tokens: nobody needs the others."""
     return frozenset(
-        fastest(form, num_tokens, available)
-        for form, buckets in MEASURED_US.items()
+        fastest(form, num_tokens, available, num_ranks)
+        for form, buckets in _times(num_ranks).items()
         for num_tokens in buckets
     )

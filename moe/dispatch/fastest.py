@@ -22,7 +22,8 @@ class FastestDispatcher:
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
         """See `Dispatcher`."""
-        name = fastest(sizes.form, max(sizes.tokens_R), self._dispatchers)
+        tokens_R = sizes.tokens_R
+        name = fastest(sizes.form, max(tokens_R), self._dispatchers, len(tokens_R))
         return self._dispatchers[name].send(x_TC, weights_TK, physical_ids_TK, sizes)
 
     def close(self) -> None:

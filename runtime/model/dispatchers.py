@@ -83,7 +83,10 @@ def _connect_fastest(
     else:
         logger.warning("rank %d sends tokens by NCCL, which is slow: %s", rank, obstacle)
     return FastestDispatcher(
-        {name: connects[name](store, rank, shape, device) for name in sorted(winners(connects))}
+        {
+            name: connects[name](store, rank, shape, device)
+            for name in sorted(winners(connects, shape.num_ranks))
+        }
     )
 
 

@@ -11,7 +11,11 @@ from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape, DispatchSi
 from tests.moe.dispatch_conformance import Setting, check_round, rounds
 
 TIMES = {
-    form: {16: {"one": 1.0, "two": 2.0}, 512: {"one": 9.0, "two": 8.0}} for form in DispatchForm
+    ranks: {
+        form: {16: {first: 1.0, second: 2.0}, 512: {first: 9.0, second: 8.0}}
+        for form in DispatchForm
+    }
+    for ranks, first, second in ((2, "one", "two"), (4, "two", "one"))
 }
 
 
@@ -27,23 +31,31 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_smallest_bucket_that_holds_the_tokens_decides(
     form: DispatchForm, num_tokens: int, wanted: str
 ) -> None:
-    assert fastest(form, num_tokens, {"one", "two"}) == wanted
-    assert winners({"one", "two"}) == {"one", "two"}
+    assert fastest(form, num_tokens, {"one", "two"}, 2) == wanted
+    assert winners({"one", "two"}, 2) == {"one", "two"}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "wanted"), [(1, "one"), (2, "one"), (3, "one"), (4, "two"), (8, "two")]
+)
+def test_the_most_ranks_that_were_measured_decide(num_ranks: int, wanted: str) -> None:
+    assert fastest(DispatchForm.NORMAL, 1, {"one", "two"}, num_ranks) == wanted
 
 
 def test_what_is_not_there_is_not_taken() -> None:
-    assert fastest(DispatchForm.NORMAL, 1, ["two"]) == "two"
-    assert winners(["two"]) == {"two"}
+    assert fastest(DispatchForm.NORMAL, 1, ["two"], 2) == "two"
+    assert winners(["two"], 2) == {"two"}
 
 
 def test_what_was_never_measured_comes_last() -> None:
-    assert fastest(DispatchForm.NORMAL, 1, ["another", "two"]) == "two"
-    assert fastest(DispatchForm.NORMAL, 1, ["new", "another"]) == "another"
+    assert fastest(DispatchForm.NORMAL, 1, ["another", "two"], 2) == "two"
+    assert fastest(DispatchForm.NORMAL, 1, ["new", "another"], 2) == "another"
 
 
 def test_every_bucket_has_times() -> None:
-    assert set(MEASURED_US) == set(DispatchForm)
-    assert all(times for buckets in MEASURED_US.values() for times in buckets.values())
+    for measured in MEASURED_US.values():
+        assert set(measured) == set(DispatchForm)
+        assert all(times for buckets in measured.values() for times in buckets.values())
 
 
 class Counted:
