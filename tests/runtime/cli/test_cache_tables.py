@@ -1,4 +1,5 @@
 import io
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 
@@ -156,3 +157,9 @@ def test_experts_are_shown_where_ranks_share_them() -> None:
         assert part in text
     assert "7, stalled" in other
     assert "Experts" not in shown(*stats_tables({"scheduler": SCHEDULER}))
+
+
+def test_the_documentation_gives_every_source_with_its_meaning() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
+    for source, meaning in MEANINGS.items():
+        assert f"| `{source.label}` | {meaning} |" in text
