@@ -29,7 +29,7 @@ from torch.distributed import FileStore, PrefixStore, Store
 
 from benchmarks.command_line import add_commit, add_results, count, make_parser, run
 from benchmarks.gpus import require_gpus
-from benchmarks.record import Figure, report
+from benchmarks.record import Figure, name_with_ranks, report
 from raydix.moe.dispatch.libraries import ADAPTERS, connect_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import (
@@ -369,7 +369,7 @@ def main() -> int:
     }
     others = [each for each in arguments.backends if each not in DEFAULT_BACKENDS]
     return report(
-        "_".join(["dispatch", *others, *([str(arguments.ranks)] if arguments.ranks != 2 else [])]),
+        name_with_ranks("_".join(["dispatch", *others]), arguments.ranks),
         config,
         figures_of(times, arguments.ranks),
         keep_in=arguments.results,

@@ -45,7 +45,7 @@ from benchmarks.expert_loads import (
 )
 from benchmarks.expert_streams import through_a_death, through_all_tiers
 from benchmarks.model_shapes import SHAPES, ModelConfig
-from benchmarks.record import Figure
+from benchmarks.record import Figure, name_with_ranks
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.api.client import AsyncLLM
@@ -238,11 +238,6 @@ class Bench:
         return figures
 
 
-def name_of(part: str, choices: Choices) -> str:
-    """Of the record: one for each number of ranks."""
-    return f"experts_{part}" + (f"_{choices.num_ranks}" if choices.num_ranks != 2 else "")
-
-
 def while_moving(
     options: Options, answers: list[Answer], moving: list[tuple[float, float]]
 ) -> list[Figure]:
@@ -320,7 +315,8 @@ def main(options: Options, choices: Choices, parts: list[str]) -> int:
     for part in parts:
         figures = asyncio.run(works[part]())
         model = {"balance": "biased_moe_l12", "whole": choices.whole_model}.get(part, "moe_l12")
-        statuses.append(options.report(name_of(part, choices), {"model": model, **config}, figures))
+        name = name_with_ranks(f"experts_{part}", choices.num_ranks)
+        statuses.append(options.report(name, {"model": model, **config}, figures))
     return max(statuses)
 
 

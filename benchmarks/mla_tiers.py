@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from benchmarks.command_line import add_commit, add_results, count, make_parser, run
 from benchmarks.gpus import require_gpus
-from benchmarks.record import Figure, report
+from benchmarks.record import Figure, name_with_ranks, report
 from raydix.ids import HostPageId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
@@ -390,7 +390,7 @@ def main() -> int:
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
     }
     figures = measure(arguments)
-    name = "mla_tiers" if arguments.ranks == 2 else f"mla_tiers_{arguments.ranks}"
+    name = name_with_ranks("mla_tiers", arguments.ranks)
     return report(name, config, figures, keep_in=arguments.results, at_commit=arguments.commit)
 
 

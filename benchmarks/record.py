@@ -57,6 +57,11 @@ def machine() -> dict[str, str | int]:
     }
 
 
+def name_with_ranks(benchmark: str, num_ranks: int, usual: int = 2) -> str:
+    """Of a record: each number of ranks has one of its own, the usual one without a suffix."""
+    return benchmark if num_ranks == usual else f"{benchmark}_{num_ranks}"
+
+
 def report(
     benchmark: str,
     config: Mapping[str, object],

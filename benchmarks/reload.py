@@ -33,7 +33,7 @@ from benchmarks.engines import (
     settle,
 )
 from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
+from benchmarks.record import Figure, name_with_ranks
 from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
 
 MAX_L2_MS = {16: 28.0, 64: 25.0}
@@ -137,7 +137,7 @@ def main(options: Options, num_ranks: int = 1) -> int:
             else reload_at_once.measure(options, num_ranks, page_size, sizes, model)
         )
         figures += asyncio.run(work)
-    name = "reload" if num_ranks == 1 else f"reload_{num_ranks}"
+    name = name_with_ranks("reload", num_ranks, usual=1)
     config = {"model": "dense_l16", "ranks": num_ranks, **asdict(sizes)}
     return options.report(name, config, figures)
 
