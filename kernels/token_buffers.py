@@ -24,7 +24,7 @@ class TokenBuffers:
     returned_XC: Tensor
     """What other ranks add to this one's tokens: M rows of each other rank, in their order."""
     tokens_arrived_R: Tensor
-    """int32: how many programs of that rank have ever ended their push of tokens; wraps around."""
+    """int32: how much of that rank's pushes of tokens has ever ended; wraps around."""
     outputs_arrived_R: Tensor
     """int32: the same of outputs."""
 

@@ -108,7 +108,8 @@ class SymmetricExchange:
 
     def send_back(self, out_NC: Tensor) -> None:
         """See `Exchange`."""
-        push_outputs(out_NC, self._used.buffers_R, self._layout)
+        next_row = self._first_row + self._ids_TK.shape[0]
+        push_outputs(out_NC, self._used.buffers_R, self._layout, next_row)
         self._out_NC = out_NC
 
     def combine(self) -> Tensor:

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from raydix.kernels.reference import token_push as reference
 from raydix.kernels.token_push import (
-    NUM_PROGRAMS,
+    WHOLE_PUSH,
     await_tokens,
     push_outputs,
     push_tokens,
@@ -60,7 +60,7 @@ def compare_with_twin(
         reference.push_tokens(x_TC, weights_TK, ids_TK, theirs, layout, first_row)
     for layout, out_NC, own, each in zip(ranks, outs, ours, arrivals, strict=True):
         await_tokens(own, each)
-        push_outputs(out_NC, ours, layout)
+        push_outputs(out_NC, ours, layout, sum(tokens_R[: layout.rank + 1]))
         reference.push_outputs(out_NC, theirs, layout)
 
     for layout in ranks:
@@ -72,7 +72,7 @@ def compare_with_twin(
             outs[rank], ids[rank], theirs[rank], layout, first_rows[rank]
         )
         assert torch.equal(summed_TC, wanted_TC)
-    counted = torch.full((len(ranks),), NUM_PROGRAMS, dtype=torch.int32, device=device)
+    counted = torch.full((len(ranks),), WHOLE_PUSH, dtype=torch.int32, device=device)
     for own, twin in zip(ours, theirs, strict=True):
         twin = replace(twin, tokens_arrived_R=counted, outputs_arrived_R=counted)
         for found, wanted in zip(astuple(own), astuple(twin), strict=True):
@@ -92,7 +92,7 @@ def test_counts_wrap_around(device: torch.device) -> None:
     push_tokens(x_TC, torch.ones(2, CHOICES, device=device), ids_TK, [own], layout, 0)
     await_tokens(own, arrivals)
 
-    assert own.tokens_arrived_R.item() == arrivals.awaited_1.item() == last + 32 - (1 << 32)
+    assert own.tokens_arrived_R.item() == arrivals.awaited_1.item() == last + WHOLE_PUSH - (1 << 32)
 
 
 @pytest.mark.gpu
@@ -132,4 +132,4 @@ def test_odd_tokens_are_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="expected float32"):
         push_tokens(x_TC, weights_TK.double(), ids_TK, buffers, layout, 0)
     with pytest.raises(ValueError, match="Outputs are"):
-        push_outputs(torch.zeros(2, HIDDEN - 1, device=device), buffers, layout)
+        push_outputs(torch.zeros(2, HIDDEN - 1, device=device), buffers, layout, 2)
