@@ -356,10 +356,8 @@ class SchedulerActor:
                 send_if_open(self._links.get(effect.connection), effect.message)
 
             case KillRank():
-                logger.error(
-                    "rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason
-                )
-                # Without a Supervisor nobody takes them, so their number is bounded.
+                # Whoever ends the rank logs why. Without a Supervisor nobody takes them, so their
+                # number is bounded.
                 if not self._kill_orders.full():
                     self._kill_orders.put_nowait(effect)
             case PlanExperts():
