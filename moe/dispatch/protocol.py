@@ -15,9 +15,9 @@ class DispatchForm(Enum):
     """Which of the two ways a step takes. All ranks take the same one."""
 
     NORMAL = auto()
-    """For prompts: exact sizes, which the host knows."""
+    """For prompts: sizes of each rank, which the host knows."""
     LOW_LATENCY = auto()
-    """For decodes: every rank sends as many rows, padding included, so that graphs can hold it."""
+    """For decodes: every rank sends as many rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Dispatcher(Protocol):
 
     @property
     def is_capturable(self) -> bool:
-        """May the low-latency form be captured in a CUDA graph?"""
+        """May exchanges be captured in a CUDA graph?"""
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes

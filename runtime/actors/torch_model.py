@@ -41,7 +41,7 @@ from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
 from raydix.runtime.model.overlap_times import step_times
 from raydix.runtime.model.rank_experts import RankExperts
 from raydix.runtime.model.runner import ModelRunner
-from raydix.runtime.model.step_shapes import max_captured_tokens
+from raydix.runtime.model.step_shapes import max_captured_tokens, padded_tokens
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
@@ -138,6 +138,9 @@ def _expert_ranks(
             settings_folder(config.model.path)
         ).max_position_embeddings
     max_captured = max_captured_tokens(scheduler.max_running_requests)
+    max_tokens = scheduler.max_step_tokens(max_model_len)
+    if device.type == "cuda":
+        max_tokens = padded_tokens(max_tokens)
     return ExpertRanks(
         rank=place.rank % parallel.ep,
         size=parallel.ep,
@@ -148,7 +151,7 @@ def _expert_ranks(
             place.rank % parallel.ep,
             device=device,
         ),
-        max_tokens=-(-scheduler.max_step_tokens(max_model_len) // parallel.tp),
+        max_tokens=-(-max_tokens // parallel.tp),
         max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,
         redundant_per_rank=config.experts.redundant_per_rank,
         spare_slots=config.experts.spare_per_rank,

@@ -33,6 +33,8 @@ class GroupPlace:
     rank: int
     num_ranks: int
     ranks_per_lane: int
+    max_tokens: int
+    """That a rank sends."""
 
     @property
     def num_lanes(self) -> int:
@@ -55,10 +57,18 @@ class GroupPlace:
         length = -(-tokens[self.lane] // self.ranks_per_lane)
         return self._sent(length, DispatchSizes(sizes), stream=stream)
 
-    def padded(self, num_tokens: int, is_padding_T: Tensor) -> SentRows:
-        """What this rank sends in a captured step of so many tokens, padding included."""
-        length = -(-num_tokens // self.ranks_per_lane)
-        sizes = DispatchSizes((length,) * self.num_ranks, DispatchForm.LOW_LATENCY)
+    def holds(self, num_tokens: int) -> bool:
+        """Can each lane send so many?"""
+        return -(-num_tokens // self.ranks_per_lane) <= self.max_tokens
+
+    def padded(self, shape: StepShape, is_padding_T: Tensor | None = None) -> SentRows:
+        """What this rank sends in a step of a shape that all lanes take, padding included.
+
+        `is_padding_T`: see `SentRows`; None: what the lane's rows lack of the shape is padding.
+        """
+        length = -(-shape.num_tokens // self.ranks_per_lane)
+        form = DispatchForm.NORMAL if shape.num_prompt_tiles else DispatchForm.LOW_LATENCY
+        sizes = DispatchSizes((length,) * self.num_ranks, form)
         return self._sent(length, sizes, is_padding_T=is_padding_T)
 
     def _sent(
@@ -85,7 +95,10 @@ def group_place_of(decoder: Decoder) -> GroupPlace | None:
         return None
     ranks = decoder.experts.ranks
     return GroupPlace(
-        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
+        rank=ranks.rank,
+        num_ranks=ranks.size,
+        ranks_per_lane=decoder.collectives.size,
+        max_tokens=ranks.max_tokens,
     )
 
 

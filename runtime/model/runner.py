@@ -18,13 +18,23 @@ from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.group_place import GroupPlace, group_place_of, read_lane_sizes
+from raydix.runtime.model.group_place import (
+    GroupPlace,
+    LaneSizes,
+    group_place_of,
+    read_lane_sizes,
+)
 from raydix.runtime.model.in_turns import MicroBatch
 from raydix.runtime.model.layer_waits import layer_waiter
 from raydix.runtime.model.micro_batches import halves, split_rows
 from raydix.runtime.model.prompt_rows import PromptTensors, look_at_prompts
 from raydix.runtime.model.request_slots import RequestSlots
-from raydix.runtime.model.shape_choice import choose_step_shape, shapes_of
+from raydix.runtime.model.shape_choice import (
+    can_replay,
+    choose_common_shape,
+    choose_own_shape,
+    shapes_of,
+)
 from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
 from raydix.runtime.model.step_inputs import BatchInputs, InputMaker, decode_tiles
 from raydix.runtime.model.step_output import StepOutput, finish_step, make_output
@@ -41,8 +51,8 @@ from raydix.runtime.model.step_shapes import StepShape
 from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
-Part = tuple[StepRows, Sequence[int]]
-"""Rows that go through the layers together, and how many tokens each lane has beside them."""
+Part = tuple[StepRows, SentRows | None]
+"""Rows that go through the layers together, and what this rank sends of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +129,14 @@ class ModelRunner:
     def run_whole(self, num_tokens: int) -> None:
         """Enqueue a step of so many tokens of padding in each lane, as one batch."""
         rows = prompts_of_padding(num_tokens, self.slots)
-        self._run([(rows, self._same_on_all_lanes(num_tokens))], SAMPLES_NOTHING)
+        self._run([self._whole(rows, self._same_on_all_lanes(num_tokens))], SAMPLES_NOTHING)
 
     @torch.inference_mode()
     def run_halved(self, num_tokens: int) -> None:
         """The same as two micro-batches."""
         assert self._group is not None, "others share the experts"
         rows = prompts_of_padding(num_tokens, self.slots)
-        parts = _halves(rows, self._same_on_all_lanes(num_tokens), self._group)
+        parts = self._halves(rows, self._same_on_all_lanes(num_tokens), self._group)
         self._run(parts, SAMPLES_NOTHING)
 
     def sent_rows(self, num_tokens: int) -> SentRows:
@@ -170,15 +180,14 @@ class ModelRunner:
         on_layer = layer_waiter(plan, wait_layer)
         sampling = rows.sampling_rows(self.slots.sampling)
 
-        captured = self._captured
-        if captured is not None and (
-            shape := choose_step_shape(self._decoder, captured.shapes, rows, sizes, on_layer)
-        ):
-            return self._replay(captured, shape, rows, sampling, on_layer)
+        captured, common = self._captured, None
+        if captured is not None:
+            shape, common = self._choose_shapes(captured.shapes, rows, sizes, on_layer)
+            if shape is not None:
+                return self._replay(captured, shape, rows, sampling, on_layer)
 
-        return self._sample(
-            self._run(self._parts(rows, sizes.tokens), sampling, on_layer), sampling
-        )
+        parts = self._parts(rows, sizes.tokens, common)
+        return self._sample(self._run(parts, sampling, on_layer), sampling)
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page outside its pool. The host waits."""
@@ -192,14 +201,41 @@ class ModelRunner:
                     f"has {pool.shape[0]}."
                 )
 
-    def _parts(self, rows: StepRows, tokens: Sequence[int]) -> list[Part]:
-        """The step whole, or its two halves. `tokens`: of each lane."""
+    def _choose_shapes(
+        self,
+        shapes: Sequence[StepShape],
+        rows: StepRows,
+        sizes: LaneSizes,
+        on_layer: Callable[[int], None] | None,
+    ) -> tuple[StepShape | None, StepShape | None]:
+        """That by which the step is replayed, and that to which all lanes of a group fill it up."""
+        if self._group is None:
+            return choose_own_shape(self._decoder, shapes, rows, on_layer), None
+        common = choose_common_shape(shapes, sizes, self._is_halved)
+        if common is None or not can_replay(self._decoder, common, rows):
+            return None, common
+        return common, common
+
+    def _parts(self, rows: StepRows, tokens: Sequence[int], common: StepShape | None) -> list[Part]:
+        """The step whole, or its two halves. `tokens`: of each lane. For `common` see above."""
         group, most = self._group, max(tokens)
+        if group is not None and common is not None:
+            return [(rows, group.padded(common))]
         # Of a step of single tokens the second half would be empty on every rank.
         if group is None or most < 2 or not self._is_halved(most):
-            return [(rows, tokens)]
+            return [self._whole(rows, tokens)]
         self.num_halved_steps += 1
-        return _halves(rows, tokens, group)
+        return self._halves(rows, tokens, group)
+
+    def _whole(self, rows: StepRows, tokens: Sequence[int]) -> Part:
+        return rows, None if self._group is None else self._group.exact(tokens)
+
+    def _halves(self, rows: StepRows, tokens: Sequence[int], group: GroupPlace) -> list[Part]:
+        first, second = halves(tokens)
+        return [
+            (each, group.exact(some, self._stream))
+            for each, some in zip(split_rows(rows, first[group.lane]), (first, second), strict=True)
+        ]
 
     def _run(
         self,
@@ -214,14 +250,9 @@ class ModelRunner:
             self._inputs.batch(rows if len(rows.slots) else idle_row(self.slots), sampled)
             for (rows, _), sampled in zip(parts, of_part, strict=True)
         ]
-        stream = self._stream if len(parts) > 1 else None
         batches = [
-            MicroBatch(
-                token_ids_T=each.token_ids_T,
-                attention=each.attention,
-                sent=None if self._group is None else self._group.exact(tokens, stream),
-            )
-            for each, (_, tokens) in zip(inputs, parts, strict=True)
+            MicroBatch(token_ids_T=each.token_ids_T, attention=each.attention, sent=sent)
+            for each, (_, sent) in zip(inputs, parts, strict=True)
         ]
 
         hidden = self._decoder(batches, on_layer)
@@ -294,7 +325,7 @@ class ModelRunner:
             attention=self._inputs.attention(
                 attention_rows, positions_T, page_index_T, page_offset_T
             ),
-            sent=self._padded(token_index_T),
+            sent=self._padded(shape, token_index_T),
         )
         [hidden_TC] = self._decoder([batch], on_layer)
 
@@ -304,13 +335,13 @@ class ModelRunner:
         self.slots.keep_sampled(next_index_R, token_ids_R)
         return CapturedOutput(hidden_TC=hidden_TC, logits_RV=logits_RV, token_ids_R=token_ids_R)
 
-    def _padded(self, token_index_T: Tensor) -> SentRows | None:
+    def _padded(self, shape: StepShape, token_index_T: Tensor) -> SentRows | None:
         """What this rank sends in a captured step with these tokens."""
         if self._group is None:
             return None
         # The scratch slot is the last, and padding is the only thing there.
         is_padding_T = token_index_T >= self.slots.scratch_slot * self.slots.tokens_per_slot
-        return self._group.padded(len(token_index_T), is_padding_T)
+        return self._group.padded(shape, is_padding_T)
 
     def _cut_columns(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
         """The sampling of its rows that cut tokens, after `_run_columns`."""
@@ -344,14 +375,10 @@ class ModelRunner:
         """Run a row of padding, and sample `num_samples` tokens of it as the scratch slot asks."""
         rows = padding_row(num_tokens, start, self.slots)
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
-        ran = self._run([(rows, self._same_on_all_lanes(num_tokens))], sampling)
+        whole = self._whole(rows, self._same_on_all_lanes(num_tokens))
+        ran = self._run([whole], sampling)
         self._sample(replace(ran, hidden_RC=ran.hidden_RC.repeat(num_samples, 1)), sampling)
 
     def _same_on_all_lanes(self, num_tokens: int) -> tuple[int, ...]:
         """Every rank of a group warms up with the same sizes."""
         return (num_tokens,) * (1 if self._group is None else self._group.num_lanes)
-
-
-def _halves(rows: StepRows, tokens: Sequence[int], group: GroupPlace) -> list[Part]:
-    first, second = halves(tokens)
-    return list(zip(split_rows(rows, first[group.lane]), (first, second), strict=True))

@@ -128,6 +128,11 @@ def choose_prompt_shape(num_tokens: Column, shapes: Sequence[StepShape]) -> Step
     return next((shape for shape in large_enough if shape.holds_prompts(num_tokens)), None)
 
 
+def padded_tokens(num_tokens: int) -> int:
+    """Of the smallest of `prompt_shapes` with room for so many; these, if none has."""
+    return next((size for size in _PROMPT_TOKENS if size >= num_tokens), num_tokens)
+
+
 def max_captured_tokens(max_rows: int) -> int:
     """Most tokens of a step that `decode_shapes` or `extension_shapes` hold, with padding."""
     return max(max_rows, *EXTENSION_TOKENS)

@@ -4,17 +4,20 @@ import pytest
 import torch
 
 from raydix.errors import AccountingError
-from raydix.moe.dispatch.protocol import DispatchForm
+from raydix.moe.dispatch.protocol import DispatchForm, DispatchSizes
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.group_place import GroupPlace, LaneSizes, choose_shape, read_lane_sizes
-from raydix.runtime.model.step_shapes import decode_shapes, extension_shapes
+from raydix.runtime.model.shape_choice import choose_common_shape
+from raydix.runtime.model.step_shapes import decode_shapes, extension_shapes, prompt_shapes
 
 SHAPES = (*decode_shapes(4), *extension_shapes(64, 16))
+PROMPTS = prompt_shapes(4, 16)[:2]
+"""Of 32 and 64 tokens."""
 
 
 def group(rank: int, lanes: int = 2, tp: int = 2) -> GroupPlace:
-    return GroupPlace(rank=rank, num_ranks=lanes * tp, ranks_per_lane=tp)
+    return GroupPlace(rank=rank, num_ranks=lanes * tp, ranks_per_lane=tp, max_tokens=32)
 
 
 def plan(
@@ -45,11 +48,41 @@ def test_the_ranks_of_a_lane_send_each_of_its_rows_once(tokens: tuple[int, ...],
 
 def test_every_rank_sends_as_many_rows_in_a_captured_step() -> None:
     is_padding = torch.tensor([False] * 4 + [True])
-    sent = [group(rank).padded(5, is_padding) for rank in range(4)]
+    (shape,) = decode_shapes(5)[-1:]
+    sent = [group(rank).padded(shape, is_padding) for rank in range(4)]
 
     assert [(each.first, each.num_rows) for each in sent] == [(0, 3), (3, 3)] * 2
     assert sent[0].sizes.tokens_R == (3, 3, 3, 3)
     assert sent[0].sizes.form is DispatchForm.LOW_LATENCY
+
+
+def test_prompts_travel_in_the_normal_form_and_what_a_lane_lacks_of_the_shape_is_padding() -> None:
+    shape = PROMPTS[0]
+    sent = group(1).padded(shape)
+
+    assert (sent.first, sent.num_rows) == (16, 16)
+    assert sent.sizes == DispatchSizes((16,) * 4, DispatchForm.NORMAL)
+    ids_XK = sent.without_padding(torch.zeros(16, 2, dtype=torch.int32), 20)
+    assert ids_XK[:, 0].tolist() == [0] * 4 + [-1] * 12
+
+
+def test_all_lanes_take_the_shape_of_the_busiest() -> None:
+    def chosen(*lanes: tuple[int, int], is_halved: bool = False) -> object:
+        rows, tokens = zip(*lanes, strict=True)
+        shapes = (*SHAPES, *PROMPTS)
+        return choose_common_shape(shapes, LaneSizes(rows, tokens), lambda most: is_halved)
+
+    assert chosen((1, 1), (3, 3)) == decode_shapes(4)[2]
+    assert chosen((1, 1), (2, 18)) == PROMPTS[0]
+    assert chosen((0, 0), (3, 33)) == PROMPTS[1]
+    assert chosen((1, 40), (2, 64)) == PROMPTS[1]
+    assert chosen((1, 40), (2, 65)) is None
+    assert chosen((1, 1), (2, 18), is_halved=True) is None
+
+
+@pytest.mark.parametrize(("num_tokens", "holds"), [(63, True), (64, True), (65, False)])
+def test_a_lane_sends_what_its_ranks_have_room_for(num_tokens: int, holds: bool) -> None:
+    assert group(3).holds(num_tokens) is holds
 
 
 def test_a_step_takes_the_first_shape_that_holds_the_rows_of_every_lane() -> None:

@@ -6,7 +6,8 @@ On GPUs they are processes, and small steps are CUDA graphs.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.runner import ModelRunner
 from tests.checkpoints import MIN_TOP2_GAP, make_checkpoint
 from tests.moe.gpu_ranks import run_on_gpus
+from tests.runtime.model.uncaptured_steps import without_graphs
 
 NUM_STEPS, PAGE_SIZE, PAGES_PER_REQUEST = 16, 16, 8
 WAIT_S = 120
@@ -59,6 +61,8 @@ LANES = (
     (Request(2, 17, 3, 11), Request(0, 33, 8, 10)),
 )
 """Alone with a prompt, beside decodes, mixed with them, and twice idle."""
+NUM_PROMPT_STEPS = 2
+"""With two rows of some lane, of which one is a prompt."""
 Answers = dict[int, list[tuple[int, float]]]
 """By slot: tokens, and how far the second most likely is behind each."""
 
@@ -129,7 +133,18 @@ def plan(lane: int, step: int, lanes: Sequence[int]) -> StepPlan:
     )
 
 
-def carry_out(config: EngineConfig, place: RankPlace, lane: int) -> Answers:
+class Captured(Enum):
+    """Which steps are, without graphs: see `UncapturedSteps`."""
+
+    NONE = auto()
+    ALL = auto()
+    SOME = auto()
+    """All but those of prompts with two rows of the second lane."""
+
+
+def carry_out(
+    config: EngineConfig, place: RankPlace, lane: int, captured: Captured = Captured.NONE
+) -> Answers:
     """All plans of a lane, on one rank."""
     loaded = load_gpu_model(config, place)
     model = loaded.prepare(loaded.report.num_pages)
@@ -137,6 +152,11 @@ def carry_out(config: EngineConfig, place: RankPlace, lane: int) -> Answers:
     assert isinstance(runner, ModelRunner)
     is_captured = config.model.device == "cuda" and config.experts.dispatch != "gloo"
     assert (runner._captured is not None) == is_captured
+    steps = None if captured is Captured.NONE else without_graphs(runner)
+    if steps is not None and captured is Captured.SOME and lane == 1:
+        steps.shapes = [
+            replace(each, num_rows=1) if each.num_prompt_tiles else each for each in steps.shapes
+        ]
 
     answers: Answers = defaultdict(list)
     outputs = []
@@ -152,12 +172,18 @@ def carry_out(config: EngineConfig, place: RankPlace, lane: int) -> Answers:
             assert found is not None
             answers[slot].append((token, found.logprobs[1] - found.logprobs[2]))
     model.close()
+    if steps is not None:
+        is_prompt = [shape.num_prompt_tiles > 0 for shape in steps.replayed]
+        assert len(is_prompt) == NUM_STEPS - (captured is Captured.SOME and lane == 1)
+        assert sum(is_prompt) == NUM_PROMPT_STEPS - (captured is Captured.SOME and lane == 1)
     return dict(answers)
 
 
-def be_rank(folder: Path, device: str, dispatch: str, rank: int) -> Answers:
+def be_rank(
+    folder: Path, device: str, dispatch: str, rank: int, captured: Captured = Captured.NONE
+) -> Answers:
     place = RankPlace(rank=rank, device_index=rank, meeting=str(folder / f"meeting-{dispatch}"))
-    return carry_out(config_of(folder, device, dispatch, 2), place, rank)
+    return carry_out(config_of(folder, device, dispatch, 2), place, rank, captured)
 
 
 def be_process(folder: Path, dispatch: str, store: Store, rank: int, device: torch.device) -> Any:
@@ -170,18 +196,18 @@ def on_threads(folder: Path, body: Callable[[int], Answers]) -> list[Answers]:
 
 
 @pytest.mark.parametrize(
-    ("device", "dispatch"),
+    ("device", "dispatch", "captured"),
     [
-        ("cpu", "gloo"),
+        *(("cpu", "gloo", captured) for captured in Captured),
         *(
-            pytest.param("cuda", dispatch, marks=pytest.mark.multi_gpu)
+            pytest.param("cuda", dispatch, Captured.NONE, marks=pytest.mark.multi_gpu)
             for dispatch in ("auto", "symmetric", "nccl", "gloo")
         ),
     ],
 )
 @pytest.mark.parametrize("family", [Family.QWEN3_MOE, Family.MIXTRAL])
 def test_each_lane_gets_the_tokens_of_a_rank_with_all_experts(
-    family: Family, device: str, dispatch: str, tmp_path: Path
+    family: Family, device: str, dispatch: str, captured: Captured, tmp_path: Path
 ) -> None:
     sizes = dict(SIZES)
     if family is Family.MIXTRAL:
@@ -191,7 +217,9 @@ def test_each_lane_gets_the_tokens_of_a_rank_with_all_experts(
     expected = [carry_out(alone, RankPlace(rank=0, device_index=0), lane) for lane in (0, 1)]
 
     if device == "cpu":
-        answers = on_threads(tmp_path, partial(be_rank, tmp_path, device, dispatch))
+        answers = on_threads(
+            tmp_path, partial(be_rank, tmp_path, device, dispatch, captured=captured)
+        )
     else:
         answers = run_on_gpus(tmp_path / "ranks", partial(be_process, tmp_path, dispatch), 2)
 

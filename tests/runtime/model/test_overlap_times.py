@@ -37,7 +37,12 @@ def load_rank(folder: Path, dispatcher: RecordingDispatcher) -> LoadedModel:
 
 @pytest.mark.parametrize(
     ("most", "sizes"),
-    [(255, []), (256, [256]), (1000, [256, 512, 1000]), (1024, [256, 512, 1024])],
+    [
+        (4095, []),
+        (4096, [4096]),
+        (16_000, [4096, 8192, 16_000]),
+        (16_384, [4096, 8192, 16_384]),
+    ],
 )
 def test_sizes_double_up_to_the_largest_step(most: int, sizes: list[int]) -> None:
     assert measured_sizes(most) == sizes

@@ -6,6 +6,7 @@ from raydix.runtime.model.step_shapes import (
     choose_prompt_shape,
     decode_shapes,
     extension_shapes,
+    padded_tokens,
     prompt_shapes,
 )
 
@@ -74,6 +75,14 @@ def test_a_shape_of_prompts_has_tiles_enough_for_its_rows() -> None:
     assert shape.holds_prompts(np.array([1] * 40))
     assert not shape.holds_prompts(np.array([1] * 41)), "more rows than it has"
     assert not shape.holds_prompts(np.array([65]))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "padded"), [(1, 32), (32, 32), (33, 64), (2049, 2176), (2177, 2177)]
+)
+def test_what_a_step_has_with_its_padding(num_tokens: int, padded: int) -> None:
+    assert padded_tokens(num_tokens) == padded
+    assert num_tokens > 2176 or padded in {each.num_tokens for each in prompt_shapes(8, 16)}
 
 
 def test_only_prompts_wait_by_layer() -> None:
