@@ -21,7 +21,7 @@ from raydix.kernels.token_push import await_tokens, push_outputs, push_tokens, s
 from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
 
 _NUM_SETS = 2
-"""Of buffers, used in turn: so many exchanges may be open at once."""
+"""Of buffers: so many exchanges may be open at once."""
 _WARM_UP_TOKENS = (1, 64, 128, 1024)
 """One number for each variant of the kernels."""
 _PADDING_BYTES = 256
@@ -39,8 +39,10 @@ class BufferSet:
 class SymmetricDispatcher:
     """`Dispatcher` for the current device. Its kernels run on the current stream.
 
-    Owns: whose turn of the sets of buffers it is. An exchange's methods may be called on different
-    streams if each one waits for the one before, and `send` for the `combine` two exchanges before.
+    Owns: which sets of buffers no open exchange has. An exchange takes the first of them, whatever
+    there was before, so that those of a step that is replayed here meet those of one that is not
+    elsewhere. Its methods may be called on different streams if each one waits for the one before,
+    and `send` for all that have ended.
     """
 
     is_capturable = True
@@ -49,8 +51,8 @@ class SymmetricDispatcher:
         """`memory` keeps that of the other ranks mapped."""
         self._layout = layout
         self._sets = sets
+        self._free = list(reversed(sets))
         self._memory = memory
-        self._next_set = 0
         self._is_closed = False
 
     def send(
@@ -66,12 +68,12 @@ class SymmetricDispatcher:
                 "sizes say."
             )
 
-        used = self._sets[self._next_set]
-        self._next_set = (self._next_set + 1) % len(self._sets)
+        assert self._free, "two exchanges may be open at once"
+        used = self._free.pop()
         first_row = sum(sizes.tokens_R[:rank])
         push_tokens(x_TC, weights_TK, physical_ids_TK, used.buffers_R, self._layout, first_row)
         return SymmetricExchange(
-            used, self._layout, physical_ids_TK, first_row, sum(sizes.tokens_R)
+            used, self._free, self._layout, physical_ids_TK, first_row, sum(sizes.tokens_R)
         )
 
     def close(self) -> None:
@@ -87,6 +89,7 @@ class SymmetricExchange:
     def __init__(
         self,
         used: BufferSet,
+        free: list[BufferSet],
         layout: TokenLayout,
         ids_TK: Tensor,
         first_row: int,
@@ -94,6 +97,7 @@ class SymmetricExchange:
     ) -> None:
         self._own = used.buffers_R[layout.rank]
         self._used = used
+        self._free = free
         self._layout = layout
         self._ids_TK = ids_TK
         self._first_row = first_row
@@ -101,7 +105,7 @@ class SymmetricExchange:
         self._out_NC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`. What it returns is overwritten two exchanges later."""
+        """See `Exchange`. What it returns is overwritten by what is sent after `combine`."""
         await_tokens(self._own, self._used.arrivals)
         rows = slice(self._num_rows)
         return Received(self._own.x_NC[rows], self._own.weights_NK[rows], self._own.ids_NK[rows])
@@ -115,6 +119,7 @@ class SymmetricExchange:
     def combine(self) -> Tensor:
         """See `Exchange`."""
         assert self._out_NC is not None
+        self._free.append(self._used)
         return sum_outputs(
             self._out_NC,
             self._ids_TK,

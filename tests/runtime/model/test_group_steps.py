@@ -6,7 +6,7 @@ On GPUs they are processes, and small steps are CUDA graphs.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.step_rows import StepRows
+from raydix.runtime.model.step_shapes import StepShape
 from tests.checkpoints import MIN_TOP2_GAP, make_checkpoint
 from tests.moe.gpu_ranks import run_on_gpus
 from tests.runtime.model.uncaptured_steps import without_graphs
@@ -134,29 +136,25 @@ def plan(lane: int, step: int, lanes: Sequence[int]) -> StepPlan:
 
 
 class Captured(Enum):
-    """Which steps are, without graphs: see `UncapturedSteps`."""
+    """Which steps are: in graphs on GPUs, elsewhere without, see `UncapturedSteps`."""
 
     NONE = auto()
     ALL = auto()
     SOME = auto()
-    """All but those of prompts with two rows of the second lane."""
+    """All but those of prompts of the second lane, if it has several rows."""
 
 
-def carry_out(
-    config: EngineConfig, place: RankPlace, lane: int, captured: Captured = Captured.NONE
-) -> Answers:
+def carry_out(config: EngineConfig, place: RankPlace, lane: int, captured: Captured) -> Answers:
     """All plans of a lane, on one rank."""
     loaded = load_gpu_model(config, place)
     model = loaded.prepare(loaded.report.num_pages)
     runner = model.runner
     assert isinstance(runner, ModelRunner)
-    is_captured = config.model.device == "cuda" and config.experts.dispatch != "gloo"
-    assert (runner._captured is not None) == is_captured
-    steps = None if captured is Captured.NONE else without_graphs(runner)
-    if steps is not None and captured is Captured.SOME and lane == 1:
-        steps.shapes = [
-            replace(each, num_rows=1) if each.num_prompt_tiles else each for each in steps.shapes
-        ]
+    on_cuda = config.model.device == "cuda"
+    assert (runner._captured is not None) == (on_cuda and captured is not Captured.NONE)
+    steps = None if on_cuda or captured is Captured.NONE else without_graphs(runner)
+    if captured is Captured.SOME and lane == 1:
+        limit_replays(runner)
 
     answers: Answers = defaultdict(list)
     outputs = []
@@ -179,15 +177,34 @@ def carry_out(
     return dict(answers)
 
 
-def be_rank(
-    folder: Path, device: str, dispatch: str, rank: int, captured: Captured = Captured.NONE
-) -> Answers:
+def limit_replays(runner: ModelRunner) -> None:
+    """Let it compute steps of prompts operation by operation if they have several rows."""
+    choose = runner._choose_shapes
+
+    def limited(
+        shapes: Sequence[StepShape], rows: StepRows, *others: Any
+    ) -> tuple[StepShape | None, StepShape | None]:
+        shape, common = choose(shapes, rows, *others)
+        is_limited = shape is not None and shape.num_prompt_tiles and len(rows.slots) > 1
+        return None if is_limited else shape, common
+
+    runner._choose_shapes = limited  # type: ignore[method-assign]
+
+
+def be_rank(folder: Path, device: str, dispatch: str, rank: int, captured: Captured) -> Answers:
     place = RankPlace(rank=rank, device_index=rank, meeting=str(folder / f"meeting-{dispatch}"))
     return carry_out(config_of(folder, device, dispatch, 2), place, rank, captured)
 
 
-def be_process(folder: Path, dispatch: str, store: Store, rank: int, device: torch.device) -> Any:
-    return be_rank(folder, "cuda", dispatch, rank)
+def be_process(
+    folder: Path,
+    dispatch: str,
+    captured: Captured,
+    store: Store,
+    rank: int,
+    device: torch.device,
+) -> Any:
+    return be_rank(folder, "cuda", dispatch, rank, captured)
 
 
 def on_threads(folder: Path, body: Callable[[int], Answers]) -> list[Answers]:
@@ -200,8 +217,13 @@ def on_threads(folder: Path, body: Callable[[int], Answers]) -> list[Answers]:
     [
         *(("cpu", "gloo", captured) for captured in Captured),
         *(
-            pytest.param("cuda", dispatch, Captured.NONE, marks=pytest.mark.multi_gpu)
-            for dispatch in ("auto", "symmetric", "nccl", "gloo")
+            pytest.param("cuda", dispatch, captured, marks=pytest.mark.multi_gpu)
+            for dispatch, captured in (
+                ("auto", Captured.ALL),
+                ("symmetric", Captured.SOME),
+                ("nccl", Captured.SOME),
+                ("gloo", Captured.NONE),
+            )
         ),
     ],
 )
@@ -214,14 +236,19 @@ def test_each_lane_gets_the_tokens_of_a_rank_with_all_experts(
         sizes["intermediate_size"] = sizes.pop("moe_intermediate_size")
     make_checkpoint(tmp_path, family, seed=3, num_hidden_layers=2, **sizes)
     alone = config_of(tmp_path, device, "auto", 1)
-    expected = [carry_out(alone, RankPlace(rank=0, device_index=0), lane) for lane in (0, 1)]
+    is_captured = Captured.NONE if device == "cpu" else Captured.ALL
+    expected = [
+        carry_out(alone, RankPlace(rank=0, device_index=0), lane, is_captured) for lane in (0, 1)
+    ]
 
     if device == "cpu":
         answers = on_threads(
             tmp_path, partial(be_rank, tmp_path, device, dispatch, captured=captured)
         )
     else:
-        answers = run_on_gpus(tmp_path / "ranks", partial(be_process, tmp_path, dispatch), 2)
+        answers = run_on_gpus(
+            tmp_path / "ranks", partial(be_process, tmp_path, dispatch, captured), 2
+        )
 
     for lane, found in enumerate(answers):
         for slot, wanted in expected[lane].items():
