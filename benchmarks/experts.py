@@ -186,6 +186,8 @@ class Bench:
             skewed = await asker.prefill_tokens_per_s(options.repeats)
             before = await llm.stats()
             show("skewed", before)
+            if before["scheduler"]["expert_moves"]:
+                raise RuntimeError("experts moved while prompts were measured without moves")
             async with Watch(llm) as watch:
                 answers = await asker.batch(batches.moving_output_tokens)
             await settle(llm.stats)

@@ -266,7 +266,7 @@ CASES = [
             salt_fraction=0.0,
         ),
     ),
-    Case(mutant=abandon_for_one_process, workload=replace(COPIES_AT_DEATH, seed=13)),
+    Case(mutant=abandon_for_one_process, workload=replace(COPIES_AT_DEATH, seed=25)),
     Case(
         mutant=one_rank_acknowledgement,
         workload=Workload(
@@ -282,11 +282,11 @@ CASES = [
         mutant=abandon_for_one_process,
         workload=replace(
             COPIES_AT_DEATH,
-            seed=1,
+            seed=49,
             settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
         ),
     ),
-    Case(mutant=abandon_for_the_dead_rank, workload=replace(COPIES_AT_DEATH, seed=15)),
+    Case(mutant=abandon_for_the_dead_rank, workload=replace(COPIES_AT_DEATH, seed=16)),
     Case(
         mutant=early_lease_end,
         workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES),
