@@ -5,10 +5,12 @@ Ranks are processes of one node, each of which sees all devices. NVLink multicas
 Legend: as in `protocol`.
 """
 
+import heapq
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,7 +53,7 @@ class SymmetricDispatcher:
         """`memory` keeps that of the other ranks mapped."""
         self._layout = layout
         self._sets = sets
-        self._free = list(reversed(sets))
+        self._free = list(range(len(sets)))
         self._memory = memory
         self._is_closed = False
 
@@ -69,11 +71,17 @@ class SymmetricDispatcher:
             )
 
         assert self._free, "two exchanges may be open at once"
-        used = self._free.pop()
+        index = heapq.heappop(self._free)
+        used = self._sets[index]
         first_row = sum(sizes.tokens_R[:rank])
         push_tokens(x_TC, weights_TK, physical_ids_TK, used.buffers_R, self._layout, first_row)
         return SymmetricExchange(
-            used, self._free, self._layout, physical_ids_TK, first_row, sum(sizes.tokens_R)
+            used,
+            partial(heapq.heappush, self._free, index),
+            self._layout,
+            physical_ids_TK,
+            first_row,
+            sum(sizes.tokens_R),
         )
 
     def close(self) -> None:
@@ -89,7 +97,7 @@ class SymmetricExchange:
     def __init__(
         self,
         used: BufferSet,
-        free: list[BufferSet],
+        give_back: Callable[[], None],
         layout: TokenLayout,
         ids_TK: Tensor,
         first_row: int,
@@ -97,7 +105,7 @@ class SymmetricExchange:
     ) -> None:
         self._own = used.buffers_R[layout.rank]
         self._used = used
-        self._free = free
+        self._give_back = give_back
         self._layout = layout
         self._ids_TK = ids_TK
         self._first_row = first_row
@@ -119,7 +127,7 @@ class SymmetricExchange:
     def combine(self) -> Tensor:
         """See `Exchange`."""
         assert self._out_NC is not None
-        self._free.append(self._used)
+        self._give_back()
         return sum_outputs(
             self._out_NC,
             self._ids_TK,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from raydix.moe.dispatch.protocol import DispatchForm
+from raydix.moe.dispatch.protocol import DispatchForm, DispatchSizes, Exchange
 from raydix.moe.dispatch.symmetric import (
     SymmetricDispatcher,
     cut_sets,
@@ -47,6 +47,34 @@ def be_rank(rank: int, memories_R: list[Tensor]) -> None:
                 if each.choice in CHOICES:
                     check_round(dispatcher, rank, setting, each)
             check_two_open(dispatcher, rank, setting, each)
+
+
+def test_an_exchange_takes_the_same_buffers_whatever_was_before() -> None:
+    """Those of a graph must meet those of a rank that enqueues the same step."""
+    shape = replace(SMALL, num_ranks=1)
+    memories_R = [torch.zeros(memory_bytes(shape), dtype=torch.uint8)]
+    sets = cut_sets(memories_R, shape, 0, torch.zeros(1, dtype=torch.int32))
+    dispatcher = SymmetricDispatcher(layout_of(0, shape), sets, memories_R)
+
+    def send() -> tuple[Exchange, int]:
+        """An open exchange, and where its rows are."""
+        x_TC, weights_TK = torch.zeros(2, shape.hidden_size), torch.zeros(2, 3)
+        ids_TK = torch.zeros(2, 3, dtype=torch.int32)
+        exchange = dispatcher.send(x_TC, weights_TK, ids_TK, DispatchSizes((2,)))
+        received = exchange.receive()
+        exchange.send_back(received.x_NC)
+        return exchange, received.x_NC.data_ptr()
+
+    alone, place = send()
+    alone.combine()
+    first, first_place = send()
+    second, second_place = send()
+    first.combine()
+    second.combine()
+    later, later_place = send()
+    later.combine()
+
+    assert place == first_place == later_place != second_place
 
 
 def test_tokens_come_back_from_their_experts() -> None:
