@@ -219,7 +219,7 @@ def measure(
         for form, num_tokens in sizes:
             tokens = draw(num_tokens, num_ranks, form, device)
             if form is DispatchForm.LOW_LATENCY:
-                if not dispatcher.is_capturable:
+                if form not in dispatcher.captured_forms:
                     continue
                 own = time_captured(dispatcher, tokens, repeats)
             else:

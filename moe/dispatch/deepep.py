@@ -50,7 +50,8 @@ class DeepEpDispatcher:
     A kernel that waits for a rank which has died ends after 100 s, in an error of the device.
     """
 
-    is_capturable = True
+    captured_forms = frozenset({DispatchForm.LOW_LATENCY})
+    """The normal one was not tried in graphs."""
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`, this rank's."""

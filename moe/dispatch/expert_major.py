@@ -93,9 +93,10 @@ class ExpertMajor:
             self._rows = _Rows(shape, low_latency.max_tokens, device)
 
     @property
-    def is_capturable(self) -> bool:
+    def captured_forms(self) -> frozenset[DispatchForm]:
         """See `Dispatcher`."""
-        return self._low_latency is not None
+        # The normal one was not tried in graphs.
+        return frozenset({DispatchForm.LOW_LATENCY} if self._low_latency else ())
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from raydix.moe.dispatch.choose import fastest
-from raydix.moe.dispatch.protocol import Dispatcher, DispatchSizes, Exchange
+from raydix.moe.dispatch.protocol import ALL_FORMS, Dispatcher, DispatchSizes, Exchange
 
 
 class FastestDispatcher:
@@ -16,7 +16,9 @@ class FastestDispatcher:
 
     def __init__(self, dispatchers: Mapping[str, Dispatcher]) -> None:
         self._dispatchers = dispatchers
-        self.is_capturable = all(each.is_capturable for each in dispatchers.values())
+        self.captured_forms = ALL_FORMS.intersection(
+            *(each.captured_forms for each in dispatchers.values())
+        )
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes

@@ -13,7 +13,7 @@ from torch.distributed import Store, Work
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from raydix.moe.dispatch.gloo_group import connect_gloo
-from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
+from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape, DispatchSizes, Received
 
 
 class GlooExchange:
@@ -90,7 +90,7 @@ class _Underway:
 class GlooDispatcher:
     """Is `Dispatcher`. Ranks may be threads of one process. Tensors of a device pass the host."""
 
-    is_capturable = False
+    captured_forms: frozenset[DispatchForm] = frozenset()
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape) -> None:
         """Connect; waits for every rank."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from raydix.moe.dispatch.protocol import DispatchSizes, Received
+from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchSizes, Received
 
 
 class LoopbackExchange:
@@ -29,7 +29,7 @@ class LoopbackExchange:
 class Loopback:
     """Is `Dispatcher`. Holds nothing, so that all layers and lanes may share one."""
 
-    is_capturable = True
+    captured_forms = ALL_FORMS
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes

@@ -60,9 +60,10 @@ class MoriDispatcher:
         group.swap(None)
 
     @property
-    def is_capturable(self) -> bool:
+    def captured_forms(self) -> frozenset[DispatchForm]:
         """See `Dispatcher`."""
-        return self._low_latency is not None
+        # Operations are taken in turn, and so depend on those before.
+        return frozenset({DispatchForm.LOW_LATENCY} if self._low_latency else ())
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes

@@ -14,7 +14,7 @@ from torch.distributed import Store
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from raydix.moe.dispatch.nccl_group import connect_nccl, end_nccl
-from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
+from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchShape, DispatchSizes, Received
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import ProcessGroupNCCL
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class NcclDispatcher:
     """`Dispatcher` for the current device. Its kernels run on the current stream."""
 
-    is_capturable = True
+    captured_forms = ALL_FORMS
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`."""

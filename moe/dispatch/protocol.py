@@ -20,6 +20,9 @@ class DispatchForm(Enum):
     """For decodes: every rank sends as many rows."""
 
 
+ALL_FORMS = frozenset(DispatchForm)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchShape:
     """What buffers are made for; the same on every rank."""
@@ -76,8 +79,12 @@ class Dispatcher(Protocol):
     """
 
     @property
-    def is_capturable(self) -> bool:
-        """May exchanges be captured in a CUDA graph?"""
+    def captured_forms(self) -> frozenset[DispatchForm]:
+        """Those that CUDA graphs may hold.
+
+        Of the normal one, a rank that replays a step meets others that enqueue it, so an exchange
+        must not depend on how many there were before.
+        """
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes

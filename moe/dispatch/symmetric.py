@@ -20,7 +20,7 @@ from raydix.kernels.symmetric_group import name_group
 from raydix.kernels.token_buffers import Arrivals, TokenBuffers, TokenLayout
 from raydix.kernels.token_inputs import ALIGNMENT_BYTES
 from raydix.kernels.token_push import await_tokens, push_outputs, push_tokens, sum_outputs
-from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
+from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchShape, DispatchSizes, Received
 
 _NUM_SETS = 2
 """Of buffers: so many exchanges may be open at once."""
@@ -47,7 +47,7 @@ class SymmetricDispatcher:
     and `send` for all that have ended.
     """
 
-    is_capturable = True
+    captured_forms = ALL_FORMS
 
     def __init__(self, layout: TokenLayout, sets: tuple[BufferSet, ...], memory: object) -> None:
         """`memory` keeps that of the other ranks mapped."""
@@ -113,7 +113,7 @@ class SymmetricExchange:
         self._out_NC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`. What it returns is overwritten by what is sent after `combine`."""
+        """See `Exchange`. What it returns may be overwritten once outputs are sent back."""
         await_tokens(self._own, self._used.arrivals)
         rows = slice(self._num_rows)
         return Received(self._own.x_NC[rows], self._own.weights_NK[rows], self._own.ids_NK[rows])

@@ -13,6 +13,7 @@ from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut
+from raydix.moe.dispatch.protocol import DispatchForm
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
@@ -124,7 +125,7 @@ class Decoder(nn.Module):
         return (
             self.ops.is_capturable
             and self.collectives.is_capturable
-            and (experts is None or experts.dispatcher.is_capturable)
+            and (experts is None or DispatchForm.LOW_LATENCY in experts.dispatcher.captured_forms)
         )
 
     def close(self) -> None:

@@ -35,6 +35,8 @@ class GroupPlace:
     ranks_per_lane: int
     max_tokens: int
     """That a rank sends."""
+    captured_forms: frozenset[DispatchForm]
+    """See `Dispatcher`."""
 
     @property
     def num_lanes(self) -> int:
@@ -57,9 +59,10 @@ class GroupPlace:
         length = -(-tokens[self.lane] // self.ranks_per_lane)
         return self._sent(length, DispatchSizes(sizes), stream=stream)
 
-    def holds(self, num_tokens: int) -> bool:
-        """Can each lane send so many?"""
-        return -(-num_tokens // self.ranks_per_lane) <= self.max_tokens
+    def captures(self, shape: StepShape) -> bool:
+        """Can steps of a shape be captured, and buffers hold what each lane sends?"""
+        sizes = self.padded(shape).sizes
+        return sizes.form in self.captured_forms and max(sizes.tokens_R) <= self.max_tokens
 
     def padded(self, shape: StepShape, is_padding_T: Tensor | None = None) -> SentRows:
         """What this rank sends in a step of a shape that all lanes take, padding included.
@@ -99,6 +102,7 @@ def group_place_of(decoder: Decoder) -> GroupPlace | None:
         num_ranks=ranks.size,
         ranks_per_lane=decoder.collectives.size,
         max_tokens=ranks.max_tokens,
+        captured_forms=decoder.experts.dispatcher.captured_forms,
     )
 
 

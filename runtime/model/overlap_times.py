@@ -26,7 +26,7 @@ from raydix.runtime.model.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 _SMALLEST_TOKENS = 4096
-"""Up to half of that a step is captured, which saves more: its launches are what takes long."""
+"""Smaller steps are captured, up to 2176 tokens, or mostly launches, of which halves have more."""
 _REPEATS = 3
 
 

@@ -146,7 +146,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture small steps of all sizes, if operations and collectives allow it.
+        """Capture steps of all `captured_shapes`, if operations and collectives allow it.
 
         To be called once, before the first plan.
         """
@@ -220,6 +220,7 @@ class ModelRunner:
         """The step whole, or its two halves. `tokens`: of each lane. For `common` see above."""
         group, most = self._group, max(tokens)
         if group is not None and common is not None:
+            assert len(rows.slots), "a lane without rows replays any shape"
             return [(rows, group.padded(common))]
         # Of a step of single tokens the second half would be empty on every rank.
         if group is None or most < 2 or not self._is_halved(most):

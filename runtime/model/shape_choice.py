@@ -21,8 +21,7 @@ def shapes_of(
     extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
     prompts = prompt_shapes(max_rows, min(decoder.ops.tile_tokens, max_model_len))
     if group is not None:
-        # No buffer has room for more.
-        prompts = tuple(shape for shape in prompts if group.holds(shape.num_tokens))
+        prompts = tuple(shape for shape in prompts if group.captures(shape))
     return (*decode_shapes(max_rows), *extensions, *prompts)
 
 
@@ -50,7 +49,7 @@ def choose_own_shape(
 def choose_common_shape(
     shapes: Sequence[StepShape], sizes: LaneSizes, is_halved: Callable[[int], bool]
 ) -> StepShape | None:
-    """That of a step of lanes that share experts; None: each sends its own rows alone.
+    """That of a step of lanes that share experts; None: each sends its own rows alone, or halves.
 
     All ranks choose alike, by what all know of each other. A lane whose rows it cannot replay
     computes them operation by operation, and sends as many rows as the others.

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from raydix.moe.dispatch.protocol import DispatchSizes, Received
+from raydix.moe.dispatch.protocol import DispatchForm, DispatchSizes, Received
 
 
 class RecordingDispatcher:
     """Is `Dispatcher`. Every row comes back as it is sent, and reaches no expert here."""
 
-    is_capturable = False
+    captured_forms: frozenset[DispatchForm] = frozenset()
 
     def __init__(self) -> None:
         self.sizes: list[DispatchSizes] = []

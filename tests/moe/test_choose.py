@@ -61,8 +61,8 @@ def test_every_bucket_has_times() -> None:
 class Counted:
     """Loopback that counts its exchanges."""
 
-    def __init__(self, is_capturable: bool) -> None:
-        self.is_capturable = is_capturable
+    def __init__(self, *captured_forms: DispatchForm) -> None:
+        self.captured_forms = frozenset(captured_forms)
         self.num_sent = 0
         self.is_closed = False
 
@@ -86,7 +86,7 @@ def test_each_exchange_takes_the_fastest_backend_for_its_size() -> None:
         max_low_latency_tokens=8,
         dtype=torch.float32,
     )
-    small, large = Counted(is_capturable=True), Counted(is_capturable=False)
+    small, large = Counted(*DispatchForm), Counted(DispatchForm.LOW_LATENCY)
     dispatcher = FastestDispatcher({"one": small, "two": large})
     [each, *_] = rounds(shape, DispatchForm.NORMAL)
 
@@ -96,6 +96,6 @@ def test_each_exchange_takes_the_fastest_backend_for_its_size() -> None:
     dispatcher.close()
 
     assert (small.num_sent, large.num_sent) == (2, 3)
-    assert not dispatcher.is_capturable
+    assert dispatcher.captured_forms == {DispatchForm.LOW_LATENCY}
     assert small.is_closed
     assert large.is_closed

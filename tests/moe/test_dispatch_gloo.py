@@ -77,7 +77,7 @@ def test_conformance_fails_on_an_expert_of_another_rank(tmp_path: Path) -> None:
 class _Misplaced:
     """Sends every token to the same slot of the next rank."""
 
-    is_capturable = False
+    captured_forms: frozenset[DispatchForm] = frozenset()
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

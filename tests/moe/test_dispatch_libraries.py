@@ -35,7 +35,7 @@ _TOLERANCE = 2e-2
 def conform(backend: str, store: Store, rank: int, device: torch.device) -> None:
     setting = Setting(shape=SHAPE, device=device)
     dispatcher = connect_library(backend, store, rank, SHAPE, device)
-    assert dispatcher.is_capturable
+    assert dispatcher.captured_forms == {DispatchForm.LOW_LATENCY}
     for form in DispatchForm:
         check_rounds(dispatcher, rank, setting, form)
     dispatcher.close()

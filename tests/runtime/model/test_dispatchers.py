@@ -40,7 +40,9 @@ def test_what_needs_gpus_is_refused_on_the_cpu(backend: DispatchBackend, tmp_pat
         connect_dispatcher(backend, tmp_path / "meeting", 0, SHAPE, device=CPU)
 
 
-def exchange_by_the_fastest(store: FileStore, rank: int, device: torch.device) -> bool:
+def exchange_by_the_fastest(
+    store: FileStore, rank: int, device: torch.device
+) -> frozenset[DispatchForm]:
     shape = replace(SHAPE, num_ranks=NUM_RANKS, max_low_latency_tokens=2)
     dispatcher = connect_dispatcher(
         DispatchBackend.AUTO, Path(f"{store.path}-experts"), rank, shape, device=device
@@ -49,7 +51,7 @@ def exchange_by_the_fastest(store: FileStore, rank: int, device: torch.device) -
         for each in rounds(shape, form):
             check_round(dispatcher, rank, Setting(shape=shape, device=device), each)
     dispatcher.close()
-    return dispatcher.is_capturable
+    return dispatcher.captured_forms
 
 
 @pytest.mark.multi_gpu

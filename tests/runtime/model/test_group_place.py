@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raydix.errors import AccountingError
-from raydix.moe.dispatch.protocol import DispatchForm, DispatchSizes
+from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchForm, DispatchSizes
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.group_place import GroupPlace, LaneSizes, choose_shape, read_lane_sizes
@@ -16,8 +16,12 @@ PROMPTS = prompt_shapes(4, 16)[:2]
 """Of 32 and 64 tokens."""
 
 
-def group(rank: int, lanes: int = 2, tp: int = 2) -> GroupPlace:
-    return GroupPlace(rank=rank, num_ranks=lanes * tp, ranks_per_lane=tp, max_tokens=32)
+def group(
+    rank: int, lanes: int = 2, tp: int = 2, forms: frozenset[DispatchForm] = ALL_FORMS
+) -> GroupPlace:
+    return GroupPlace(
+        rank=rank, num_ranks=lanes * tp, ranks_per_lane=tp, max_tokens=32, captured_forms=forms
+    )
 
 
 def plan(
@@ -80,9 +84,13 @@ def test_all_lanes_take_the_shape_of_the_busiest() -> None:
     assert chosen((1, 1), (2, 18), is_halved=True) is None
 
 
-@pytest.mark.parametrize(("num_tokens", "holds"), [(63, True), (64, True), (65, False)])
-def test_a_lane_sends_what_its_ranks_have_room_for(num_tokens: int, holds: bool) -> None:
-    assert group(3).holds(num_tokens) is holds
+def test_shapes_are_captured_that_buffers_hold_in_forms_that_may_be() -> None:
+    shapes = prompt_shapes(4, 16)
+    small = frozenset({DispatchForm.LOW_LATENCY})
+
+    assert [each.num_tokens for each in shapes if group(3).captures(each)] == [32, 64]
+    assert not any(group(3, forms=small).captures(each) for each in shapes)
+    assert group(3, forms=small).captures(SHAPES[0])
 
 
 def test_a_step_takes_the_first_shape_that_holds_the_rows_of_every_lane() -> None:
