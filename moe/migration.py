@@ -7,7 +7,9 @@ a flip leaves are written again only when every rank has finished the step that 
 may flip at different times: every version in use leads to copies that are there.
 """
 
+import itertools
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.moe.placement import EMPTY, Placement
-from raydix.moe.relocations import Held, Relocation, relocations
+from raydix.moe.relocations import Relocation, relocations
 
 _LOOK_AHEAD = 64
 """Relocations looked at in one step for one that can begin: steps must not wait for long plans."""
@@ -94,13 +96,16 @@ class Migration:
         self._states_LP = np.where(placement.experts_LP != EMPTY, _Slot.LIVE, _Slot.FREE).astype(
             np.int8
         )
+        self._to_come: Iterator[Relocation] = iter(())
+        """Of the plan, after those that wait."""
         self._waiting: deque[Relocation] = deque()
+        """As many as a step looks at, while there are so many."""
+        self._num_unbegun = 0
+        """Copies of both."""
         self._begun: list[_Begun] = []
         self._unsent: deque[Copy] = deque()
         self._open: dict[Copy, _Begun] = {}
         """Ordered, not acknowledged."""
-        self._dropped_early: set[tuple[int, Held]] = set()
-        """Of relocations that have not ended."""
         self._flip_step: int | None = None
         """The step of a flip that some rank may not have made: there is one at a time."""
         self._flipped: set[int] = set()
@@ -114,37 +119,37 @@ class Migration:
     @property
     def num_copies_left(self) -> int:
         """Copies of the plan that have not landed."""
-        begun = sum(len(begun.copies) - len(begun.landed) for begun in self._begun)
-        return begun + sum(len(relocation.added) for relocation in self._waiting)
+        return self._num_unbegun + len(self._unsent) + len(self._open)
 
     def start(self, wanted: Placement) -> int:
         """Take up a plan; returns how many copies it needs.
 
         Raises ValueError while one is open, and if a rank has no room to add before it removes: it
-        needs an empty slot in both placements, or gives up an expert that others hold.
+        needs an empty slot in both placements.
         """
         if self.is_open:
             raise ValueError("a plan is open; start the next when it has ended")
-        plan = relocations(self.placement, wanted)
+        to_come = relocations(self.placement, wanted)
 
+        is_added_LRE = (wanted.physical_LRE != EMPTY) & (self.placement.physical_LRE == EMPTY)
         has_room_LR = np.minimum(self.placement.num_empty_LR, wanted.num_empty_LR) > 0
-        for relocation in plan:
-            early = {held.rank for held in relocation.early}
-            for held in relocation.added:
-                if held.rank not in early and not has_room_LR[relocation.layer, held.rank]:
-                    raise ValueError(
-                        f"layer {relocation.layer}: rank {held.rank} has no empty slot for expert "
-                        f"{held.expert}. Leave a spare slot of every rank empty in every layer."
-                    )
-        self._waiting.extend(plan)
+        lacking = np.argwhere(is_added_LRE & ~has_room_LR[..., None])
+        if len(lacking):
+            layer, rank, expert = lacking[0].tolist()
+            raise ValueError(
+                f"layer {layer}: rank {rank} has no empty slot for expert {expert}. "
+                f"Leave a spare slot of every rank empty in every layer."
+            )
+
+        self._to_come, self._num_unbegun = to_come, int(is_added_LRE.sum())
+        self._look_ahead()
         return self.num_copies_left
 
     def plan_step(self, step: int) -> Orders:
         """What rides on `step`, which is being planned for all ranks."""
-        early = self._begin()
+        self._begin()
         return Orders(
-            copies=self._send(),
-            flip=self._flip(step, early) if self._flip_step is None else None,
+            copies=self._send(), flip=self._flip(step) if self._flip_step is None else None
         )
 
     def copied(self, rank: int, copies: tuple[Copy, ...]) -> None:
@@ -180,29 +185,24 @@ class Migration:
         if wrong:
             raise AccountingError(f"slots do not agree with the open work: {wrong}")
 
-    def _begin(self) -> list[tuple[int, Held]]:
-        """Begin relocations that have room; returns what can make room for others by a flip."""
-        max_unlanded = self._pacing.max_open_copies * self.placement.num_ranks
-        early: list[tuple[int, Held]] = []
+    def _look_ahead(self) -> None:
+        missing = _LOOK_AHEAD - len(self._waiting)
+        self._waiting.extend(itertools.islice(self._to_come, missing))
 
-        for _ in range(min(_LOOK_AHEAD, len(self._waiting))):
+    def _begin(self) -> None:
+        """Begin relocations that have room, until so many copies are open as ranks may have."""
+        max_unlanded = self._pacing.max_open_copies * self.placement.num_ranks
+        for _ in range(len(self._waiting)):
+            if len(self._unsent) + len(self._open) >= max_unlanded:
+                break
             relocation = self._waiting.popleft()
             room = [self._free_slot(relocation.layer, held.rank) for held in relocation.added]
-            blocked = {
-                held.rank for held, slot in zip(relocation.added, room, strict=True) if slot is None
-            }
-            is_busy = len(self._unsent) + len(self._open) >= max_unlanded
-            if blocked or is_busy:
+            slots = [slot for slot in room if slot is not None]
+            if len(slots) < len(room):
                 self._waiting.append(relocation)
-                early += self._early_drops(relocation, blocked)
             else:
-                self._fill(relocation, [slot for slot in room if slot is not None])
-        return early
-
-    def _early_drops(self, relocation: Relocation, blocked: set[int]) -> list[tuple[int, Held]]:
-        """What a relocation can give up at once on ranks where it lacks room."""
-        held = [(relocation.layer, held) for held in relocation.early if held.rank in blocked]
-        return [drop for drop in held if drop not in self._dropped_early]
+                self._fill(relocation, slots)
+        self._look_ahead()
 
     def _fill(self, relocation: Relocation, slots: list[int]) -> None:
         copies = tuple(
@@ -212,6 +212,7 @@ class Migration:
         for copy in copies:
             self._states_LP[copy.layer, copy.physical] = _Slot.FILLING
         self._begun.append(_Begun(relocation, copies))
+        self._num_unbegun -= len(copies)
         self._unsent.extend(copies)
 
     def _free_slot(self, layer: int, rank: int) -> int | None:
@@ -241,28 +242,24 @@ class Migration:
         self.num_copies += len(sent)
         return tuple(sent)
 
-    def _flip(self, step: int, early: list[tuple[int, Held]]) -> Flip | None:
+    def _flip(self, step: int) -> Flip | None:
         """Route to all relocations whose copies have landed, and away from what they drop."""
         ended = [begun for begun in self._begun if self._has_landed(begun)]
-        drops = set(early)
-        for begun in ended:
-            drops |= {(begun.relocation.layer, held) for held in begun.relocation.dropped}
-        if not (ended or drops):
+        if not ended:
             return None
 
         experts_LP = self.placement.experts_LP.copy()
-        for layer, held in drops - self._dropped_early:
-            physical = int(self.placement.physical_LRE[layer, held.rank, held.expert])
-            experts_LP[layer, physical] = EMPTY
-            self._states_LP[layer, physical] = _Slot.RETIRED
-        for copy in (copy for begun in ended for copy in begun.copies):
-            experts_LP[copy.layer, copy.physical] = copy.expert
-            self._states_LP[copy.layer, copy.physical] = _Slot.LIVE
+        for begun in ended:
+            layer = begun.relocation.layer
+            for held in begun.relocation.dropped:
+                physical = int(self.placement.physical_LRE[layer, held.rank, held.expert])
+                experts_LP[layer, physical] = EMPTY
+                self._states_LP[layer, physical] = _Slot.RETIRED
+            for copy in begun.copies:
+                experts_LP[layer, copy.physical] = copy.expert
+                self._states_LP[layer, copy.physical] = _Slot.LIVE
 
         self._begun = [begun for begun in self._begun if begun not in ended]
-        self._dropped_early = (self._dropped_early | set(early)) - {
-            (begun.relocation.layer, held) for begun in ended for held in begun.relocation.early
-        }
         return self._commit(experts_LP, step)
 
     def _commit(self, experts_LP: np.ndarray, step: int) -> Flip:

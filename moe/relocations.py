@@ -3,11 +3,18 @@
 Legend as in placement.py.
 """
 
-from collections import defaultdict
+import itertools
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raydix.moe.placement import EMPTY, Placement
+
+_LAYERS_AT_ONCE = 8
+"""Whose relocations come by turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +30,12 @@ class Relocation:
     """Copies that come and copies that go in one layer, at most one of each for every rank.
 
     Once all `added` are there, one flip routes to them and away from all `dropped`, after which
-    every expert still has a copy. Those of `dropped` in `early` need not wait for `added`.
+    every expert still has a copy.
     """
 
     layer: int
     added: tuple[Held, ...]
     dropped: tuple[Held, ...]
-    early: frozenset[Held]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +47,52 @@ class _Edge:
     target: int | None
 
 
-def relocations(current: Placement, wanted: Placement) -> list[Relocation]:
-    """What comes and goes, layer by layer, to hold on every rank what `wanted` has there.
+def relocations(current: Placement, wanted: Placement) -> Iterator[Relocation]:
+    """What comes and goes, some layers at a time, to hold on every rank what `wanted` has there.
 
     They depend on nothing but empty slots: any order does, several at once too, if a rank that is
     in more of them has as many empty slots. Within a layer those that only drop come first.
-    Which of its slots a rank uses is not compared.
+    Which of its slots a rank uses is not compared. A layer is looked at when its turn comes, for
+    one of 256 experts takes up to 1 ms. Raises ValueError if the placements are not of one shape.
     """
     is_held, is_wanted = current.physical_LRE != EMPTY, wanted.physical_LRE != EMPTY
     if is_held.shape != is_wanted.shape:
         raise ValueError(f"layers, ranks and experts {is_held.shape} against {is_wanted.shape}")
 
-    found: list[Relocation] = []
     changed_L = (is_held != is_wanted).any(axis=(1, 2))
-    for layer in changed_L.nonzero()[0]:
-        edges: list[_Edge] = []
-        for expert in (is_held[layer] != is_wanted[layer]).any(axis=0).nonzero()[0]:
-            old, new = is_held[layer, :, expert], is_wanted[layer, :, expert]
-            sources = (old & ~new).nonzero()[0].tolist()
-            targets = (new & ~old).nonzero()[0].tolist()
-            edges += _edges(int(expert), sources, targets, is_kept=bool((old & new).any()))
-        found += _cut(int(layer), edges)
-    return found
+    layers = iter(changed_L.nonzero()[0].tolist())
+    return _in_turns(_relocations_of(layer, is_held[layer], is_wanted[layer]) for layer in layers)
+
+
+def _in_turns(layers: Iterator[list[Relocation]]) -> Iterator[Relocation]:
+    """One of each of some layers at a time: their slots are not the same, so none waits."""
+    taking_turns = deque(itertools.islice(layers, _LAYERS_AT_ONCE))
+    while taking_turns:
+        layer = taking_turns.popleft()
+        yield layer.pop(0)
+        if layer:
+            taking_turns.append(layer)
+        else:
+            taking_turns.extend(itertools.islice(layers, 1))
+
+
+def _relocations_of(
+    layer: int, is_held_RE: NDArray[np.bool_], is_wanted_RE: NDArray[np.bool_]
+) -> list[Relocation]:
+    sources: dict[int, list[int]] = defaultdict(list)
+    targets: dict[int, list[int]] = defaultdict(list)
+    for ranks, is_changed_RE in (
+        (sources, is_held_RE & ~is_wanted_RE),
+        (targets, is_wanted_RE & ~is_held_RE),
+    ):
+        for expert, rank in np.argwhere(is_changed_RE.T).tolist():
+            ranks[expert].append(rank)
+    kept = set(np.flatnonzero((is_held_RE & is_wanted_RE).any(axis=0)).tolist())
+
+    edges: list[_Edge] = []
+    for expert in sorted(sources.keys() | targets.keys()):
+        edges += _edges(expert, sources[expert], targets[expert], is_kept=expert in kept)
+    return _cut(layer, edges)
 
 
 def _edges(
@@ -129,14 +159,8 @@ def _walks(start: _Edge, leaving: dict[int, list[_Edge]]) -> Iterator[list[_Edge
 
 
 def _relocation(layer: int, walk: list[_Edge]) -> Relocation:
-    dropped = {
-        Held(edge.source, edge.expert): edge.target is None
-        for edge in walk
-        if edge.source is not None
-    }
     return Relocation(
         layer=layer,
-        added=tuple(Held(edge.target, edge.expert) for edge in walk if edge.target is not None),
-        dropped=tuple(dropped),
-        early=frozenset(held for held, is_early in dropped.items() if is_early),
+        added=tuple([Held(edge.target, edge.expert) for edge in walk if edge.target is not None]),
+        dropped=tuple([Held(edge.source, edge.expert) for edge in walk if edge.source is not None]),
     )

@@ -187,24 +187,18 @@ def test_a_plan_is_open_until_the_slots_it_leaves_are_free_on_every_rank() -> No
     assert not migration.is_open
 
 
-def test_full_ranks_give_up_copies_that_have_a_twin_first() -> None:
-    world = World(Placement(np.array([[0, 1, 2, 0, 1, 3]]), 4, 2), PACING, Migration)
-    wanted = Placement(np.array([[0, 2, 3, 0, 1, 2]]), 4, 2)
+@pytest.mark.parametrize(
+    ("current", "wanted"),
+    [([0, 1, 2, 0, 1, 3], [0, 2, 3, 0, 1, 2]), ([0, 1, EMPTY, 2, 3, 0], [0, 1, 2, 3, 1, EMPTY])],
+)
+def test_a_rank_without_an_empty_slot_before_or_after_cannot_take_an_expert(
+    current: list[int], wanted: list[int]
+) -> None:
+    migration = migration_of(current, 2)
 
-    with pytest.raises(ValueError, match="rank 1 has no empty slot for expert 2"):
-        world.migration.start(wanted)
-
-    wanted = Placement(np.array([[0, 2, 3, 2, 1, 3]]), 4, 2)
-    assert world.migration.start(wanted) == 2
-    dropping = world.plan()
-    assert dropping.copies == ()
-    assert dropping.flip is not None
-    assert dropping.flip.placement.num_empty_LR.tolist() == [[1, 1]]
-
-    world.run_out()
-    assert (world.migration.placement.physical_LRE == EMPTY).tolist() == (
-        wanted.physical_LRE == EMPTY
-    ).tolist()
+    with pytest.raises(ValueError, match=r"layer 0: rank [01] has no empty slot for expert [123]"):
+        migration.start(Placement(np.array([wanted]), 4, 2))
+    assert not migration.is_open
 
 
 def test_copies_keep_the_pace_of_each_rank() -> None:
