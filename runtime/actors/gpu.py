@@ -44,7 +44,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.plan import ExpertsCopied, StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
@@ -175,7 +175,7 @@ class GpuActor:
         if self._model is None or self._threads:
             raise AccountingError(f"{self!r} is started without a model, or twice")
 
-        self._experts = self._model.make_experts(self._report_copied, self._copies_failed)
+        self._experts = self._model.make_experts(self._copies_failed)
         bodies = {"launcher": self._launch, "completer": self._complete, "reporter": self._report}
         for name, body in bodies.items():
             arguments = (body, dial) if body == self._launch else (body,)
@@ -354,21 +354,18 @@ class GpuActor:
             self._compute_s += compute_s
             if step.loads is not None:
                 result = replace(result, expert_loads=step.loads.to_column())
+        copied = self._experts.take_copied()
+        if len(copied):
+            result = replace(result, copied_experts=copied)
         self._num_steps += 1
         _send(step.link, result)
 
     def _report(self) -> None:
         while (message := self._reports.take()) is not None:
-            self._tell(message)
+            # Read once: the launcher may clear it meanwhile.
+            if (link := self._link) is not None:
+                _send(link, message)
             self._reports.sent()
-
-    def _report_copied(self, copy_id: int) -> None:
-        self._tell(ExpertsCopied(rank=self._rank, copy_ids=int32_array([copy_id])))
-
-    def _tell(self, message: ExpertsCopied | TransfersDone) -> None:
-        # Read once: the launcher may clear it meanwhile.
-        if (link := self._link) is not None:
-            _send(link, message)
 
     def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
         try:

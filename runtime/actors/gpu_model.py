@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
@@ -69,7 +69,7 @@ class PendingLoads(Protocol):
 class Experts(Protocol):
     """What a rank does about experts that are divided among ranks, beside its steps.
 
-    All but `drain` and `close` belong to the thread that launches steps.
+    All but `take_copied`, `drain` and `close` belong to the thread that launches steps.
     """
 
     def apply(self, plan: StepPlan) -> None:
@@ -77,6 +77,9 @@ class Experts(Protocol):
 
     def after_step(self) -> PendingLoads | None:
         """A step with rows or padding is enqueued. Returns the loads when it is time for them."""
+
+    def take_copied(self) -> Int32Array:
+        """Copies that have landed since the last time; see `StepResult.copied_experts`."""
 
     def restore(self) -> None:
         """Go back to the placement at the start, as no step is in flight."""
@@ -97,6 +100,10 @@ class NoExperts:
     def after_step(self) -> None:
         """See `Experts`."""
 
+    def take_copied(self) -> Int32Array:
+        """See `Experts`."""
+        return empty()
+
     def restore(self) -> None:
         """See `Experts`."""
 
@@ -107,7 +114,6 @@ class NoExperts:
         """See `Experts`."""
 
 
-OnCopied = Callable[[int], None]
 """Called in any thread, with the id of an expert's copy that has landed."""
 
 
@@ -186,7 +192,7 @@ class LoadReport:
     """None if each lane has them to itself, or the model has none."""
 
 
-def _no_experts(on_copied: OnCopied, on_error: OnError) -> Experts:
+def _no_experts(on_error: OnError) -> Experts:
     return NoExperts()
 
 
@@ -205,7 +211,7 @@ class GpuModel:
     """None: the model keeps no KV."""
     enter_thread: Callable[[], None]
     """To be called once in each thread that drives the model."""
-    make_experts: Callable[[OnCopied, OnError], Experts] = _no_experts
+    make_experts: Callable[[OnError], Experts] = _no_experts
     """May be called once."""
     stats: Callable[[], dict[str, Any]] = _no_figures
     """What it adds to the actor's; may be called from any thread."""

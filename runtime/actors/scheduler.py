@@ -28,7 +28,7 @@ from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
-from raydix.runtime.messages.plan import ExpertsCopied, StepResult, TransfersDone
+from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
@@ -248,7 +248,7 @@ class SchedulerActor:
             while True:
                 message = await link.receive()
                 if self._ranks.get(rank) is not link or not isinstance(
-                    message, StepResult | TransfersDone | ExpertsCopied
+                    message, StepResult | TransfersDone
                 ):
                     break
                 self._turns.post(RankMessage(rank=rank, connection=connection, message=message))

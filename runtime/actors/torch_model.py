@@ -20,7 +20,6 @@ from raydix.runtime.actors.gpu_model import (
     LoadedGpuModel,
     LoadReport,
     NoExperts,
-    OnCopied,
     RankPlace,
 )
 from raydix.runtime.config.engine import EngineConfig
@@ -213,9 +212,7 @@ def _stats(runner: ModelRunner, halving: Halving) -> dict[str, Any]:
     return {"num_halved_steps": runner.num_halved_steps, "overlap": halving.stats()}
 
 
-def _make_experts(
-    config: EngineConfig, loaded: LoadedModel, on_copied: OnCopied, on_error: OnError
-) -> Experts:
+def _make_experts(config: EngineConfig, loaded: LoadedModel, on_error: OnError) -> Experts:
     decoder = loaded.decoder
     if decoder.experts is None:
         return NoExperts()
@@ -224,7 +221,6 @@ def _make_experts(
         loaded.stored_experts,
         decoder.device,
         load_interval_steps=config.experts.load_interval_steps,
-        on_copied=on_copied,
         on_error=on_error,
     )
 

@@ -39,7 +39,6 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.messages.plan import (
     DeviceSampling,
-    ExpertsCopied,
     StepPlan,
     StepResult,
     TransfersDone,
@@ -56,7 +55,6 @@ Message = (
     | StepPlan
     | StepResult
     | TransfersDone
-    | ExpertsCopied
     | ToHost
     | FromHost
     | AskExists

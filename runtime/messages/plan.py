@@ -230,6 +230,10 @@ class StepResult:
     """Of each layer with experts and each expert, how many of this rank's rows chose it since the
     last report. Empty in most steps.
     """
+    copied_experts: Int32Array = field(default_factory=empty)
+    """Copies of experts, by `ExpertCopies.copy_ids`, that have landed on this rank since its last
+    result: every later step may use them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,14 +251,3 @@ class TransfersDone:
     num_bytes: int = 0
     seconds: float = 0.0
     """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsCopied:
-    """Copies of experts that are complete on one rank: every later step may use them.
-
-    Never stale.
-    """
-
-    rank: int
-    copy_ids: Int32Array

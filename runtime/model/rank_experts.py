@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raydix.ids import LogicalExpertId
 from raydix.moe.placement import EMPTY, Placement, routes
-from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.plan import ExpertCopies, PlacementChange, StepPlan
 from raydix.runtime.model.expert_mover import ExpertMove, ExpertMover
 from raydix.runtime.model.expert_ranks import ModelExperts
@@ -36,7 +36,11 @@ class ExpertLoads:
 
 
 class RankExperts:
-    """Owns: the rank's mover. Everything else here happens in the thread that launches steps."""
+    """Owns: the rank's mover.
+
+    Everything here but `take_copied`, `drain` and `close` happens in the thread that launches
+    steps.
+    """
 
     def __init__(
         self,
@@ -45,17 +49,16 @@ class RankExperts:
         device: torch.device,
         *,
         load_interval_steps: int,
-        on_copied: Callable[[int], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """`on_copied`, `on_error`: see `ExpertMover`. Without `stored` experts cannot move."""
+        """`on_error`: see `ExpertMover`. Without `stored` experts cannot move."""
         self._experts = experts
         self._stored = stored
         self._device = device
         self._copies = PinnedCopies(device)
         self._load_interval_steps = load_interval_steps
         self._num_steps = 0
-        self._mover = None if stored is None else ExpertMover(stored, on_copied, on_error)
+        self._mover = None if stored is None else ExpertMover(stored, on_error)
 
     @torch.inference_mode()
     def apply(self, plan: StepPlan) -> None:
@@ -78,6 +81,10 @@ class RankExperts:
             ready.record()
         return ExpertLoads(loads_LE=loads_LE, ready=ready)
 
+    def take_copied(self) -> Int32Array:
+        """Copies of plans that have landed since the last time; from any thread."""
+        return empty() if self._mover is None else self._mover.take_copied()
+
     @torch.inference_mode()
     def restore(self) -> None:
         """Go back to the placement at the start, with no load counted; no step may be in flight.
@@ -89,6 +96,7 @@ class RankExperts:
             self._mover.drain()
             self._mover.start(self._moves_back())
             self._mover.drain()
+            self._mover.take_copied()
 
         placement = self._experts.placement
         even_loads_LE = np.ones((placement.num_layers, placement.num_experts), np.int32)

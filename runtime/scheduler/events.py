@@ -13,7 +13,7 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
 )
 from raydix.runtime.messages.host import FromHost, ToHost
-from raydix.runtime.messages.plan import ExpertsCopied, StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler.expert_balance import PlanningWanted
 from raydix.runtime.scheduler.expert_plans import ExpertPlan
 
@@ -52,7 +52,7 @@ class RankMessage:
 
     rank: int
     connection: ConnectionId
-    message: StepResult | TransfersDone | ExpertsCopied
+    message: StepResult | TransfersDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

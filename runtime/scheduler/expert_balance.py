@@ -120,6 +120,8 @@ class ExpertBalance:
 
     def note_copied(self, rank: int, copy_ids: Int32Array) -> None:
         """A rank acknowledges copies. Raises AccountingError if it does not owe them."""
+        if not len(copy_ids):
+            return
         unknown = [copy_id for copy_id in copy_ids.tolist() if copy_id not in self._open]
         if unknown:
             raise AccountingError(f"rank {rank} acknowledges copies {unknown}, which nobody owes")

@@ -1,29 +1,28 @@
 """What ranks and planners say about experts."""
 
 from raydix.errors import AccountingError
-from raydix.runtime.messages.plan import ExpertsCopied, StepResult
+from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler.events import ExpertsPlanned, PlanExperts
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.step_group import StepGroup
 
 
 def on_expert_step(replica: Replica, group: StepGroup, result: StepResult) -> None:
-    """A rank has done a step: with it the change of placement that it carried, if any."""
-    experts = group.experts
+    """A rank has done a step, and says what else has happened since its last result.
+
+    Raises AccountingError if it has copied experts that nobody has told it to.
+    """
+    experts, rank = group.experts, result.rank - group.ranks.start
     if experts is None:
+        if len(result.copied_experts):
+            raise AccountingError(f"rank {result.rank} copied experts, and has all to itself")
         return
-    experts.note_step(result.rank - group.ranks.start, result.step, result.expert_loads)
+    experts.note_copied(rank, result.copied_experts)
+    experts.note_step(rank, result.step, result.expert_loads)
     wanted = experts.take_asked()
     if wanted is not None:
         index = replica.step_groups.index(group)
         replica.emit(PlanExperts(group=index, wanted=wanted))
-
-
-def on_experts_copied(group: StepGroup, done: ExpertsCopied) -> None:
-    """Copies have landed on a rank."""
-    if group.experts is None:
-        raise AccountingError(f"rank {done.rank} copied experts, and has all to itself")
-    group.experts.note_copied(done.rank - group.ranks.start, done.copy_ids)
 
 
 def on_experts_planned(replica: Replica, event: ExpertsPlanned) -> None:

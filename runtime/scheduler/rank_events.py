@@ -4,11 +4,11 @@ from typing import assert_never
 
 from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.messages.host import ProcessDrained
-from raydix.runtime.messages.plan import ExpertsCopied, StepResult, TransfersDone
+from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.events import KillCause, KillRank
-from raydix.runtime.scheduler.expert_events import on_expert_step, on_experts_copied
+from raydix.runtime.scheduler.expert_events import on_expert_step
 from raydix.runtime.scheduler.host_messages import abandon_transfers
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
@@ -79,8 +79,6 @@ def on_rank_message(replica: Replica, event: events.RankMessage, now_s: float) -
             on_expert_step(replica, group, event.message)
         case TransfersDone():
             on_transfers_done(replica, lane, event.message, now_s)
-        case ExpertsCopied():
-            on_experts_copied(group, event.message)
         case _:
             assert_never(event.message)
 

@@ -55,6 +55,7 @@ class SimulatedExperts:
         self._read: defaultdict[int, set[tuple[int, int, int]]] = defaultdict(set)
         """By step: layer, slot, and the expert that it has to hold."""
         self.num_copies = 0
+        self._copied: list[int] = []
         self.restore()
 
     def restore(self) -> None:
@@ -67,6 +68,7 @@ class SimulatedExperts:
         self._table_LER, self._counts_LE = found.table_LER.copy(), found.counts_LE.copy()
         self._loads_LE[:] = 0
         self._num_steps = 0
+        self._copied.clear()
         self._read.clear()
 
     def begin_copies(self, copies: ExpertCopies) -> list[ExpertCopy]:
@@ -82,6 +84,13 @@ class SimulatedExperts:
         """All bytes of the expert are there."""
         self.held[copy.layer][copy.slot] = copy.expert
         self.num_copies += 1
+        self._copied.append(copy.copy_id)
+
+    def take_copied(self) -> Int32Array:
+        """Copies that have ended since the last time."""
+        copied = int32_array(self._copied)
+        self._copied.clear()
+        return copied
 
     def put(self, change: PlacementChange) -> None:
         """Rows of the plan that brought this go by it already."""

@@ -11,7 +11,6 @@ from raydix.ids import NO_TOKEN
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import (
-    ExpertsCopied,
     PageCopies,
     StepPlan,
     StepResult,
@@ -161,9 +160,8 @@ class SimulatedRank:
         if not self.is_alive or self.experts is None:
             return
         self.experts.end_copy(copy)
-        done = ExpertsCopied(rank=self.rank, copy_ids=int32_array((copy.copy_id,)))
-        late_s = self.cluster.clock.draw(self.cluster.faults.report_s)
-        self.cluster.after(late_s, lambda: self._report(done))
+        self._num_copying -= 1
+        self._forget_if_drained()
 
     def _apply(self, plan: StepPlan) -> None:
         if self.experts is not None and plan.placement is not None:
@@ -303,7 +301,7 @@ class SimulatedRank:
         late_s = self.cluster.clock.draw(self.cluster.faults.report_s)
         self.cluster.after(late_s, lambda: self._report(done))
 
-    def _report(self, done: TransfersDone | ExpertsCopied) -> None:
+    def _report(self, done: TransfersDone) -> None:
         if not self.is_alive:
             return
         self._send(done)
@@ -390,10 +388,11 @@ class SimulatedRank:
         result = self.not_finite.add_to(result, plan)
         if self.experts is not None:
             loads = self.experts.end_step(plan.step, self.is_met(plan))
-            result = replace(result, expert_loads=loads)
+            copied = self.experts.take_copied()
+            result = replace(result, expert_loads=loads, copied_experts=copied)
         self._send(result)
         self._next()
 
-    def _send(self, message: StepResult | TransfersDone | ExpertsCopied) -> None:
+    def _send(self, message: StepResult | TransfersDone) -> None:
         if self._link is not None:
             self._link.send(End.ACCEPTOR, message)
