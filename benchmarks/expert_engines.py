@@ -90,7 +90,9 @@ class Asker:
         """One round of all ranks' batches; the first stream is watched token by token."""
         load = self._load
         num_streams = self._num_ranks * load.batch
-        drawn = [self._prompts.draw(load.prompt_tokens) for _ in range(num_streams)]
+        # Of all lengths, or all streams would fill their pages in the same few steps.
+        more = [stream % load.page_size for stream in range(num_streams)]
+        drawn = [self._prompts.draw(load.prompt_tokens + num) for num in more]
         return await ask_batch(self._llm.generate, drawn, output_tokens, SAMPLED)
 
 

@@ -36,6 +36,7 @@ class BatchLoad:
     batch: int
     """Streams that each rank generates for."""
     prompt_tokens: int
+    """Of the shortest prompt of a batch; the others have up to a page more."""
     output_tokens: int
     moving_output_tokens: int
     """Of streams beside which experts move."""
@@ -111,9 +112,9 @@ FULL_BATCHES = BatchLoad(
     prompt_tokens=256,
     output_tokens=192,
     moving_output_tokens=1000,
-    rebalance_steps=256,
+    rebalance_steps=320,
     load_interval_steps=8,
-    prompt_rounds=24,
+    prompt_rounds=32,
     long_prompts=16,
     long_tokens=8192,
     chunk_tokens=16_384,

@@ -3,6 +3,7 @@
     python -m benchmarks.experts                  # every part, each with a record of its own
     python -m benchmarks.experts --parts speed    # speed, overlap, balance, whole
     python -m benchmarks.experts --ranks 4        # instead of 2
+    python -m benchmarks.experts --parts balance --rebalance deepseek
 
 speed: ranks that share experts, beside as many that each have all: decoding and long prompts.
 overlap: long prompts with two micro-batches in turns, without, and as the gate decides. balance:
@@ -50,6 +51,7 @@ from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.cache_tables import stats_tables
+from raydix.runtime.config.policies import Rebalance
 
 ENGINE = "experts"
 MAX_TPOT_RATIO = 0.9
@@ -76,6 +78,7 @@ class Choices:
     num_ranks: int = 2
     whole_model: str = "qwen3-30b-a3b"
     dispatch: str = "auto"
+    rebalance: Rebalance = Rebalance.INCREMENTAL
     l3_folder: Path | None = None
     """None: one of the node's shared memory, or of its disk if there is none."""
 
@@ -174,7 +177,7 @@ class Bench:
         )
         model = BIASED_TINY if options.is_tiny else SHAPES["biased_moe_l12"]
         experts = {
-            "rebalance": "incremental",
+            "rebalance": self._choices.rebalance,
             "rebalance_interval_steps": batches.rebalance_steps,
             "load_interval_steps": batches.load_interval_steps,
         }
@@ -304,6 +307,7 @@ def main(options: Options, choices: Choices, parts: list[str]) -> int:
     config = {
         "ranks": choices.num_ranks,
         "dispatch": choices.dispatch,
+        "rebalance": choices.rebalance,
         "batches": asdict(bench.batches),
         "streams": asdict(bench.streams),
     }
@@ -317,7 +321,10 @@ def main(options: Options, choices: Choices, parts: list[str]) -> int:
     for part in parts:
         figures = asyncio.run(works[part]())
         model = {"balance": "biased_moe_l12", "whole": choices.whole_model}.get(part, "moe_l12")
-        name = name_with_ranks(f"experts_{part}", choices.num_ranks)
+        name = f"experts_{part}"
+        if part == "balance" and choices.rebalance is not Rebalance.INCREMENTAL:
+            name += f"_{choices.rebalance}"
+        name = name_with_ranks(name, choices.num_ranks)
         statuses.append(options.report(name, {"model": model, **config}, figures))
     return max(statuses)
 
@@ -331,6 +338,12 @@ def command() -> int:
     command_line.add_argument("--model", choices=SHAPES, default=Choices.whole_model, help="whole")
     command_line.add_argument("--dispatch", default=Choices.dispatch, help="experts.dispatch")
     command_line.add_argument(
+        "--rebalance",
+        choices=[Rebalance.INCREMENTAL.value, Rebalance.DEEPSEEK.value],
+        default=Choices.rebalance,
+        help="balance: by which policy experts follow their load",
+    )
+    command_line.add_argument(
         "--l3-folder", type=writable_folder, help="whole: where L3's files are"
     )
     read = command_line.parse_args()
@@ -339,6 +352,7 @@ def command() -> int:
         num_ranks=read.ranks,
         whole_model=read.model,
         dispatch=read.dispatch,
+        rebalance=Rebalance(read.rebalance),
         l3_folder=read.l3_folder,
     )
     # One for all engines: each would start its own.
