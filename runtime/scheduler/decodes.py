@@ -39,14 +39,19 @@ class NewTokens:
     slots: Int32Array
     token_ids: Int32Array
     has_ended: NDArray[np.bool_]
-    fills_page: NDArray[np.bool_]
+    publishes: NDArray[np.bool_]
+    """Enough of its pages are full to be published together."""
 
 
 class DecodeBatch:
     """Owns: the progress of the requests of one lane that decode, by slot."""
 
-    def __init__(self, *, num_slots: int, page_size: int) -> None:
+    def __init__(self, *, num_slots: int, page_size: int, publish_tokens: int) -> None:
+        """`publish_tokens`: see `SchedulerSettings.publish_tokens`."""
         self._page_size = page_size
+        self._publish_tokens = publish_tokens
+        self.tokens_s = 0.0
+        """When the last tokens became known."""
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)
         """The number of the request that has the slot, counted as they join; 0: the slot is free.
@@ -199,8 +204,9 @@ class DecodeBatch:
         """Which rows still count: their slot has the request for which they were planned."""
         return self._stamps[rows.slots] == rows.stamps
 
-    def add_tokens(self, slots: Int32Array, token_ids: Int32Array) -> NewTokens:
+    def add_tokens(self, slots: Int32Array, token_ids: Int32Array, now_s: float) -> NewTokens:
         """One more token of each of these requests is known."""
+        self.tokens_s = now_s
         num_fresh = self._num_fresh[slots]
         self._fresh[slots, num_fresh] = token_ids
         self._num_fresh[slots] = num_fresh + 1
@@ -215,7 +221,7 @@ class DecodeBatch:
             slots=slots,
             token_ids=token_ids,
             has_ended=has_ended,
-            fills_page=computed % self._page_size == 0,
+            publishes=computed % self._publish_tokens == 0,
         )
 
         is_full = num_fresh == self._fresh.shape[1] - 1

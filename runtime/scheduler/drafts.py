@@ -168,8 +168,7 @@ def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
     """A row for each request of the batch that has, or gets, a place for its next token."""
     short = [lane.batch.request(slot) for slot in lane.batch.short_slots()]
     if short:
-        # For all of them at once: to evict a page costs 20 us, and to evict sixteen 27.
-        lane.l1.make_room((len(short),) * replica.settings.num_groups)
+        _make_room(replica, lane, len(short))
     for request in short:
         if request.batch is not None:
             _extend_table(replica, lane, request)
@@ -180,6 +179,16 @@ def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
     draft.num_tokens += len(draft.decodes.slots)
     for request in lane.take_changed_tables():
         _send_table(draft, request)
+
+
+def _make_room(replica: Replica, lane: Lane, num_short: int) -> None:
+    """Evict for all of them at once, and for the next ones, too.
+
+    To evict a page costs 20 us, and to evict sixteen 27. In most steps of a full lane one lacks.
+    """
+    few_pages = replica.settings.few_pages
+    if not lane.l1.has_free((num_short,) * len(few_pages)):
+        lane.l1.make_room(tuple([num_short + few for few in few_pages]))
 
 
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:

@@ -60,7 +60,11 @@ class Lane:
         num_slots = self.settings.max_running_requests
         self.running: dict[RequestId, RequestState] = {}
         """Admitted requests: those in `batch` decode, those in `prefilling` do not."""
-        self.batch = DecodeBatch(num_slots=num_slots, page_size=self.settings.page_size)
+        self.batch = DecodeBatch(
+            num_slots=num_slots,
+            page_size=self.settings.page_size,
+            publish_tokens=self.settings.publish_tokens,
+        )
         self.prefilling: dict[RequestId, RequestState] = {}
         """They wait for pages, compute their prompt or sample their first token."""
         self._prompt_needs: dict[RequestId, int] = {}

@@ -169,6 +169,8 @@ class TimePredictor:
         self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
         self._observed = _Sums()
         self._observed_s = 0.0
+        self._line: Line | None = None
+        """While nothing is observed, and nothing forgotten; None: to be computed."""
         self._slow = _SlowPieces()
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
@@ -191,6 +193,7 @@ class TimePredictor:
         self._observed.fade_along(part, keep_along)
         self._observed.add(part, believed_s)
         self._observed_s = now_s
+        self._line = None
 
     def rate(self, now_s: float) -> float:
         """Units per second, once a piece of work is under way."""
@@ -201,9 +204,18 @@ class TimePredictor:
         return self.line(now_s).predict_s(amount) if amount > 0 else 0.0
 
     def line(self, now_s: float) -> Line:
-        """What pieces of work take: least squares, within bounds."""
+        """What pieces of work take."""
+        kept = self._kept(now_s)
+        if kept < 1.0:
+            return self._fit(kept)
+        if self._line is None:
+            self._line = self._fit(1.0)
+        return self._line
+
+    def _fit(self, kept: float) -> Line:
+        """Least squares, within bounds."""
         sums = _Sums().plus(self._observed)
-        sums.fade(self._kept(now_s))
+        sums.fade(kept)
         sums = sums.plus(self._start)
         fixed_s, slope_s = sums.line()
         if fixed_s < 0.0:

@@ -28,6 +28,15 @@ def advance(lane: Lane, request: RequestState, now_s: float) -> None:
         lane.l1.release(request.table.leave(first_needed(settings.reaches, num_full)))
 
 
+def publish_rest(lane: Lane, request: RequestState) -> None:
+    """A run ends: what has been decoded and not published yet is published before it is given back.
+
+    What a load may still bring is not there: such a request does not decode.
+    """
+    if request.batch is not None:
+        advance(lane, request, lane.batch.tokens_s)
+
+
 def publish_computed(lane: Lane, request: RequestState, now_s: float) -> None:
     """Publish what the request has computed, of which L2 may want a copy."""
     lane.backups.offer_new(publish(lane, request, now_s))

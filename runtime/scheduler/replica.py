@@ -28,7 +28,7 @@ from raydix.runtime.scheduler.lookups import Asker, Lookups
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.predictors import TimePredictor
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
-from raydix.runtime.scheduler.publishing import keep_window
+from raydix.runtime.scheduler.publishing import keep_window, publish_rest
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
@@ -70,13 +70,11 @@ class Replica:
         """The engine is about to stop, and takes no new requests."""
         self.requests: dict[RequestId, RequestState] = {}
         self.unplaced: dict[RequestId, RequestState] = {}
-        """Requests that are on no lane, in the order in which they get one: new ones, whose page
-        keys are hashed first, and those whose lane has lost its ranks.
-        """
+        """On no lane, in the order in which they get one: new ones, whose page keys are hashed
+        first, and those whose lane has lost its ranks."""
         self.orphans: dict[RequestId, RequestState] = {}
         """Their clients are gone: they end piece by piece. Until then none of them is admitted,
-        counts as waiting, or keeps its name from others.
-        """
+        counts as waiting, or keeps its name from others."""
         self.hints: dict[RequestId, PrefetchHint] = {}
         """Oldest first."""
 
@@ -294,6 +292,7 @@ class Replica:
         self.cancel_lookup(request)
         self.lookups.end_claim(request)
         if request.request_id in lane.running:
+            publish_rest(lane, request)
             keep_window(lane, request, request.num_held_pages)
             lane.release(request, Phase.ENDED)
         else:
@@ -319,6 +318,7 @@ class Replica:
         """
         lane = self.lanes[request.lane]
         self.lookups.end_claim(request)
+        publish_rest(lane, request)
         num_held_pages = request.num_held_pages
         keep_window(lane, request, num_held_pages)
         lane.release(request, Phase.WAITING)

@@ -130,7 +130,7 @@ def _apply_tokens(
         slots, token_ids = slots[~is_missing], token_ids[~is_missing]
 
     if len(slots):
-        _pass_on(replica, lane, lane.batch.add_tokens(slots, token_ids), now_s)
+        _pass_on(replica, lane, lane.batch.add_tokens(slots, token_ids, now_s), now_s)
 
 
 def _fail_without_token(replica: Replica, request: RequestState) -> None:
@@ -145,11 +145,11 @@ def _fail_without_token(replica: Replica, request: RequestState) -> None:
 
 
 def _pass_on(replica: Replica, lane: Lane, new: NewTokens, now_s: float) -> None:
-    """Publish the pages that are full, pass the tokens on, end the requests that are complete."""
+    """Publish pages that are due, pass the tokens on, end the requests that are complete."""
     batch = lane.batch
     replica.counters.count(Count.GENERATION_TOKENS, len(new.slots))
-    if new.fills_page.any():
-        for slot in new.slots[new.fills_page].tolist():
+    if new.publishes.any():
+        for slot in new.slots[new.publishes].tolist():
             advance(lane, batch.request(slot), now_s)
 
     ended = new.has_ended

@@ -15,6 +15,8 @@ from raydix.runtime.config.policies import (
 )
 from raydix.runtime.scheduler.expert_plans import ExpertFacts
 
+_FEW_PAGES = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchSettings:
@@ -69,6 +71,10 @@ class SchedulerSettings:
     policy: SchedulingPolicy = SchedulingPolicy.LPM
     eviction: EvictionPolicy = EvictionPolicy.LRU
     prefix_caching: bool = True
+    few_pages_part: int = 256
+    """Pages that are full are published up to a few later, and a few are evicted before they are
+    needed; of a pool no more than one in so many.
+    """
     has_host_memory: bool = True
     launch_s: float = 0.0
     """Host time to enqueue a step: one that waits for a load is sent so much earlier."""
@@ -129,6 +135,24 @@ class SchedulerSettings:
     def checkpoint_distance(self) -> int | None:
         """Pages from one regular checkpoint of windows to the next; None without windows."""
         return checkpoint_distance(self.layout)
+
+    @cached_property
+    def publish_tokens(self) -> int:
+        """A request that decodes publishes its full pages whenever so many tokens are computed.
+
+        To enter eight pages into the tree takes hardly longer than one. Pages behind a window go
+        back when they are published: where there are windows each page is published by itself.
+        """
+        few = 1 if self.has_windows else self.few_pages[0]
+        return max(1, few) * self.page_size
+
+    @cached_property
+    def few_pages(self) -> tuple[int, ...]:
+        """Per KV group, how many pages are handled together, as each alone costs as much.
+
+        No more than a small part of the pool.
+        """
+        return tuple([min(_FEW_PAGES, pages // self.few_pages_part) for pages in self.num_pages])
 
     @cached_property
     def max_step_tokens(self) -> int:

@@ -121,6 +121,8 @@ def draw_workload(seed: int) -> Workload:
     draw = random.Random(seed)
     has_storage = draw.random() < 0.6
     settings = _draw_settings(draw, has_storage)
+    part = random.Random(seed + 12).choice([256, 8])
+    settings = replace(settings, few_pages_part=part)
     own_draw = random.Random(seed + 3)
     if own_draw.random() < _WINDOWED_FRACTION:
         settings = _with_windows(own_draw, settings)
