@@ -73,6 +73,8 @@ SCHEMA = schema_digest(MESSAGE_TYPES)
 
 _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
+_NO_INT32 = msgpack.ExtType(_INT32_EXTENSION, b"")
+"""Most columns of a plan are empty, and to make this takes longer than to write it."""
 
 _FROM_CLIENTS = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
 """Their tuples are checked entry by entry, lest what a client makes up reach other actors."""
@@ -212,7 +214,7 @@ def _pack_default(value: Any) -> Any:
             raise MessageError(
                 f"array of {value.dtype} with shape {value.shape}; expected one dimension of int32"
             )
-        return msgpack.ExtType(_INT32_EXTENSION, value.tobytes())
+        return msgpack.ExtType(_INT32_EXTENSION, value.tobytes()) if len(value) else _NO_INT32
     getter = _GETTERS.get(type(value))
     if getter is not None:
         return getter(value)
