@@ -26,6 +26,7 @@ from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
 
 BURST_TOKENS = 8192
+ANSWER_TOKENS = 1024
 L1_PAGES = 65_536
 SMALL_L2_TOKENS = 65_536
 _TURN_BAR_S = 20e-3
@@ -82,6 +83,33 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
             times_s.append(took_s)
             num_full_steps += 1
     return statistics.median(times_s)
+
+
+def time_long_answers(page_size: int, *, num_running: int = 64) -> float:
+    """Mean seconds of a step in which all decode, with L1 full of other prompts.
+
+    Their prompts are of all lengths, so that some fill a page in nearly every step.
+    """
+    num_pages = 4 * num_running * ANSWER_TOKENS // page_size
+    settings = replace(settings_of(page_size, num_pages), max_running_requests=num_running)
+    bench = Bench(replace(settings, has_host_memory=False), has_storage=False)
+    times_s = []
+
+    def run(num_requests: int, max_tokens: int) -> None:
+        for index in range(num_requests):
+            bench.submit(ANSWER_TOKENS + index % page_size, max_tokens=max_tokens)
+        num_ended = bench.num_ended
+        while bench.num_ended < num_ended + num_requests:
+            bench.tick()
+            counts = bench.plans[0].row_num_tokens
+            took_s = bench.step()
+            if len(counts) == num_running and (counts == 1).all():
+                times_s.append(took_s)
+
+    run(5 * num_running, 1)
+    times_s.clear()
+    run(num_running, ANSWER_TOKENS)
+    return statistics.fmean(times_s)
 
 
 def time_full_backup_queue() -> float:
@@ -183,6 +211,10 @@ def measure_full(loop_s: float) -> list[Figure]:
         _figure(f"step_64_running_l1_full_page_{size}", time_full_l1(size), bar_s, loop_s)
         for size in (16, 64)
     ] + [
+        *[
+            _figure(f"step_64_decoding_l1_full_page_{size}", time_long_answers(size), bar_s, loop_s)
+            for size in (16, 64)
+        ],
         _figure(f"step_{L1_PAGES}_pages_to_back_up", time_full_backup_queue(), 5e-3, loop_s),
     ]
 
