@@ -191,23 +191,31 @@ class Migration:
 
     def _begin(self) -> None:
         """Begin relocations that have room, until so many copies are open as ranks may have."""
-        max_unlanded = self._pacing.max_open_copies * self.placement.num_ranks
+        num_ranks, slots_per_rank = self.placement.num_ranks, self.placement.slots_per_rank
+        max_unlanded = self._pacing.max_open_copies * num_ranks
+        is_free_LRS = self._states_LP.reshape(-1, num_ranks, slots_per_rank) == _Slot.FREE
+        num_free_LR = is_free_LRS.sum(axis=2).tolist()
         for _ in range(len(self._waiting)):
             if len(self._unsent) + len(self._open) >= max_unlanded:
                 break
             relocation = self._waiting.popleft()
-            room = [self._free_slot(relocation.layer, held.rank) for held in relocation.added]
-            slots = [slot for slot in room if slot is not None]
-            if len(slots) < len(room):
-                self._waiting.append(relocation)
+            num_free_R = num_free_LR[relocation.layer]
+            if all(num_free_R[held.rank] for held in relocation.added):
+                self._fill(relocation)
+                for held in relocation.added:
+                    num_free_R[held.rank] -= 1
             else:
-                self._fill(relocation, slots)
+                self._waiting.append(relocation)
         self._look_ahead()
 
-    def _fill(self, relocation: Relocation, slots: list[int]) -> None:
+    def _fill(self, relocation: Relocation) -> None:
+        """Begin to fill a free slot of each rank that takes something in: none takes two."""
+        layer = relocation.layer
         copies = tuple(
-            Copy(relocation.layer, held.expert, slot)
-            for held, slot in zip(relocation.added, slots, strict=True)
+            [
+                Copy(layer, held.expert, self._free_slot(layer, held.rank))
+                for held in relocation.added
+            ]
         )
         for copy in copies:
             self._states_LP[copy.layer, copy.physical] = _Slot.FILLING
@@ -215,11 +223,10 @@ class Migration:
         self._num_unbegun -= len(copies)
         self._unsent.extend(copies)
 
-    def _free_slot(self, layer: int, rank: int) -> int | None:
+    def _free_slot(self, layer: int, rank: int) -> int:
         first = rank * self.placement.slots_per_rank
         states_S = self._states_LP[layer, first : first + self.placement.slots_per_rank]
-        slot = int(states_S.argmin())
-        return first + slot if states_S[slot] == _Slot.FREE else None
+        return first + int((states_S == _Slot.FREE).argmax())
 
     def _send(self) -> tuple[Copy, ...]:
         """Copies for this step, in order, as far as each rank's pace allows."""
