@@ -21,6 +21,7 @@ from raydix.moe.relocations import Relocation, relocations
 
 _LOOK_AHEAD = 64
 """Relocations looked at in one step for one that can begin: steps must not wait for long plans."""
+_MORE_AHEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Migration:
             )
 
         self._to_come, self._num_unbegun = to_come, int(is_added_LRE.sum())
-        self._look_ahead()
+        self._look_ahead(0)
         return self.num_copies_left
 
     def plan_step(self, step: int) -> Orders:
@@ -185,9 +186,10 @@ class Migration:
         if wrong:
             raise AccountingError(f"slots do not agree with the open work: {wrong}")
 
-    def _look_ahead(self) -> None:
-        missing = _LOOK_AHEAD - len(self._waiting)
-        self._waiting.extend(itertools.islice(self._to_come, missing))
+    def _look_ahead(self, num_begun: int) -> None:
+        """Look at some more relocations than have begun: the first of each layer takes time."""
+        num_more = min(_LOOK_AHEAD - len(self._waiting), num_begun + _MORE_AHEAD)
+        self._waiting.extend(itertools.islice(self._to_come, num_more))
 
     def _begin(self) -> None:
         """Begin relocations that have room, until so many copies are open as ranks may have."""
@@ -195,6 +197,7 @@ class Migration:
         max_unlanded = self._pacing.max_open_copies * num_ranks
         is_free_LRS = self._states_LP.reshape(-1, num_ranks, slots_per_rank) == _Slot.FREE
         num_free_LR = is_free_LRS.sum(axis=2).tolist()
+        num_begun = len(self._begun)
         for _ in range(len(self._waiting)):
             if len(self._unsent) + len(self._open) >= max_unlanded:
                 break
@@ -206,7 +209,7 @@ class Migration:
                     num_free_R[held.rank] -= 1
             else:
                 self._waiting.append(relocation)
-        self._look_ahead()
+        self._look_ahead(len(self._begun) - num_begun)
 
     def _fill(self, relocation: Relocation) -> None:
         """Begin to fill a free slot of each rank that takes something in: none takes two."""

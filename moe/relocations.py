@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from raydix.moe.placement import EMPTY, Placement
 
-_LAYERS_AT_ONCE = 8
-"""Whose relocations come by turns."""
+_TURNS_PER_LAYER = 4
+"""Relocations that come before one of a further layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class _Edge:
 
 
 def relocations(current: Placement, wanted: Placement) -> Iterator[Relocation]:
-    """What comes and goes, some layers at a time, to hold on every rank what `wanted` has there.
+    """What comes and goes, the layers by turns, to hold on every rank what `wanted` has there.
 
     They depend on nothing but empty slots: any order does, several at once too, if a rank that is
     in more of them has as many empty slots. Within a layer those that only drop come first.
-    Which of its slots a rank uses is not compared. A layer is looked at when its turn comes, for
-    one of 256 experts takes up to 1 ms. Raises ValueError if the placements are not of one shape.
+    Which of its slots a rank uses is not compared. A layer is looked at when its first turn comes,
+    as one of 256 experts takes up to 1 ms. Raises ValueError if the placements differ in shape.
     """
     is_held, is_wanted = current.physical_LRE != EMPTY, wanted.physical_LRE != EMPTY
     if is_held.shape != is_wanted.shape:
@@ -65,15 +65,21 @@ def relocations(current: Placement, wanted: Placement) -> Iterator[Relocation]:
 
 
 def _in_turns(layers: Iterator[list[Relocation]]) -> Iterator[Relocation]:
-    """One of each of some layers at a time: their slots are not the same, so none waits."""
-    taking_turns = deque(itertools.islice(layers, _LAYERS_AT_ONCE))
-    while taking_turns:
+    """One of each layer at a time: their slots are not the same, so none waits for another.
+
+    Every few turns a further layer joins in.
+    """
+    taking_turns: deque[list[Relocation]] = deque()
+    for number in itertools.count():
+        is_due = number % _TURNS_PER_LAYER == 0 or not taking_turns
+        if is_due and (further := next(layers, None)) is not None:
+            taking_turns.appendleft(further)
+        if not taking_turns:
+            return
         layer = taking_turns.popleft()
         yield layer.pop(0)
         if layer:
             taking_turns.append(layer)
-        else:
-            taking_turns.extend(itertools.islice(layers, 1))
 
 
 def _relocations_of(

@@ -187,7 +187,10 @@ class GpuActor:
             thread.start()
 
     async def drain(self) -> None:
-        """Return once every step and copy received so far has ended and been reported."""
+        """Return once every step and copy received so far has ended, and been reported.
+
+        That experts were copied is said with the result of the next step.
+        """
         await asyncio.to_thread(self._drain)
 
     async def stats(self) -> dict[str, Any]:

@@ -114,9 +114,6 @@ class NoExperts:
         """See `Experts`."""
 
 
-"""Called in any thread, with the id of an expert's copy that has landed."""
-
-
 class HostTimer:
     """A `StepTimer` for work that the calling thread does itself."""
 

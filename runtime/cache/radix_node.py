@@ -243,7 +243,8 @@ def use_path(node: RadixNode, priority: int, now_s: float) -> None:
     """Count a use of `node` and of all above it, by a request of this priority."""
     current: RadixNode | None = node
     while current is not None:
-        current.last_use_s = now_s
+        # What a run leaves at its end may be older than another use of its prefix.
+        current.last_use_s = max(current.last_use_s, now_s)
         current.priority = min(current.priority, priority)
         current = current.parent
 

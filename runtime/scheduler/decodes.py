@@ -2,7 +2,7 @@
 
 A request joins once its first token is known and leaves when its run ends. Meanwhile its progress
 is kept here, where `RequestState` reads it from its slot. Its own object is touched only where
-something happens: a page is full, the request ends.
+something happens: pages are published, the request ends.
 """
 
 from dataclasses import dataclass

@@ -32,14 +32,24 @@ def test_any_order_of_relocations_keeps_every_expert_and_every_ranks_room(seed: 
     assert np.array_equal(is_held_LRE, wanted.physical_LRE != EMPTY)
 
 
-def test_layers_take_turns_and_a_layer_is_cut_when_its_turn_comes() -> None:
-    current = initial_placement(12, 4, 2, spare_slots=1)
-    swapped = Placement(current.experts_LP[:, [3, 4, 2, 0, 1, 5]], 4, 2)
+def test_layers_take_turns_and_a_further_one_joins_every_few_turns() -> None:
+    current = initial_placement(3, 16, 2, spare_slots=1)
+    order = [*range(9, 17), 8, *range(8), 17]
+    swapped = Placement(current.experts_LP[:, order], 16, 2)
 
     layers = [relocation.layer for relocation in relocations(current, swapped)]
 
-    assert layers[:16] == [*range(8), *range(8)]
-    assert layers[16:] == [8, 9, 10, 11] * 2
+    assert layers == [0, 0, 0, 0, 1, 0, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1, 2, 1, 2, 1, 2, 1, 2, 2]
+
+
+@pytest.mark.parametrize("num_layers", [1, 5, 40])
+def test_layers_with_one_relocation_each_all_have_their_turn(num_layers: int) -> None:
+    current = initial_placement(num_layers, 4, 2, spare_slots=1)
+    swapped = Placement(current.experts_LP[:, [3, 1, 2, 0, 4, 5]], 4, 2)
+
+    layers = [relocation.layer for relocation in relocations(current, swapped)]
+
+    assert layers == list(range(num_layers))
 
 
 def test_placements_of_other_shapes_are_refused_at_once() -> None:

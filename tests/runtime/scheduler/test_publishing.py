@@ -70,6 +70,22 @@ def test_what_was_computed_is_there_after_the_end(end: Callable[[CoreDriver], ob
     driver.core.check()
 
 
+def test_what_a_run_leaves_late_does_not_hide_a_newer_use_of_its_prefix() -> None:
+    driver = driver_of_few()
+    decoding(driver, 8)
+    tree = driver.core._replica.lanes[0].l1.tree
+    driver.now_s += 50.0
+    match = tree.match(root_key(), pack_tokens(PROMPT))
+    lock = tree.lock(match, match.num_pages, now_s=driver.now_s)
+    used, node = driver.now_s, lock.node
+    tree.unlock(lock, last_step=0)
+    assert node is not None
+
+    driver.abort("long")
+
+    assert node.last_use_s == used
+
+
 def test_the_last_pages_of_a_whole_answer_are_there() -> None:
     driver = driver_of_few()
     driver.submit(PROMPT, max_tokens=20, name="whole")
