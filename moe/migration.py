@@ -22,6 +22,7 @@ from raydix.moe.relocations import Relocation, relocations
 _LOOK_AHEAD = 64
 """Relocations looked at in one step for one that can begin: steps must not wait for long plans."""
 _MORE_AHEAD = 8
+"""By so many at a time their number grows to that."""
 
 
 @dataclass(frozen=True, slots=True)
