@@ -16,6 +16,7 @@ from raydix.runtime.config.policies import (
 from raydix.runtime.scheduler.expert_plans import ExpertFacts
 
 _FEW_PAGES = 8
+"""In ADR 23: pages that are published, and evicted, together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ class SchedulerSettings:
         To enter eight pages into the tree takes hardly longer than one. Pages behind a window go
         back when they are published: where there are windows each page is published by itself.
         """
-        few = 1 if self.has_windows else self.few_pages[0]
+        few = 1 if self.has_windows else min(self.few_pages)
         return max(1, few) * self.page_size
 
     @cached_property
