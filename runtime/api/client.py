@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import BadRequest, EngineDead, UnknownRequest
+from raydix.errors import EngineDead, UnknownRequest
 from raydix.runtime.actors.bootstrap.control_client import dial_engine
 from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
@@ -193,18 +193,16 @@ class AsyncLLM:
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
     ) -> list[int]:
         """Token ids of a conversation, as `chat` would send them. Raises BadRequest."""
-        tokenizer = await self._tokenizer("chat")
-        return await asyncio.to_thread(tokenizer.encode_chat, messages, **template_arguments)
+        desk = (await self.connected()).texts
+        return await desk.encode_chat(messages, **template_arguments)
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, as `generate` would send them. Raises BadRequest."""
-        tokenizer = await self._tokenizer("text")
-        return await asyncio.to_thread(tokenizer.encode, text)
+        return await (await self.connected()).texts.encode(text)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens among it. Raises BadRequest."""
-        tokenizer = await self._tokenizer("text")
-        return await asyncio.to_thread(tokenizer.decode_given, token_ids)
+        return await (await self.connected()).texts.decode(token_ids)
 
     async def limits(self) -> ModelLimits:
         """What the served model allows. Connects anew if the connection was lost.
@@ -376,16 +374,6 @@ class AsyncLLM:
             ) from error
 
         return EngineClient(link, ModelLimits.of(handle.facts), tokenizer)
-
-    async def _tokenizer(self, purpose: str) -> Tokenizer:
-        await self.connected()
-        tokenizer = await self._tokenizer_of(await self._found())
-        if tokenizer is None:
-            raise BadRequest(
-                f"The checkpoint has no tokenizer that this process can read; {purpose} needs one. "
-                "Use token ids."
-            )
-        return tokenizer
 
     async def _tokenizer_of(self, handle: EngineHandle) -> Tokenizer | None:
         if handle.model_path not in self._tokenizers:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from raydix.errors import BadParameter, BadRequest, Cancelled, EngineDead, RaydixError
+from raydix.errors import BadParameter, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.api.model_limits import ModelLimits
@@ -28,6 +28,7 @@ from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
 from raydix.runtime.api.samples import id_of_sample, outputs_of_samples, params_of_sample
 from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.text_desk import TextDesk
 from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import (
@@ -59,7 +60,7 @@ class EngineClient:
     ) -> None:
         self._link = link
         self._limits = limits
-        self._tokenizer = tokenizer
+        self.texts = TextDesk(tokenizer)
 
         self._num_askings = 0
         self._live: dict[AskingId, OpenRequest] = {}
@@ -85,7 +86,7 @@ class EngineClient:
     @property
     def has_tokenizer(self) -> bool:
         """Whether outputs have text."""
-        return self._tokenizer is not None
+        return self.texts.tokenizer is not None
 
     @property
     def num_requests(self) -> int:
@@ -166,7 +167,7 @@ class EngineClient:
             ending_token_ids=frozenset(submission.stop_token_ids),
             submitted_s=submitted_s,
         )
-        stream = RequestStream(streamed, self._tokenizer)
+        stream = RequestStream(streamed, self.texts.tokenizer)
         request = OpenRequest(submission.asking, request_id, stream, on_news, self._leave)
         self._live[submission.asking] = request
         return request
@@ -219,13 +220,7 @@ class EngineClient:
         if isinstance(shape, TokenPrompt):
             checked = check_token_ids(shape.token_ids, vocab_size, max_model_len)
             return TokenizedPrompt(None, checked)
-        if self._tokenizer is None:
-            raise BadRequest(
-                "The prompt is text, but the checkpoint has no tokenizer that this process can "
-                "read. Pass token ids, or put the tokenizer's files into the checkpoint folder on "
-                "this host."
-            )
-        token_ids = await asyncio.to_thread(self._tokenizer.encode, shape.text)
+        token_ids = await self.texts.encode(shape.text)
         checked = check_token_ids(token_ids, vocab_size, max_model_len)
         return TokenizedPrompt(shape.text, checked)
 
@@ -244,7 +239,7 @@ class EngineClient:
             if wrong_ids:
                 last = self._limits.vocab_size - 1
                 raise BadParameter(name, f"has {wrong_ids[:8]}; expected ids from 0 to {last}.")
-        if params.stop and self._tokenizer is None:
+        if params.stop and self.texts.tokenizer is None:
             raise BadParameter(
                 "stop",
                 f"is {list(params.stop)}, but the checkpoint has no tokenizer that this process "

@@ -1,5 +1,6 @@
 """What a client receives, in vLLM's shape."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,10 +38,23 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum over the sampled tokens that this output holds; None without `logprobs`."""
     logprobs: list[dict[int, Logprob]] | None = None
+    text_offsets: list[int] | None = None
+    """Where the text of each token begins in that of the whole output, in characters; None without
+    `logprobs` or without text. It ends where the next one's begins. A token within a character has
+    none, and the one that completes the character has all of it; what is not shown has none."""
     finish_reason: str | None = None
     """`stop`, `length` or `abort`; None while it runs."""
     stop_reason: int | str | None = None
     """The stop id or stop string that ended it; None for EOS and for the other reasons."""
+
+    def token_texts(self) -> list[str] | None:
+        """The text of each token by `text_offsets`: joined, they are `text`."""
+        if self.text_offsets is None:
+            return None
+        # What is new of an output begins with the text of its first token.
+        base = self.text_offsets[0] if self.text_offsets else 0
+        places = [each - base for each in self.text_offsets] + [len(self.text)]
+        return [self.text[start:end] for start, end in itertools.pairwise(places)]
 
     @property
     def is_finished(self) -> bool:

@@ -1,7 +1,7 @@
 """From what the Scheduler reports of one request to what its caller receives. No I/O, no clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from raydix.errors import (
     BadParameter,
@@ -14,6 +14,7 @@ from raydix.errors import (
     RaydixError,
 )
 from raydix.ids import RequestId
+from raydix.runtime.api.output_so_far import OutputSoFar
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from raydix.runtime.api.prompt_logprobs import PromptEntries
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
@@ -35,25 +36,6 @@ class StreamedRequest:
     submitted_s: float
 
 
-@dataclass(slots=True)
-class _Output:
-    """All output that was received, and how much of it the caller has taken."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    cumulative_logprob: float = 0.0
-    num_taken_tokens: int = 0
-    num_taken_characters: int = 0
-    taken_logprob: float = 0.0
-
-    def note_taken(self) -> None:
-        """The caller has taken all that there is."""
-        self.num_taken_tokens = len(self.token_ids)
-        self.num_taken_characters = len(self.text)
-        self.taken_logprob = self.cumulative_logprob
-
-
 class RequestStream:
     """Turns deltas into outputs: detokenises, finds stop strings, merges what was not taken yet.
 
@@ -68,7 +50,7 @@ class RequestStream:
         self._params = params
         self._tokenizer = tokenizer
         self._detokenizer = (
-            tokenizer.detokenizer(params.skip_special_tokens)
+            tokenizer.detokenizer(params.skip_special_tokens, request.prompt_token_ids)
             if tokenizer is not None and params.detokenize
             else None
         )
@@ -78,7 +60,9 @@ class RequestStream:
             else None
         )
 
-        self._output = _Output()
+        self._output = OutputSoFar(
+            has_logprobs=params.logprobs is not None, has_text=self._detokenizer is not None
+        )
         self._prompt_logprobs = (
             None
             if params.prompt_logprobs is None
@@ -121,10 +105,10 @@ class RequestStream:
                 self._prompt_logprobs.add(run)
         token_ids = delta.token_ids.tolist()
         hides_last = self._hides_last(token_ids, delta)
-        if self._finder is None:
-            self._append_all(token_ids, delta.logprobs, hides_last=hides_last)
+        if self._finder is None and self._params.logprobs is None:
+            self._append_all(token_ids, hides_last=hides_last)
         else:
-            self._append_until_stop_string(token_ids, delta.logprobs, hides_last=hides_last)
+            self._append_each(token_ids, delta.logprobs, hides_last=hides_last)
 
         # A stop string among these tokens has ended the stream already, whatever followed it.
         if delta.failure is not None and not self.has_ended:
@@ -144,7 +128,7 @@ class RequestStream:
             if self._detokenizer is not None:
                 self._output.text += self._detokenizer.push((token_id,))
             return False
-        self._append_until_stop_string([token_id], (), hides_last=False)
+        self._append_each([token_id], (), hides_last=False)
         return self._note_end(now_s)
 
     def fail(self, error: RaydixError) -> None:
@@ -158,44 +142,62 @@ class RequestStream:
         if not self._has_news or (self._params.output_kind is OutputKind.FINAL and not is_finished):
             return None
         self._has_news = False
-        if self._params.output_kind is OutputKind.DELTA:
-            output = self._wrap(self._take_delta())
-            self._prompt_logprobs = None
-            return output
-        return self._wrap(self._cumulative())
+        if self._params.output_kind is not OutputKind.DELTA:
+            return self._wrap(self._cumulative())
 
-    def _append_all(
-        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hides_last: bool
-    ) -> None:
+        is_open = self._detokenizer is not None and self._detokenizer.is_open
+        new = self._output.take_new(is_open=is_open, is_finished=is_finished)
+        if not new.token_ids and not is_finished:
+            return None
+        output = self._wrap(self._with_end(new))
+        self._prompt_logprobs = None
+        return output
+
+    def _append_all(self, token_ids: list[int], *, hides_last: bool) -> None:
         if not token_ids:
             return
-        self._append_tokens(token_ids, logprobs)
+        self._output.token_ids += token_ids
+        self._has_news = True
         if self._detokenizer is not None:
             shown = token_ids[:-1] if hides_last else token_ids
             self._output.text += self._detokenizer.push(shown)
 
-    def _append_until_stop_string(
+    def _append_each(
         self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hides_last: bool
     ) -> None:
-        """Append tokens up to the one that completes a stop string."""
-        assert self._detokenizer is not None, "stop strings are refused without text"
-        assert self._finder is not None, "the caller checked"
-        last = len(token_ids) - 1
-
+        """Append tokens, each with its text, up to the one that completes a stop string."""
         # One by one: the output must end with the same token however deltas were merged.
         for i, token_id in enumerate(token_ids):
-            self._append_tokens([token_id], logprobs[i : i + 1])
-            if i == last and hides_last:
-                return
+            is_hidden = hides_last and i == len(token_ids) - 1
+            if is_hidden and self._detokenizer is not None:
+                # Of the tokens before it.
+                self._show(self._detokenizer.flush())
+                if self._finish_reason is not None:
+                    return
 
-            text = self._detokenizer.push([token_id])
-            if len(self._output.token_ids) <= self._params.min_tokens:
-                self._output.text += self._finder.push_unchecked(text)
-                continue
-            self._output.text += self._finder.push(text)
-            if self._finder.matched is not None:
-                self._finish_by_stop_string(self._finder.matched)
-                return
+            self._output.add_token(token_id)
+            self._has_news = True
+            if self._params.logprobs is not None:
+                self._append_logprobs(logprobs[i])
+            if self._detokenizer is not None and not is_hidden:
+                self._show(self._detokenizer.push((token_id,)))
+                if self._finish_reason is not None:
+                    return
+
+    def _show(self, text: str) -> None:
+        """Take the text of the latest token; a stop string in it ends the output."""
+        self._output.add_text(text)
+        if self._finder is None:
+            self._output.text += text
+            return
+        is_checked = len(self._output.token_ids) > self._params.min_tokens
+        self._output.text += (
+            self._finder.push(text) if is_checked else self._finder.push_unchecked(text)
+        )
+        if self._finder.matched is not None:
+            self._finish_reason = FinishReason.STOP
+            self._stop_reason = self._finder.matched
+            self._has_news = True
 
     def _hides_last(self, token_ids: list[int], delta: RequestDelta) -> bool:
         """Whether the last token ended the output, and is not to be shown in its text."""
@@ -206,18 +208,8 @@ class RequestStream:
         )
         return is_ending and not self._params.include_stop_str_in_output
 
-    def _append_tokens(
-        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None]
-    ) -> None:
-        self._output.token_ids += token_ids
-        self._has_news = True
-        if self._params.logprobs is not None:
-            for each in logprobs:
-                self._append_logprobs(each)
-
     def _append_logprobs(self, entry: TokenLogprobs | None) -> None:
         assert entry is not None, "the engine left out logprobs that the request asked for"
-        self._output.cumulative_logprob += entry.logprobs[0]
         self._output.logprobs.append(
             {
                 token_id: Logprob(logprob, rank, *self._told_of(token_id))
@@ -236,16 +228,18 @@ class RequestStream:
             return None, None
         told = self._decoded.get(token_id)
         if told is None:
-            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-            told = self._decoded[token_id] = text, self._tokenizer.bytes_of(token_id, text)
+            text = self._tokenizer.token_text(token_id)
+            told = self._decoded[token_id] = text, self._tokenizer.token_bytes(token_id)
         return told
 
     def _finish(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:
-            self._flush_text(self._detokenizer.flush())
+            self._show(self._detokenizer.flush())
         # The text that was held back may have completed a stop string.
         if self._finish_reason is not None:
             return
+        if self._finder is not None:
+            self._output.text += self._finder.flush()
 
         self._finish_reason = reason
         self._has_news = True
@@ -256,24 +250,6 @@ class RequestStream:
             and token_ids[-1] in self._params.stop_token_ids
         ):
             self._stop_reason = token_ids[-1]
-
-    def _flush_text(self, text: str) -> None:
-        if self._finder is None:
-            self._output.text += text
-            return
-        is_checked = len(self._output.token_ids) > self._params.min_tokens
-        self._output.text += (
-            self._finder.push(text) if is_checked else self._finder.push_unchecked(text)
-        )
-        if self._finder.matched is not None:
-            self._finish_by_stop_string(self._finder.matched)
-        else:
-            self._output.text += self._finder.flush()
-
-    def _finish_by_stop_string(self, stop_string: str) -> None:
-        self._finish_reason = FinishReason.STOP
-        self._stop_reason = stop_string
-        self._has_news = True
 
     def _note_admission(self, delta: RequestDelta, now_s: float) -> None:
         by_source = dict(delta.cached_tokens_by_source or {})
@@ -300,32 +276,13 @@ class RequestStream:
         return self._finder is not None and self._finder.matched is not None
 
     def _cumulative(self) -> CompletionOutput:
-        output = self._output
-        has_logprobs = self._params.logprobs is not None
-        return CompletionOutput(
-            text=output.text,
-            token_ids=output.token_ids.copy(),
-            cumulative_logprob=output.cumulative_logprob if has_logprobs else None,
-            logprobs=output.logprobs.copy() if has_logprobs else None,
-            finish_reason=self._finish_reason.value if self._finish_reason is not None else None,
-            stop_reason=self._stop_reason,
-        )
+        return self._with_end(self._output.whole())
 
-    def _take_delta(self) -> CompletionOutput:
-        output = self._output
-        has_logprobs = self._params.logprobs is not None
-        new_logprob = output.cumulative_logprob - output.taken_logprob
-        delta = CompletionOutput(
-            text=output.text[output.num_taken_characters :],
-            token_ids=output.token_ids[output.num_taken_tokens :],
-            cumulative_logprob=new_logprob if has_logprobs else None,
-            logprobs=output.logprobs[output.num_taken_tokens :] if has_logprobs else None,
-            finish_reason=self._finish_reason.value if self._finish_reason is not None else None,
-            stop_reason=self._stop_reason,
-        )
-
-        output.note_taken()
-        return delta
+    def _with_end(self, completion: CompletionOutput) -> CompletionOutput:
+        if self._finish_reason is None:
+            return completion
+        reason = self._finish_reason.value
+        return replace(completion, finish_reason=reason, stop_reason=self._stop_reason)
 
     def _wrap(self, completion: CompletionOutput) -> RequestOutput:
         return RequestOutput(

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import BadRequest, CheckpointError
-from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from raydix.runtime.api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from raydix.runtime.api.prompts import is_unicode
+from raydix.runtime.api.token_bytes import TokenBytes
 from raydix.runtime.model.hub import settings_folder
 from raydix.runtime.model.late_import import import_late
 
@@ -79,30 +80,18 @@ def _has_files(folder: Path) -> bool:
 class Tokenizer:
     """Text to ids and back. All methods may be called from several threads.
 
-    `decode` never applies `clean_up_tokenization_spaces`, which would change text that was already
-    streamed.
+    Text is what the bytes of the tokens say: a valid part of a run of byte tokens keeps its text
+    beside an invalid one. `decode` never applies `clean_up_tokenization_spaces`, which would change
+    text that was already streamed.
     """
 
     def __init__(self, wrapped: Any) -> None:
         """`wrapped` is a transformers tokenizer."""
-        from tokenizers import decoders
-
         self._wrapped = wrapped
         self._special_ids = frozenset(
             i for i, added in wrapped.added_tokens_decoder.items() if added.special
         )
-        self._is_byte_level = wrapped.is_fast and isinstance(
-            wrapped.backend_tokenizer.decoder, decoders.ByteLevel
-        )
-        vocabulary = {} if self._is_byte_level else wrapped.get_vocab()
-        names = (f"<0x{byte:02X}>" for byte in range(256))
-        self._byte_tokens = {
-            vocabulary[name]: bytes([byte]) for byte, name in enumerate(names) if name in vocabulary
-        }
-        self._byte_token_ids = frozenset(self._byte_tokens)
-        self._word_ids = frozenset(vocabulary.values()) - self._byte_token_ids
-        self._word_ids_but_special = self._word_ids - self._special_ids
-        self._bytes_of_token: dict[int, bytes] = {}
+        self._token_bytes = TokenBytes.of(wrapped.backend_tokenizer) if wrapped.is_fast else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the checkpoint puts around one.
@@ -165,46 +154,64 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of all `token_ids` at once. Ids that the tokenizer does not know have no text."""
-        text: str
-        if self._wrapped.is_fast:
-            # A third of the time that the other takes; the window detokenizer spends it twice a
-            # token.
-            text = self._wrapped.backend_tokenizer.decode(
-                token_ids, skip_special_tokens=skip_special_tokens
-            )
-        else:
-            text = self._wrapped.decode(
-                list(token_ids),
-                skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=False,
-            )
+        if self._token_bytes is not None:
+            whole = self.detokenizer(skip_special_tokens)
+            return whole.push(token_ids) + whole.flush()
+        return self._decoded(token_ids, skip_special_tokens)
+
+    def prompt_texts(
+        self, token_ids: Sequence[int], prompt: str | None, *, is_whole: bool
+    ) -> list[str]:
+        """The text of each token of a prompt, as that of an output goes on behind them.
+
+        prompt: the text that they were made of, if any, which has not what the checkpoint puts
+        around it. is_whole: nothing follows, so that an unfinished character is told, too.
+        """
+        num_before, num_after = (0, 0) if prompt is None else self._num_around
+        last = len(token_ids) - num_after
+        detokenizer = self.detokenizer(skip_special_tokens=False)
+        texts = [detokenizer.push((each,)) for each in token_ids[num_before:last]]
+        if is_whole and texts:
+            texts[-1] += detokenizer.flush()
+        return [*[""] * num_before, *texts, *[""] * num_after]
+
+    @functools.cached_property
+    def _num_around(self) -> tuple[int, int]:
+        """How many special tokens the checkpoint puts before and after a prompt."""
+        whole = self._wrapped.encode("a", verbose=False)
+        own = self._wrapped.encode("a", add_special_tokens=False, verbose=False)
+        places = range(len(whole) - len(own) + 1)
+        before = next(i for i in places if whole[i : i + len(own)] == own)
+        return before, len(whole) - len(own) - before
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text behind others; of a part of a character, what stands for that."""
+        if self._token_bytes is None:
+            return self._decoded([token_id], skip_special_tokens=False)
+        return self._token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's bytes behind others, which may be a part of a character."""
+        if self._token_bytes is None:
+            return self.token_text(token_id).encode()
+        return self._token_bytes(token_id)
+
+    def detokenizer(self, skip_special_tokens: bool, behind: Sequence[int] = ()) -> Detokenizer:
+        """A new incremental detokenizer, for the output of one request behind its prompt."""
+        if self._token_bytes is not None:
+            hidden_ids = self._special_ids if skip_special_tokens else frozenset[int]()
+            return ByteDetokenizer(self._token_bytes, hidden_ids, behind)
+        decode = functools.partial(self._decoded, skip_special_tokens=skip_special_tokens)
+        return WindowDetokenizer(decode, behind)
+
+    def _decoded(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """As the wrapped tokenizer decodes them."""
+        text: str = self._wrapped.decode(
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
         return text
-
-    def bytes_of(self, token_id: int, text: str) -> bytes:
-        """What a token stands for, whose text is `text`: it may be a part of a character."""
-        if self._is_byte_level:
-            return self._token_bytes(token_id)
-        return self._byte_tokens.get(token_id, text.encode())
-
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        """A new incremental detokenizer, for one request."""
-        if self._is_byte_level:
-            return ByteLevelDetokenizer(
-                self._token_bytes_but_special if skip_special_tokens else self._token_bytes
-            )
-        decode = functools.partial(self.decode, skip_special_tokens=skip_special_tokens)
-        word_ids = self._word_ids_but_special if skip_special_tokens else self._word_ids
-        return WindowDetokenizer(decode, self._byte_token_ids, word_ids)
-
-    def _token_bytes_but_special(self, token_id: int) -> bytes:
-        return b"" if token_id in self._special_ids else self._token_bytes(token_id)
-
-    def _token_bytes(self, token_id: int) -> bytes:
-        known = self._bytes_of_token.get(token_id)
-        if known is None:
-            name = self._wrapped.backend_tokenizer.id_to_token(token_id)
-            known = self._bytes_of_token[token_id] = b"" if name is None else _bytes_of_name(name)
-        return known
 
 
 def _with_text(message: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -247,30 +254,6 @@ def _text_of(part: Any) -> str:
             "{'type': 'text', 'text': 'Hello'}."
         )
     return text
-
-
-def _bytes_of_name(name: str) -> bytes:
-    """Undo the byte-level alphabet."""
-    # As in the tokenizers library, a name with any other character stands for itself.
-    alphabet = _byte_level_alphabet()
-    if all(character in alphabet for character in name):
-        return bytes(alphabet[character] for character in name)
-    return name.encode()
-
-
-@functools.cache
-def _byte_level_alphabet() -> dict[str, int]:
-    """Character to byte, as GPT-2 defined it."""
-    # Printable Latin-1 bytes stand for themselves, the others for characters from U+0100 on.
-    shown = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
-    }
 
 
 def _is_token_id(value: Any) -> bool:

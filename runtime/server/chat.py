@@ -182,9 +182,8 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
     )
     variables = template_arguments(body)
     with refused_as("messages"):
-        token_ids = await served.engine.apply_chat_template(
-            template_messages(body.messages), **variables
-        )
+        desk = (await served.engine.connected()).texts
+        token_ids = await desk.encode_chat(template_messages(body.messages), **variables)
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),

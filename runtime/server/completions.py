@@ -61,11 +61,9 @@ class _Answer:
         choices = await asyncio.to_thread(self._choices, outputs, await self._echoes(outputs))
         return self.completion(choices, meter.usage())
 
-    def choice(
-        self, index: int, new: CompletionOutput, num_sent: int, echo: Echo | None
-    ) -> CompletionChoice:
-        """What is new of a choice of which so many characters were sent."""
-        return completion_choice(index, new, num_sent, self.request.return_token_ids, echo)
+    def choice(self, index: int, new: CompletionOutput, echo: Echo | None) -> CompletionChoice:
+        """What is new of a choice."""
+        return completion_choice(index, new, self.request.return_token_ids, echo)
 
     def shown(self, output: RequestOutput) -> RequestOutput:
         """What the engine generates, without the token that nobody asked for."""
@@ -86,17 +84,22 @@ class _Answer:
             prompt, sample = divmod(index, self.request.n)
             if sample == 0 and self.request.prompt_logprobs is not None:
                 told = told_prompt_logprobs(output.prompt_logprobs)
-            choice = self.choice(index, output.outputs[0], 0, echoes[prompt])
+            choice = self.choice(index, output.outputs[0], echoes[prompt])
             choices.append(choice.model_copy(update={"prompt_logprobs": told}))
         return choices
 
     async def echo(self, output: RequestOutput) -> Echo:
         """The prompt, to be put before an output of it."""
-        decode, token_ids = self.served.engine.decode, output.prompt_token_ids
+        desk = (await self.served.engine.connected()).texts
+        texts = await desk.prompt_texts(
+            output.prompt_token_ids, output.prompt, is_whole=not self.request.max_tokens
+        )
+        # As the tokens have it where places in it are told: a tokenizer may change what came.
+        given = output.prompt if output.prompt_logprobs is None else None
         return Echo(
-            text=await decode(token_ids) if output.prompt is None else output.prompt,
-            token_ids=token_ids,
-            first_token=await decode(token_ids[:1]),
+            text="".join(texts) if given is None else given,
+            token_ids=output.prompt_token_ids,
+            token_texts=texts,
             logprobs=output.prompt_logprobs,
         )
 
@@ -109,8 +112,7 @@ class _Events:
         self._options = check_stream_options(answer.request, answer.request.stream_options)
         self._meter = UsageMeter(answer.generation.num_samples)
         self._plain_chunks = PlainChunks(self._plain_chunk)
-        self._num_sent: dict[int, int] = {}
-        """Characters, by choice."""
+        self._begun: set[int] = set()
 
     def plain(self, index: int, output: RequestOutput) -> bytes | None:
         """See `EventWriter`."""
@@ -119,7 +121,6 @@ class _Events:
         new = output.outputs[0]
         event = self._plain_chunks.event(index, new)
         if event is not None:
-            # Where a token begins is told with logprobs alone, which are never plain.
             self._meter.add_tokens(new)
         return event
 
@@ -127,9 +128,9 @@ class _Events:
         """See `EventWriter`."""
         shown = self._answer.shown(output)
         echo = await self._answer.echo(output) if self._is_echo(index) else None
-        choice = self._answer.choice(index, shown.outputs[0], self._num_sent.get(index, 0), echo)
+        choice = self._answer.choice(index, shown.outputs[0], echo)
         self._meter.add(index, shown)
-        self._num_sent[index] = self._num_sent.get(index, 0) + len(choice.text)
+        self._begun.add(index)
         usage = self._meter.usage() if self._options.continuous_usage_stats else None
         return data_event(self._answer.completion([choice], usage))
 
@@ -144,15 +145,19 @@ class _Events:
         return data_failure(failed)
 
     def _is_echo(self, index: int) -> bool:
-        return self._answer.request.echo and index not in self._num_sent
+        return self._answer.request.echo and index not in self._begun
 
     def _plain_chunk(self, index: int, new: CompletionOutput) -> Completion:
-        return self._answer.completion([self._answer.choice(index, new, 0, None)], None)
+        return self._answer.completion([self._answer.choice(index, new, None)], None)
 
 
 def _without_tokens(output: RequestOutput) -> RequestOutput:
     has_logprobs = output.outputs[0].logprobs is not None
-    nothing = CompletionOutput(finish_reason="length", logprobs=[] if has_logprobs else None)
+    nothing = CompletionOutput(
+        finish_reason="length",
+        logprobs=[] if has_logprobs else None,
+        text_offsets=[] if has_logprobs else None,
+    )
     return replace(output, outputs=[nothing])
 
 

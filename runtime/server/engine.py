@@ -1,6 +1,6 @@
 """What the HTTP server needs of an engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from raydix.runtime.api.engine_client import EngineClient
@@ -13,21 +13,7 @@ class ServedEngine(Protocol):
     name: str
 
     async def connected(self) -> EngineClient:
-        """The open connection, on which requests are opened; a new one if there is none."""
-        ...
-
-    async def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
-    ) -> list[int]:
-        """Token ids of a conversation."""
-        ...
-
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
-        ...
-
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids."""
+        """The open connection, for requests and for text; a new one if there is none."""
         ...
 
     async def limits(self) -> ModelLimits:

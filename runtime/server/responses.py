@@ -100,7 +100,7 @@ async def _generation(served: Served, body: ResponsesRequest, caller: Caller) ->
     options = options_of(body, caller)
     messages = template_messages(conversation_of(body))
     with refused_as("input"):
-        token_ids = await served.engine.apply_chat_template(messages)
+        token_ids = await (await served.engine.connected()).texts.encode_chat(messages)
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),

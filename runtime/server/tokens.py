@@ -35,12 +35,13 @@ def token_routes(served: Served) -> APIRouter:
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Text of token ids."""
         served.check_model(body.model)
-        vocab_size = (await served.engine.limits()).vocab_size
+        client = await served.engine.connected()
+        vocab_size = client.limits.vocab_size
         for token_id in body.tokens:
             if not 0 <= token_id < vocab_size:
                 problem = f"has {token_id}; expected ids from 0 to {vocab_size - 1}."
                 raise BadParameter("tokens", problem)
-        text = await while_connected(request.receive, served.engine.decode(body.tokens))
+        text = await while_connected(request.receive, client.texts.decode(body.tokens))
         return json_answer(Detokenized(prompt=text))
 
     return router
@@ -49,7 +50,8 @@ def token_routes(served: Served) -> APIRouter:
 async def _token_ids(served: Served, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("Exactly one of prompt and messages is expected. Set one of them.")
+    desk = (await served.engine.connected()).texts
     if body.prompt is not None:
-        return await served.engine.encode(body.prompt)
+        return await desk.encode(body.prompt)
     assert body.messages is not None, "one of them is set"
-    return await served.engine.apply_chat_template(template_messages(body.messages))
+    return await desk.encode_chat(template_messages(body.messages))

@@ -1,6 +1,5 @@
 """An in-process engine in the shape of `AsyncLLM`, for tests of what is built on that."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -11,19 +10,16 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.testing.engine import InProcessEngine
 
 
 class InProcessLLM:
     """See `AsyncLLM`, whose methods these are. Belongs to the engine's loop."""
 
-    def __init__(self, engine: InProcessEngine, client: EngineClient, tokenizer: Tokenizer) -> None:
-        """`client` must have been connected with the same tokenizer."""
+    def __init__(self, engine: InProcessEngine, client: EngineClient) -> None:
         self.name = "in-process"
         self._engine = engine
         self._client = client
-        self._tokenizer = tokenizer
 
     def generate(
         self,
@@ -43,15 +39,15 @@ class InProcessLLM:
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
     ) -> list[int]:
         """See `AsyncLLM`."""
-        return await asyncio.to_thread(self._tokenizer.encode_chat, messages, **template_arguments)
+        return await self._client.texts.encode_chat(messages, **template_arguments)
 
     async def encode(self, text: str) -> list[int]:
         """See `AsyncLLM`."""
-        return await asyncio.to_thread(self._tokenizer.encode, text)
+        return await self._client.texts.encode(text)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `AsyncLLM`."""
-        return await asyncio.to_thread(self._tokenizer.decode, token_ids, skip_special_tokens=False)
+        return await self._client.texts.decode(token_ids)
 
     async def limits(self) -> ModelLimits:
         """See `AsyncLLM`."""

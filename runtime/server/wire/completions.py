@@ -68,7 +68,12 @@ class CompletionRequest(GenerationFields):
 
 
 class CompletionLogprobs(WireAnswer):
-    """Columns, one entry per token of the text; of an echoed prompt's first one nothing is told."""
+    """Columns, one entry per token; of an echoed prompt's first one nothing is told.
+
+    `tokens` are the parts of the text which begin at `text_offset`, and joined they are the text. A
+    token that ends within a character has an empty one, and the token that completes the character
+    has all of it. What is not in the text, such as a token that ended it, has an empty one, too.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -139,56 +144,58 @@ def max_tokens_of(request: CompletionRequest) -> int:
 
 
 def completion_choice(
-    index: int,
-    output: CompletionOutput,
-    text_offset: int,
-    with_token_ids: bool,
-    echo: Echo | None = None,
+    index: int, output: CompletionOutput, with_token_ids: bool, echo: Echo | None = None
 ) -> CompletionChoice:
-    """One choice; `text_offset`: characters of it that were sent before."""
+    """One choice, or what is new of it."""
     return CompletionChoice(
         index=index,
         text=output.text if echo is None else echo.text + output.text,
-        logprobs=_logprobs(output, text_offset, echo),
+        logprobs=_logprobs(output, echo),
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
         token_ids=output.token_ids if with_token_ids else None,
     )
 
 
-def _logprobs(
-    output: CompletionOutput, text_offset: int, echo: Echo | None
-) -> CompletionLogprobs | None:
+def _logprobs(output: CompletionOutput, echo: Echo | None) -> CompletionLogprobs | None:
     if output.logprobs is None:
         return None
-    places = list[tuple[int, dict[int, Logprob] | None]](
-        zip(output.token_ids, output.logprobs, strict=True)
-    )
+    tokens = output.token_texts()
+    if tokens is None:
+        tokens = [token_of_id(each) for each in output.token_ids]
+    offsets = output.text_offsets or [0] * len(tokens)
+    entries: list[dict[int, Logprob] | None] = [*output.logprobs]
+    token_ids = output.token_ids
     if echo is not None and echo.logprobs is not None:
-        places = [*zip(echo.token_ids, echo.logprobs, strict=True), *places]
-    # Only the first token of a prompt lacks an entry, and only an echo has that.
-    first = "" if echo is None else echo.first_token
-    names = [
-        first if entry is None else token_name(token_id, entry[token_id])
-        for token_id, entry in places
-    ]
+        starts = list(accumulate(map(len, echo.token_texts), initial=0))
+        offsets = [*starts[:-1], *(starts[-1] + each for each in offsets)]
+        tokens = [*echo.token_texts, *tokens]
+        entries = [*echo.logprobs, *entries]
+        token_ids = [*echo.token_ids, *token_ids]
 
-    # Where each token begins, as far as the names of the tokens before it tell.
-    offsets = list(accumulate(map(len, names), initial=text_offset))[:-1]
+    places = list(zip(token_ids, tokens, entries, strict=True))
     return CompletionLogprobs(
-        tokens=names,
+        tokens=tokens,
+        # Only the first token of a prompt lacks an entry, and only an echo has that.
         token_logprobs=[
-            None if entry is None else finite(entry[token_id].logprob) for token_id, entry in places
+            None if entry is None else finite(entry[token_id].logprob)
+            for token_id, _, entry in places
         ],
-        top_logprobs=[None if entry is None else _by_name(entry) for _, entry in places],
+        top_logprobs=[
+            None if entry is None else _by_name(entry, token_id, token)
+            for token_id, token, entry in places
+        ],
         text_offset=offsets,
     )
 
 
-def _by_name(entry: dict[int, Logprob]) -> dict[str, float]:
-    """By text; a token whose text an earlier one has goes by its id."""
+def _by_name(entry: dict[int, Logprob], sampled_id: int, text: str) -> dict[str, float]:
+    """By text; a token whose text an earlier one has goes by its id.
+
+    The sampled one goes by its part of the output's text, as among `tokens`.
+    """
     named: dict[str, float] = {}
     for token_id, each in entry.items():
-        name = token_name(token_id, each)
+        name = text if token_id == sampled_id else token_name(token_id, each)
         named[token_of_id(token_id) if name in named else name] = finite(each.logprob)
     return named

@@ -27,8 +27,8 @@ class Echo:
 
     text: str
     token_ids: list[int]
-    first_token: str
-    """The text of the first token, of which no logprob is told."""
+    token_texts: list[str]
+    """The text of each of its tokens; with logprobs `text` is these."""
     logprobs: Sequence[PromptEntry] | None
 
 

@@ -70,6 +70,18 @@ def sentencepiece_backend() -> PreTrainedTokenizerFast:
     )
 
 
+def word_piece_backend() -> PreTrainedTokenizerFast:
+    """Neither bytes nor sentencepiece: the decoder looks at what a piece begins with."""
+    pieces = ["[UNK]", "[END]", "a", "##b", "c", "##cd", "e"]
+    backend = BackendTokenizer(
+        models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    backend.add_special_tokens(["[END]"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="[END]")
+
+
 def byte_token_tokenizer() -> Tokenizer:
     """257 tokens: each byte, in the order of the byte-level alphabet, and 256, an EOS."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
+from raydix.runtime.api.detokenizer import ByteDetokenizer, WindowDetokenizer
+from raydix.runtime.api.tokenizer import Tokenizer
+from tests.runtime.api.small_tokenizers import word_piece_backend
 
 VOCABULARY_SIZES = {"byte_level": 266, "sentencepiece": 275}
 
@@ -47,8 +49,20 @@ def test_text_survives_the_round_trip_one_id_at_a_time(request, kind, text):
 
 
 def test_each_kind_of_tokenizer_gets_its_detokenizer(byte_level, sentencepiece):
-    assert isinstance(byte_level.detokenizer(True), ByteLevelDetokenizer)
-    assert isinstance(sentencepiece.detokenizer(True), WindowDetokenizer)
+    assert isinstance(byte_level.detokenizer(True), ByteDetokenizer)
+    assert isinstance(sentencepiece.detokenizer(True), ByteDetokenizer)
+    words = Tokenizer(word_piece_backend())
+    assert isinstance(words.detokenizer(True), WindowDetokenizer)
+
+
+@settings(deadline=None, max_examples=200)
+@given(pieces=st.lists(st.lists(st.integers(0, 8), max_size=4), max_size=8), cut=st.integers(0, 8))
+def test_deltas_of_any_other_kind_are_what_the_ids_add_to_the_prompt(pieces, cut):
+    words = Tokenizer(word_piece_backend())
+    prompt, output = list(chain(*pieces[:cut])), pieces[cut:]
+    detokenizer = words.detokenizer(False, prompt)
+    text = "".join([*map(detokenizer.push, output), detokenizer.flush()])
+    assert words.decode(prompt, False) + text == words.decode([*prompt, *chain(*output)], False)
 
 
 def test_an_unfinished_character_is_held_back(byte_level):
@@ -63,15 +77,14 @@ def test_an_unfinished_character_is_held_back(byte_level):
     ]
 
 
-def test_a_run_of_byte_tokens_is_held_back_until_it_ends(sentencepiece):
+def test_a_character_of_byte_tokens_is_told_once_it_is_whole(sentencepiece):
     detokenizer = sentencepiece.detokenizer(True)
-    token_ids = [*sentencepiece.encode("x")[1:], *sentencepiece.encode("a")]
-    assert [detokenizer.push([each]) for each in token_ids] == ["", "x a"]
+    token_ids = [*sentencepiece.encode("x€")[1:], *sentencepiece.encode("a")]
+    told = [(detokenizer.push([each]), detokenizer.is_open) for each in token_ids]
+    assert told == [("x", False), ("", True), ("", True), ("€", False), (" a", False)]
 
 
 def test_a_lasting_replacement_character_is_released():
-    detokenizer = WindowDetokenizer(
-        lambda ids: "\N{REPLACEMENT CHARACTER}" * len(ids), frozenset(), frozenset()
-    )
+    detokenizer = WindowDetokenizer(lambda ids: "\N{REPLACEMENT CHARACTER}" * len(ids))
     assert len("".join(detokenizer.push([1]) for _ in range(20))) == 16
     assert len(detokenizer.flush()) == 4

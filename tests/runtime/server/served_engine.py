@@ -87,7 +87,7 @@ async def serving(
     assert tokenizer is not None, "the checkpoint has one"
 
     async with in_process_engine(config) as engine:
-        llm = InProcessLLM(engine, await engine.connect(tokenizer), tokenizer)
+        llm = InProcessLLM(engine, await engine.connect(tokenizer))
         app = build_app(llm, MODEL, keys, wall_clock=lambda: float(NOW))
         async with listening(app, TcpAddress("127.0.0.1", 0), drain_s) as url:
             yield Server(url, engine, llm)

@@ -299,3 +299,25 @@ async def test_biases_are_the_engines(server: Server) -> None:
 
     assert forced.choices[0].token_ids == [65] * 3
     assert chat.choices[0].token_ids == [66] * 3
+
+
+async def test_logprobs_address_the_text_streamed_as_whole(server: Server) -> None:
+    create = server.client().completions.create
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 60, "logprobs": 2}
+    for prompt in ("hello", "naïve 🦜", "日本"):
+        whole = (await create(**asked, prompt=prompt)).choices[0]
+        chunks = [
+            chunk.choices[0] async for chunk in await create(**asked, prompt=prompt, stream=True)
+        ]
+
+        columns = whole.logprobs
+        assert "".join(columns.tokens) == whole.text
+        for token, offset, tops in zip(
+            columns.tokens, columns.text_offset, columns.top_logprobs, strict=True
+        ):
+            assert whole.text[offset : offset + len(token)] == token
+            assert token in tops
+        assert "".join(each.text for each in chunks) == whole.text
+        for name in ("tokens", "text_offset", "top_logprobs"):
+            told = [each for chunk in chunks for each in getattr(chunk.logprobs, name)]
+            assert told == getattr(columns, name)

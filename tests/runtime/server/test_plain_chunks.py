@@ -25,7 +25,7 @@ def chat_chunk(name: str, index: int, new: CompletionOutput, with_token_ids: boo
 
 
 def text_chunk(name: str, index: int, new: CompletionOutput, with_token_ids: bool) -> WireAnswer:
-    choice = completion_choice(index, new, 0, with_token_ids)
+    choice = completion_choice(index, new, with_token_ids)
     return Completion(id="cmpl-1", created=1, model=name, choices=[choice])
 
 

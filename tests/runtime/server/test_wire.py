@@ -176,13 +176,15 @@ def test_usage_counts_each_prompt_once_and_all_outputs() -> None:
 def test_logprobs_that_json_lacks_are_told_as_a_number() -> None:
     none = float("-inf")
     entry = {7: Logprob(none, 3, "é", "é".encode()), 8: Logprob(-0.5, 1, "b", b"b")}
-    new = CompletionOutput(text="éé", token_ids=[7, 7], logprobs=[entry, entry])
+    new = CompletionOutput(
+        text="éé", token_ids=[7, 7], logprobs=[entry, entry], text_offsets=[10, 11]
+    )
 
     told = chat_logprobs(new, 1)
     assert told is not None
     assert (told.content[0].logprob, told.content[0].bytes) == (-9999.0, [0xC3, 0xA9])
     assert [each.token for each in told.content[0].top_logprobs] == ["b"]
-    columns = completion_choice(0, new, 10, with_token_ids=False).logprobs
+    columns = completion_choice(0, new, with_token_ids=False).logprobs
     assert columns is not None
     assert columns.top_logprobs == [{"é": -9999.0, "b": -0.5}] * 2
     assert columns.text_offset == [10, 11]
@@ -190,14 +192,21 @@ def test_logprobs_that_json_lacks_are_told_as_a_number() -> None:
 
 def test_tokens_with_one_text_are_told_apart() -> None:
     parts = {7: Logprob(-1.0, 1, "\ufffd", b"\xc3"), 8: Logprob(-2.0, 2, "\ufffd", b"\xa9")}
-    new = CompletionOutput(text="", token_ids=[7], logprobs=[parts])
+    new = CompletionOutput(text="", token_ids=[7], logprobs=[parts], text_offsets=[0])
 
     told = chat_logprobs(new, 2)
     assert told is not None
     assert [each.bytes for each in told.content[0].top_logprobs] == [[0xC3], [0xA9]]
-    columns = completion_choice(0, new, 0, with_token_ids=False).logprobs
+    columns = completion_choice(0, new, with_token_ids=False).logprobs
     assert columns is not None
-    assert columns.top_logprobs == [{"\ufffd": -1.0, "token_id:8": -2.0}]
+    # What was sampled goes by its part of the text, which has none of the character yet.
+    assert columns.tokens == [""]
+    assert columns.top_logprobs == [{"": -1.0, "\ufffd": -2.0}]
+    both = {8: parts[8], 9: parts[8], **parts}
+    others = CompletionOutput(text="", token_ids=[7], logprobs=[both], text_offsets=[0])
+    columns = completion_choice(0, others, with_token_ids=False).logprobs
+    assert columns is not None
+    assert list(columns.top_logprobs[0] or ()) == ["\ufffd", "token_id:9", ""]
 
 
 @pytest.mark.parametrize(
