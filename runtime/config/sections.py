@@ -262,6 +262,11 @@ class SchedulerSection(Section):
         description="A step that computes prompts takes at most so many times as long as its "
         "decodes alone would. Less: steadier output; more: earlier first tokens.",
     )
+    short_prompt_fraction: Annotated[float, Field(ge=0.0, le=0.9)] = Field(
+        0.25,
+        description="Of each step that computes a part of a long prompt, this much is for shorter "
+        "prompts behind it. More: they wait less; less: the long one ends sooner.",
+    )
     max_running_requests: Annotated[int, Field(ge=1, le=65536)] = Field(
         64, description="Requests that a rank generates for at once."
     )

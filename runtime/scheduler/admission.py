@@ -1,4 +1,4 @@
-"""Which waiting request runs next, and what is loaded for it."""
+"""Whether a waiting request runs now, and what is loaded for it."""
 
 import bisect
 from collections.abc import Sequence
@@ -22,16 +22,7 @@ from raydix.runtime.scheduler.page_needs import PageCounts, add_pages, pages_to_
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.publishing import keep_window
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import Phase, RequestState, Start
-
-_MAX_MOVED = 16
-"""Waiting requests whose place is chosen anew per step: a bound on what a step costs."""
-_MAX_PAGES_IN_VAIN = 16_384
-"""Pages of waiting requests that are looked for per step and do not run: 2 ms. After a change for
-everybody that is the whole queue: the others follow with the next ticks, between other events.
-"""
-_LOOK_PAGES = 256
-"""A look at a request counts for so many pages, or for those of its prompt if they are more."""
+from raydix.runtime.scheduler.request import RequestState, Start
 
 
 class Verdict(Enum):
@@ -78,44 +69,8 @@ def enqueue(replica: Replica, lane: Lane, request: RequestState, found: CachedPr
     lane.waiting.add(request, num_cached_pages=found.num_pages, lacks=lacks)
 
 
-def admit_waiting(
-    replica: Replica, lane: Lane, now_s: float, budget_tokens: int
-) -> list[RequestState]:
-    """Admit waiting requests, in order, until one has no room or the budget is used up."""
-    admitted: list[RequestState] = []
-    num_pages_left = _MAX_PAGES_IN_VAIN
-    _move_grown(replica, lane)
-
-    # Whoever is looked at runs, is parked, moves back, or has no room.
-    while (
-        budget_tokens > 0
-        and lane.has_free_slot
-        and (request := lane.waiting.next_turn()) is not None
-    ):
-        match try_admit(replica, lane, request, now_s):
-            case Verdict.ADMITTED:
-                admitted.append(request)
-                if request.phase is Phase.RUNNING:
-                    budget_tokens -= request.num_to_plan
-            case Verdict.WAITS:
-                num_pages_left -= max(_LOOK_PAGES, request.chain.num_prompt_pages)
-                if num_pages_left <= 0:
-                    replica.wake_at(now_s)
-                    break
-            case Verdict.NO_ROOM:
-                break
-    return admitted
-
-
-def _move_grown(replica: Replica, lane: Lane) -> None:
-    """Under `lpm`, requests move forward of which more is cached than when they got their place."""
-    for _ in range(_MAX_MOVED):
-        if (request := lane.waiting.take_grown()) is None:
-            return
-        _place(replica, lane, request, replica.find_prefix(request, lane).num_pages)
-
-
-def _place(replica: Replica, lane: Lane, request: RequestState, num_cached_pages: int) -> None:
+def place_anew(replica: Replica, lane: Lane, request: RequestState, num_cached_pages: int) -> None:
+    """A waiting request gets another place, as another part of it is cached."""
     lacks = _prompt_key(replica, request, num_cached_pages)
     lane.waiting.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
     replica.lookups.move(request, lane.waiting.key(request))
@@ -185,7 +140,7 @@ def _has_fallen_back(
     has_shrunk = num_pages < lane.waiting.num_cached_pages(request)
     if settings.policy is not SchedulingPolicy.LPM or not settings.prefix_caching or not has_shrunk:
         return False
-    _place(replica, lane, request, num_pages)
+    place_anew(replica, lane, request, num_pages)
     return lane.waiting.next_turn() is not request
 
 

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raydix.ids import TransferId
 from raydix.runtime.messages.plan import AddedRequest
-from raydix.runtime.scheduler.admission import admit_waiting
+from raydix.runtime.scheduler.admission_turns import Backlog, admit_waiting
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.mixture import StepTimes, shared_tokens, tokens_beside_decodes
+from raydix.runtime.scheduler.prompt_shares import PromptWork, StepRoom, share_out
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request_order import level_of
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 
@@ -21,12 +23,8 @@ from raydix.runtime.scheduler.transfers import Backup, Load
 class Draft:
     """A lane's plan in the making."""
 
-    budget_tokens: int = 0
-    """Prompt tokens that it may still take; known once its decodes are."""
-    shared_tokens: int = 0
-    """The same, once it has a row of a prompt."""
-    has_prompt: bool = False
-    """It has such a row."""
+    room: StepRoom
+    """For tokens of prompts; known once its decodes are."""
     decodes: DecodeRows | None = None
     rows: list[PlannedRow] = field(default_factory=list)
     added: list[AddedRequest] = field(default_factory=list)
@@ -49,12 +47,6 @@ class Draft:
     def num_rows(self) -> int:
         """Rows of the decode batch and others."""
         return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
-
-    def charge(self, num_tokens: int) -> None:
-        """A row of a prompt takes so many tokens of the budget."""
-        self.has_prompt = True
-        self.shared_tokens -= num_tokens
-        self.budget_tokens = min(self.budget_tokens - num_tokens, self.shared_tokens)
 
     def add_copies(self, loads: list[Load], backups: list[Backup]) -> None:
         """The plan starts these, too."""
@@ -101,11 +93,13 @@ def draft_rows(replica: Replica, drafts: Sequence[tuple[Lane, Draft]], now_s: fl
 
 
 def _draft_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    _draft_prefills(replica, lane, draft, now_s)
     if lane.waiting.wake_some():
         replica.wake_at(now_s)
-    admitted = admit_waiting(replica, lane, now_s, _admission_budget(replica, lane))
-    _draft_rows_of(replica, lane, draft, admitted, now_s)
+    # Before any prompt gets a row, as who comes now may go before those that are in chunks.
+    if lane.waiting.next_turn() is not None:
+        backlog = _backlog(replica, lane, draft, now_s)
+        admit_waiting(replica, lane, now_s, backlog)
+    _draft_prefills(replica, lane, draft, now_s)
 
     while not draft.has_rows and lane.is_at_rest:
         stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
@@ -120,7 +114,6 @@ def _draft_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> 
 def _set_budget(replica: Replica, lane: Lane, draft: Draft, work: GroupWork, now_s: float) -> None:
     """Decide how many prompt tokens the step may take, in whole pages: at least one."""
     settings = replica.settings
-    draft.budget_tokens = draft.shared_tokens = settings.prefill_budget_tokens
     # A prompt that is not cut has a step of its own size. Most steps have no prompt to cut.
     if not settings.chunked_prefill or not work.num_prompts:
         return
@@ -139,9 +132,9 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, work: GroupWork, now
     )
 
     size = settings.page_size
-    draft.budget_tokens = max(size, int(min(draft.budget_tokens, most)) // size * size)
-    shared = shared_tokens(times, _waiting_tokens(lane))
-    draft.shared_tokens = int(min(draft.budget_tokens, shared))
+    budget = max(size, int(min(settings.prefill_budget_tokens, most)) // size * size)
+    shared = int(min(budget, shared_tokens(times, _waiting_tokens(lane))))
+    draft.room = replace(draft.room, budget_tokens=budget, shared_tokens=shared)
 
 
 def _waiting_tokens(lane: Lane) -> float:
@@ -150,18 +143,20 @@ def _waiting_tokens(lane: Lane) -> float:
     return sum(admitted) * (1.0 + len(lane.waiting) / max(1, len(admitted)))
 
 
-def _admission_budget(replica: Replica, lane: Lane) -> int:
-    """Prompt tokens of those who may be admitted now.
+def _backlog(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Backlog:
+    """What admitted prompts leave to later steps.
 
-    More than the step has left: their pages are loaded while others are computed. Whoever still
-    waits for a load keeps nobody else from being admitted.
+    Whoever still waits for a load keeps nobody else from being admitted.
     """
-    ready = [
-        request.num_to_plan
-        for request in lane.prefilling.values()
-        if request.phase is Phase.RUNNING and request.load is None
+    ready = _ready_prompts(replica, lane, draft, now_s)
+    works = [_work_of(replica, request) for request in ready]
+    parts = share_out(works, draft.room)
+    left = [
+        replace(work, num_tokens=work.num_tokens - num_tokens)
+        for request, work, num_tokens in zip(ready, works, parts, strict=True)
+        if request.load is None
     ]
-    return replica.settings.prefill_budget_tokens - sum(ready)
+    return Backlog(replica.settings, left)
 
 
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
@@ -229,71 +224,98 @@ def _retract(replica: Replica, request: RequestState) -> None:
 
 def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
     """Rows of those that are not in the batch: single tokens first, as they take no budget."""
-    requests = list(lane.prefilling.values())
-    single = [request for request in requests if request.num_to_plan == 1]
-    longer = [request for request in requests if request.num_to_plan > 1]
-    _draft_rows_of(replica, lane, draft, single, now_s)
-    _draft_rows_of(replica, lane, draft, longer, now_s)
-
-
-def _draft_rows_of(
-    replica: Replica, lane: Lane, draft: Draft, requests: list[RequestState], now_s: float
-) -> None:
-    """One row for each of these requests, as long as the budget and the free pages allow."""
-    size = replica.settings.page_size
-    for request in requests:
-        is_decode = request.num_to_plan == 1
-        if request.phase is not Phase.RUNNING or (draft.budget_tokens <= 0 and not is_decode):
+    for request in list(lane.prefilling.values()):
+        if request.num_to_plan != 1 or request.phase is not Phase.RUNNING:
             continue
-        num_tokens = 1 if is_decode else _chunk(replica, draft, request)
-        load_id = _load_to_wait_for(replica, lane, draft, request, num_tokens, now_s)
-        if num_tokens <= 0 or load_id is None:
-            continue
+        if _is_due(replica, lane, draft, request, 1, now_s):
+            _draft_row(replica, lane, draft, request, 1)
 
-        missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
-        if missing > 0:
-            pages = lane.allocate((missing,) * replica.settings.num_groups)
-            if pages is None:
+    # Where a prompt gets no pages, others have its share.
+    left = _ready_prompts(replica, lane, draft, now_s)
+    has_failed = True
+    while has_failed and left and draft.room.budget_tokens > 0:
+        works = [_work_of(replica, request) for request in left]
+        parts = share_out(works, draft.room)
+        _let_others_lead(lane, left, works, parts, draft.room)
+        has_failed = False
+        for request, num_tokens in zip(left, parts, strict=True):
+            if not num_tokens:
                 continue
-            lane.extend_table(request, pages)
-
-        _add_row(lane, draft, request, num_tokens, load_id)
-        if not is_decode:
-            draft.charge(-(-num_tokens // size) * size)
-
-
-def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
-    """How many tokens this step computes; a chunk that is not the last ends with a page.
-
-    None of a prompt that could join others in part alone, if some step could take it whole: to be
-    cut costs another step's fixed time, and would hold the others up for nothing.
-    """
-    settings = replica.settings
-    if request.num_to_plan <= draft.budget_tokens:
-        return request.num_to_plan
-    must_be_cut = request.num_to_plan > settings.prefill_budget_tokens
-    if draft.has_prompt and not (must_be_cut and settings.chunked_prefill):
-        return 0
-    if not settings.chunked_prefill:
-        return request.num_to_plan
-
-    size = settings.page_size
-    return (request.num_planned + draft.budget_tokens) // size * size - request.num_planned
+            if _draft_row(replica, lane, draft, request, num_tokens):
+                draft.room = draft.room.less(num_tokens)
+            else:
+                has_failed = True
+        left = [request for request, part in zip(left, parts, strict=True) if not part]
 
 
-def _load_to_wait_for(
+def _ready_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> list[RequestState]:
+    """Admitted requests that could compute more than a token now, in the order of admission."""
+    return [
+        request
+        for request in list(lane.prefilling.values())
+        if request.phase is Phase.RUNNING
+        and (num_tokens := request.num_to_plan) > 1
+        and _is_due(replica, lane, draft, request, min(num_tokens, draft.room.budget_tokens), now_s)
+    ]
+
+
+def _work_of(replica: Replica, request: RequestState) -> PromptWork:
+    return PromptWork(
+        num_planned=request.num_planned,
+        num_tokens=request.num_to_plan,
+        level=level_of(request, replica.settings),
+        priority=request.submit.priority,
+    )
+
+
+def _let_others_lead(
+    lane: Lane,
+    requests: Sequence[RequestState],
+    works: Sequence[PromptWork],
+    parts: Sequence[int],
+    room: StepRoom,
+) -> None:
+    """Nobody waits for the pages of a prompt that a long one keeps from computing them."""
+    cut = [
+        replace(work, num_tokens=work.num_tokens - part)
+        for work, part in zip(works, parts, strict=True)
+        if part
+    ]
+    if any(map(room.is_long, cut)):
+        for request, part in zip(requests, parts, strict=True):
+            if not part:
+                lane.lead(request, None)
+
+
+def _draft_row(
+    replica: Replica, lane: Lane, draft: Draft, request: RequestState, num_tokens: int
+) -> bool:
+    """A row for so many tokens of a request, if there are pages for them."""
+    num_pages = -(-(request.num_planned + num_tokens) // replica.settings.page_size)
+    missing = num_pages - len(request.table)
+    if missing > 0:
+        pages = lane.allocate((missing,) * replica.settings.num_groups)
+        if pages is None:
+            return False
+        lane.extend_table(request, pages)
+
+    _add_row(lane, draft, request, num_tokens)
+    return True
+
+
+def _is_due(
     replica: Replica, lane: Lane, draft: Draft, request: RequestState, num_tokens: int, now_s: float
-) -> int | None:
-    """The load that the row waits for layer by layer; -1: none. None: the row is not sent yet.
+) -> bool:
+    """Whether a row of so many tokens may be sent, which waits for its load layer by layer.
 
-    A row is sent once its load will end within the row's own compute: before that it would only
+    It is sent once its load will end within the row's own compute: before that it would only
     hold up what is queued behind it, and the decodes beside it.
     """
     load = request.load
     if load is None:
-        return -1
+        return True
     if load.sent_s is None:
-        return None
+        return False
 
     if draft.load_ends_s is None:
         draft.load_ends_s = _load_ends_s(replica, lane, now_s)
@@ -305,10 +327,10 @@ def _load_to_wait_for(
     # Less than the clock can tell is not early: it would be woken now, and now again, for ever.
     due_s = now_s + early_s
     if due_s <= now_s:
-        return load.transfer_id
+        return True
     if load.alarm.advance(due_s, now_s):
         replica.wake_at(due_s)
-    return None
+    return False
 
 
 def _load_ends_s(replica: Replica, lane: Lane, now_s: float) -> dict[TransferId, float]:
@@ -323,9 +345,7 @@ def _load_ends_s(replica: Replica, lane: Lane, now_s: float) -> dict[TransferId,
     return ends_s
 
 
-def _add_row(
-    lane: Lane, draft: Draft, request: RequestState, num_tokens: int, load_id: int
-) -> None:
+def _add_row(lane: Lane, draft: Draft, request: RequestState, num_tokens: int) -> None:
     assert request.slot is not None
     start = request.num_planned
     end = start + num_tokens
@@ -347,7 +367,7 @@ def _add_row(
             num_tokens,
             write_start,
             -1 if position is None else position,
-            load_id,
+            -1 if request.load is None else request.load.transfer_id,
         )
     )
     draft.num_tokens += num_tokens

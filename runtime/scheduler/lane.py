@@ -202,10 +202,15 @@ class Lane:
         self.give_way(num_pages)
         return self.l1.allocate(num_pages)
 
-    def lead(self, request: RequestState, page: int) -> None:
-        """Let others wait for the page that this request brings next: it is computed once."""
-        has_more = page < request.chain.num_prompt_pages
-        self.waiting.lead(request.request_id, request.chain.key(page) if has_more else None)
+    def lead(self, request: RequestState, page: int | None) -> None:
+        """Let others wait for the page that this request brings next: it is computed once.
+
+        None: it brings none soon, so they are to compute it themselves.
+        """
+        key = None
+        if page is not None and page < request.chain.num_prompt_pages:
+            key = request.chain.key(page)
+        self.waiting.lead(request.request_id, key)
 
     def note_changed_table(self, request: RequestState) -> None:
         """Other pages stand in a request's table: the device is told with its next row."""

@@ -48,7 +48,7 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     if not takes_rows and not has_loads:
         return []
 
-    drafts = [(lane, Draft()) for lane in lanes]
+    drafts = [(lane, Draft(room=replica.settings.step_room)) for lane in lanes]
     has_rows = False
     if takes_rows:
         draft_rows(replica, drafts, now_s)

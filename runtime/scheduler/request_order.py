@@ -22,6 +22,11 @@ class OrderKey(NamedTuple):
     serial: int
 
 
+def level_of(request: RequestState, settings: SchedulerSettings) -> int:
+    """A request's priority, one worse for each whole `ageing_s` that it comes later."""
+    return request.submit.priority + int(request.arrival_s // settings.ageing_s)
+
+
 def order_key(
     request: RequestState, settings: SchedulerSettings, num_cached_pages: int
 ) -> OrderKey:
@@ -32,7 +37,7 @@ def order_key(
     prefers long matches, the others early arrivals; `routing_key` then chooses by what runs, as
     `RoutingTurns` says, but lookups in L3 go by arrival under it, too.
     """
-    level = request.submit.priority + int(request.arrival_s // settings.ageing_s)
+    level = level_of(request, settings)
     span = num_preferred = 0
     if settings.policy is SchedulingPolicy.LPM:
         span, num_preferred = int(request.arrival_s // settings.lpm_span_s), num_cached_pages
@@ -73,6 +78,10 @@ class RequestOrder:
     def first(self) -> RequestState | None:
         """Whose turn it is."""
         return self._entries[0][1] if self._entries else None
+
+    def first_entry(self) -> tuple[OrderKey, RequestState]:
+        """Whose turn it is, with its place; there is one."""
+        return self._entries[0]
 
     def first_level(self) -> int | None:
         """The level whose turn it is."""

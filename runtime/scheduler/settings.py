@@ -14,6 +14,7 @@ from raydix.runtime.config.policies import (
     WritePolicy,
 )
 from raydix.runtime.scheduler.expert_plans import ExpertFacts
+from raydix.runtime.scheduler.prompt_shares import StepRoom
 
 _FEW_PAGES = 8
 """In ADR 23: pages that are published, and evicted, together."""
@@ -69,6 +70,8 @@ class SchedulerSettings:
     """False: a prompt is computed in one step, if need be beyond the budget."""
     max_decode_slowdown: float = 12.0
     """How many times as long a step may take as its decodes alone would, to compute prompts."""
+    short_prompt_fraction: float = 0.25
+    """Of a step that computes a part of a prompt, how much shorter ones behind it may have."""
     policy: SchedulingPolicy = SchedulingPolicy.LPM
     eviction: EvictionPolicy = EvictionPolicy.LRU
     prefix_caching: bool = True
@@ -154,6 +157,17 @@ class SchedulerSettings:
         No more than a small part of the pool.
         """
         return tuple([min(_FEW_PAGES, pages // self.few_pages_part) for pages in self.num_pages])
+
+    @cached_property
+    def step_room(self) -> StepRoom:
+        """For prompts, in a step that nothing else bounds."""
+        return StepRoom(
+            budget_tokens=self.prefill_budget_tokens,
+            shared_tokens=self.prefill_budget_tokens,
+            most_tokens=self.prefill_budget_tokens if self.chunked_prefill else None,
+            page_size=self.page_size,
+            short_fraction=self.short_prompt_fraction,
+        )
 
     @cached_property
     def max_step_tokens(self) -> int:

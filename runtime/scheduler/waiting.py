@@ -9,10 +9,12 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
+from raydix.runtime.scheduler.prompt_shares import PromptWork
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder, order_key
 from raydix.runtime.scheduler.routing_turns import RoutingTurns, RunningKeys
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.short_turns import ShortTurns
 
 _PIECE = 256
 """Requests of which a page has come that have their turn again at once; others follow."""
@@ -34,7 +36,7 @@ class WaitingQueue:
         self.requests: dict[RequestId, RequestState] = {}
         """All that wait, parked or not, in order of arrival on this lane."""
         self.num_tokens = 0
-        """To be computed or loaded for all that wait, as far as was known when they came."""
+        """To be computed for all that wait, as far as was known when they got their places."""
         self._work: dict[RequestId, int] = {}
         self._keys: dict[RequestId, OrderKey] = {}
         self._running_keys = RunningKeys()
@@ -43,6 +45,8 @@ class WaitingQueue:
             if settings.policy is SchedulingPolicy.ROUTING_KEY
             else RequestOrder()
         )
+        self._short_turns = ShortTurns()
+        """The same requests by size."""
 
         self._lacking: dict[bytes, dict[RequestId, RequestState]] = {}
         self._lacks: dict[RequestId, bytes] = {}
@@ -67,19 +71,19 @@ class WaitingQueue:
     def add(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
         """A request waits. `lacks`: the first page of its prompt that no tier at hand has."""
         self.requests[request.request_id] = request
-        work = max(0, request.num_tokens - num_cached_pages * self._settings.page_size)
-        self._work[request.request_id] = work
-        self.num_tokens += work
         self.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
-        self._turns.put(request, self._keys[request.request_id])
+        self._enter(request)
 
     def place(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
         """Choose a waiting request's place anew, by how much of it is in L1 and L2."""
-        key = self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
+        self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
+        work = max(1, request.num_tokens - num_cached_pages * self._settings.page_size)
+        self.num_tokens += work - self._work.get(request.request_id, 0)
+        self._work[request.request_id] = work
         self._grown.pop(request.request_id, None)
         self._lack(request, lacks)
         if request.request_id in self._turns:
-            self._turns.put(request, key)
+            self._enter(request)
 
     def discard(self, request: RequestState) -> bool:
         """Take a request out; False if it did not wait here."""
@@ -89,7 +93,7 @@ class WaitingQueue:
         del self._keys[request.request_id]
         self._grown.pop(request.request_id, None)
         self._came.pop(request.request_id, None)
-        self._turns.discard(request.request_id)
+        self._take_turn(request)
         self._unpark(request)
         self._lack(request, None)
         return True
@@ -110,6 +114,14 @@ class WaitingQueue:
         """The first request that is not parked."""
         return self._turns.first()
 
+    def short_turn(self, most_tokens: float, long: PromptWork) -> RequestState | None:
+        """The first of the shortest that is not parked and may share a long prompt's steps."""
+        return self._short_turns.first(most_tokens, long)
+
+    def num_to_compute(self, request: RequestState) -> int:
+        """Tokens of a waiting request that neither L1 nor L2 has."""
+        return self._work[request.request_id]
+
     def admitted(self, request: RequestState) -> None:
         """A request runs on the lane: under `routing_key`, others of its key go first."""
         self._running_keys.add(request.submit.routing_key)
@@ -126,7 +138,7 @@ class WaitingQueue:
         self, request: RequestState, *, lacks: PageKey | None, leader: RequestId | None = None
     ) -> None:
         """Look at others until `page_came` for `lacks`, `leader_stopped`, or `wake`."""
-        self._turns.discard(request.request_id)
+        self._take_turn(request)
         self._lack(request, lacks)
         if leader is not None:
             self._leaders[request.request_id] = leader
@@ -138,7 +150,7 @@ class WaitingQueue:
         if waits and request.request_id not in self._turns:
             self._came.pop(request.request_id, None)
             self._unpark(request)
-            self._turns.put(request, self._keys[request.request_id])
+            self._enter(request)
 
     def pages_came(self, keys: Iterable[bytes]) -> None:
         """`page_came` for each."""
@@ -212,6 +224,8 @@ class WaitingQueue:
             raise AccountingError(f"places are kept of requests that do not wait: {figures}")
         if any(self.requests.get(request.request_id) is not request for request in self._turns):
             raise AccountingError(f"a request that does not wait here has a turn: {figures}")
+        if {one.request_id for one in self._turns} != {one.request_id for one in self._short_turns}:
+            raise AccountingError(f"others have their turn by size: {figures}")
 
         lacking = {name: key for key, requests in self._lacking.items() for name in requests}
         following = {
@@ -225,6 +239,15 @@ class WaitingQueue:
             raise AccountingError(
                 f"{len(lacking)} requests lack pages, {len(following)} follow: {figures}"
             )
+
+    def _enter(self, request: RequestState) -> None:
+        name = request.request_id
+        self._turns.put(request, self._keys[name])
+        self._short_turns.put(request, self._keys[name], self._work[name])
+
+    def _take_turn(self, request: RequestState) -> None:
+        self._turns.discard(request.request_id)
+        self._short_turns.discard(request.request_id)
 
     def _lack(self, request: RequestState, key: PageKey | None) -> None:
         former = self._lacks.pop(request.request_id, None)

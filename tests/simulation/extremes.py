@@ -23,6 +23,7 @@ def extreme_settings(draw: random.Random, settings: SchedulerSettings) -> Schedu
         launch_s=draw.choice([0.0, 0.001, 0.1]),
         write_threshold=draw.choice([1, 2, 5]),
         start_prefill_s=draw.choice([0.0, 0.01]),
+        short_prompt_fraction=draw.choice([0.0, 0.25, 0.9]),
     )
 
     max_pages = -(-settings.max_model_len // page_size)

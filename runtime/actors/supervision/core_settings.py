@@ -83,6 +83,7 @@ def scheduler_settings(
         prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,
         chunked_prefill=chunk is not None,
         max_decode_slowdown=scheduler.max_decode_slowdown,
+        short_prompt_fraction=scheduler.short_prompt_fraction,
         policy=scheduler.policy,
         eviction=cache.eviction,
         prefix_caching=cache.prefix_caching,

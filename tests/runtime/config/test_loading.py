@@ -338,3 +338,9 @@ def test_numbers_are_finite(value: float) -> None:
         load_config(model, {"cache": {"l2": {"ratio": value}}})
     with pytest.raises(ConfigError, match="finite number"):
         load_config(model, {"scheduler": {"max_decode_slowdown": value}})
+
+
+def test_a_long_prompt_keeps_a_part_of_its_steps() -> None:
+    model = {"model": {"path": "/x"}}
+    with pytest.raises(ConfigError, match="short_prompt_fraction"):
+        load_config(model, {"scheduler": {"short_prompt_fraction": 1.0}})
