@@ -111,3 +111,9 @@ def sources_of(cluster: Cluster) -> dict[str, int]:
         for source, num_tokens in (answer.sources or {}).items():
             totals[source] = totals.get(source, 0) + num_tokens
     return totals
+
+
+def storage_share(sources: dict[str, int]) -> float:
+    """The part of the prompt tokens from caches that came from L3."""
+    num_cached = sum(sources.get(tier, 0) for tier in ("l1", "l2", "l3"))
+    return sources.get("l3", 0) / max(1, num_cached)

@@ -18,6 +18,12 @@ class Faults:
     """To find places for experts."""
     planner_failure_fraction: float = 0.1
     storage_s: float = 0.030
+    storage_lag_s: float = 0.0
+    """Reads and writes of L3 take so much longer, and fail no more often."""
+    exists_lag_s: float = 0.0
+    """Questions to L3 do."""
+    load_lag_s: float = 0.0
+    """Copies from L2 to a GPU do."""
     storage_failure_fraction: float = 0.0
     storage_full_fraction: float = 0.0
     """Of writes."""

@@ -77,3 +77,18 @@ def pool_sizes(
             for reach, fewest in zip(layout.reaches, least, strict=True)
         ]
     )
+
+
+def with_windows(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
+    """The same settings where some layers look back over a window, with pages of any size."""
+    layout = draw_windows(draw, settings.layout)
+    page_size = draw.choice([PAGE_SIZE, PAGE_SIZE, PAGE_SIZE, 1, 2, 8])
+    settings = replace(
+        settings,
+        layout=replace(layout, page_size=page_size),
+        # A chunk is a page at least, as the configuration demands.
+        prefill_budget_tokens=max(page_size, settings.prefill_budget_tokens),
+        prefix_caching=settings.prefix_caching and draw.random() < 0.9,
+    )
+    sizes = [num_pages * PAGE_SIZE // page_size for num_pages in (30, 40, 64)]
+    return replace(settings, num_pages=pool_sizes(draw, settings, sizes))

@@ -24,13 +24,8 @@ from tests.simulation.checks import sources_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import draw_layout, pool_sizes
-from tests.simulation.workload import (
-    STORAGE,
-    Workload,
-    draw_workload,
-    run_workload,
-    with_experts,
-)
+from tests.simulation.step_groups import with_experts
+from tests.simulation.workload import STORAGE, Workload, draw_workload, run_workload
 
 _REQUESTS_PER_S = 12.0
 _CHECK_INTERVAL = 25
@@ -60,6 +55,8 @@ _REQUESTS_PER_FAULT = {
     "num_client_losses": 160,
     "num_client_flaps": 160,
     "num_client_rests": 80,
+    "num_storage_spells": 160,
+    "num_load_spells": 160,
     "num_weather_changes": 40,
 }
 

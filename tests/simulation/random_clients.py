@@ -88,10 +88,15 @@ class RandomClients:
         suffix = self._tokens(
             self._random, self._random.randrange(self._workload.max_suffix_tokens + 1)
         )
-        prompt = self._random.choice(self._prefixes) + suffix
+        prompt = self._next_prefix() + suffix
         is_salted = self._random.random() < self._workload.salt_fraction
         salt = self._random.choice(["salt", "pepper"]) if is_salted else None
         self._send(prompt[: self._workload.settings.max_model_len - 1], salt, client)
+
+    def _next_prefix(self) -> list[int]:
+        if self._workload.comes_in_turns:
+            return self._prefixes[self._num_prompts % len(self._prefixes)]
+        return self._random.choice(self._prefixes)
 
     def _send_hint(self, draw: random.Random) -> None:
         if not self._cluster.scheduler.is_up:

@@ -198,8 +198,9 @@ class SimulatedRank:
                 self.loading.add(transfer)
             last_s = 0.0
             own = self._own_share(entries)
+            lag_s = self.cluster.faults.load_lag_s if is_load else 0.0
             for entry in own:
-                delay_s = self.cluster.clock.draw(self.cluster.faults.copy_s)
+                delay_s = lag_s + self.cluster.clock.draw(self.cluster.faults.copy_s)
                 last_s = max(last_s, delay_s)
                 copy = self._load_page if is_load else self._back_up_page
                 self.cluster.after(delay_s, partial(copy, entry))

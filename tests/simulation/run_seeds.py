@@ -5,7 +5,9 @@ python -m tests.simulation.run_seeds FIRST STOP
 
 import sys
 import traceback
+from collections import Counter
 
+from tests.simulation.checks import sources_of, storage_share
 from tests.simulation.workload import draw_workload, run_workload
 
 
@@ -13,14 +15,16 @@ def main() -> int:
     """Run every seed and print the traceback of each that fails."""
     first, stop = map(int, sys.argv[1:3])
     failed = []
+    sources: Counter[str] = Counter()
     for seed in range(first, stop):
         try:
-            run_workload(draw_workload(seed))
+            sources.update(sources_of(run_workload(draw_workload(seed))))
         # Every failing seed is reported, then the exit status says so.
         except Exception:  # noqa: BLE001
             failed.append(seed)
             print(f"seed {seed}:\n{traceback.format_exc()}", flush=True)
     print(f"{stop - first} seeds, {len(failed)} failed: {failed}")
+    print(f"{storage_share(sources):.1%} of cached tokens came from L3; prompt tokens: {sources}")
     return 1 if failed else 0
 
 

@@ -148,7 +148,7 @@ class SimulatedStorage:
 
     def _receive(self, process: _Process, link: Link, order: host_events.StorageOrder) -> None:
         """An order is carried out after a random delay, out of order."""
-        delay_s = self._cluster.clock.draw(self._cluster.faults.storage_s)
+        delay_s = self._draw_delay_s(order)
         match order:
             case CancelBatch():
                 if order.batch_id in process.busy and self._cluster.random.random() < 0.5:
@@ -164,6 +164,11 @@ class SimulatedStorage:
                 carry_out = partial(self._write, order)
         process.busy.add(order.batch_id)
         self._cluster.after(delay_s, lambda: self._finish(order.batch_id, process, link, carry_out))
+
+    def _draw_delay_s(self, order: host_events.StorageOrder) -> float:
+        faults = self._cluster.faults
+        lag_s = faults.exists_lag_s if isinstance(order, AskExists) else faults.storage_lag_s
+        return self._cluster.clock.draw(faults.storage_s) + lag_s
 
     def _finish(
         self,

@@ -12,8 +12,9 @@ from raydix.runtime.scheduler.expert_balance import ExpertBalance
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.simulation.faults import Faults
 from tests.simulation.ranks import SimulatedRank
+from tests.simulation.step_groups import with_experts
 from tests.simulation.test_mutants import Case, find
-from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload, with_experts
+from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
 
 
 def _of_four() -> SchedulerSettings:

@@ -34,7 +34,9 @@ def test_cluster_survives_faults_of_every_kind_with_every_answer_exact(
         "client link broken",
         "client lost",
         "client rested",
+        "loads slowed",
         "storage killed",
+        "storage slowed",
         "storage link broken",
         "storage switched",
     }

@@ -1,11 +1,13 @@
 """Random workloads on the simulated cluster: exact answers, all tokens counted, nothing held."""
 
+from collections import Counter
+
 import pytest
 
 from raydix.runtime.cache.host import fetch_turns, lookups, reads, storage
 from raydix.runtime.scheduler import core, pieces, waiting
-from tests.simulation.checks import sources_of
-from tests.simulation.workload import draw_workload, run_workload
+from tests.simulation.checks import sources_of, storage_share
+from tests.simulation.workload import Workload, draw_workload, run_workload
 
 _NUM_SEEDS = 150
 _SEEDS_PER_TEST = 10
@@ -30,7 +32,7 @@ def test_random_workloads_end_exactly_in_the_smallest_pieces(
 
 
 def test_random_workloads_reach_every_tier_and_reason() -> None:
-    reached: set[str] = set()
+    reached: Counter[str] = Counter()
     num_promoted = 0
     for seed in range(_NUM_FOR_REACH):
         cluster = run_workload(draw_workload(seed))
@@ -46,4 +48,30 @@ def test_random_workloads_reach_every_tier_and_reason() -> None:
         "recompute_cheaper",
     }
     reasons |= {"bad_object", "io_error", "caching_off"}
-    assert reached >= {"l1", "l2", "l3", *(f"computed:{reason}" for reason in reasons)}
+    assert reached.keys() >= {"l1", "l2", "l3", *(f"computed:{reason}" for reason in reasons)}
+    assert storage_share(reached) >= 0.1, "the faults of L3 are hardly met"
+
+
+def test_a_third_of_workloads_has_each_hardship() -> None:
+    workloads = [draw_workload(seed) for seed in range(600)]
+
+    stored = [workload for workload in workloads if workload.storage is not None]
+    num_loading = sum(
+        workload.num_load_spells > 0 and workload.settings.has_host_memory for workload in workloads
+    )
+    num_hard = {
+        "tiers turn over": sum(workload.comes_in_turns for workload in workloads),
+        "prefixes end anywhere": sum(_has_odd_prefixes(workload) for workload in workloads),
+        "storage slows": sum(workload.num_storage_spells > 0 for workload in stored),
+        "loads slow": num_loading,
+        "queues overflow": sum(_has_short_queue(workload) for workload in stored),
+    }
+    assert all(0.3 <= num / len(workloads) <= 0.55 for num in num_hard.values()), num_hard
+
+
+def _has_odd_prefixes(workload: Workload) -> bool:
+    return any(length % workload.settings.page_size for length in workload.prefix_tokens)
+
+
+def _has_short_queue(workload: Workload) -> bool:
+    return workload.storage is not None and workload.storage.max_queued_writes <= 16

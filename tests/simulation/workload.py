@@ -4,35 +4,40 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from raydix.moe.expert_time import ExpertTime
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.config.policies import (
     LoadPolicy,
     PrefetchStrategy,
-    Rebalance,
     SchedulingPolicy,
     WritePolicy,
 )
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.expert_plans import ExpertFacts
-from raydix.runtime.scheduler.settings import ExpertSettings, PrefetchSettings, SchedulerSettings
+from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle
 from tests.simulation.cluster import Cluster, MakeRank
 from tests.simulation.extremes import extreme_prefixes, extreme_settings, extreme_storage
 from tests.simulation.faults import Faults
+from tests.simulation.hardships import (
+    TURNED_OVER_FRACTION,
+    turn_over,
+    with_odd_prefixes,
+    with_short_queues,
+    with_spells,
+)
 from tests.simulation.layouts import (
     FULL_AND_LATENT,
     LATENT,
     LAYOUT,
     PAGE_SIZE,
     TWO_GROUPS,
-    draw_windows,
-    pool_sizes,
+    with_windows,
 )
 from tests.simulation.random_clients import RandomClients
 from tests.simulation.ranks import SimulatedRank
+from tests.simulation.spells import LONGEST_SPELL_S, slow_loads, slow_storage
+from tests.simulation.step_groups import with_step_groups
 
 STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3)
 BASE_SETTINGS = SchedulerSettings(
@@ -55,8 +60,6 @@ _EXTREME_FRACTION = 0.3
 """Of workloads are at the edges of what may be configured."""
 _ROUTED_FRACTION = 0.2
 """Of workloads schedule by routing keys."""
-_GROUPED_FRACTION = 0.3
-"""Of workloads have lanes that step together."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
 _LONGEST_DRAW = 19.0
@@ -78,6 +81,8 @@ class Workload:
     span_s: float = 2.0
     num_prefixes: int = 3
     prefix_tokens: tuple[int, ...] = (4, 12, 24, 40)
+    comes_in_turns: bool = False
+    """One prefix after the other returns; False: any of them may be next."""
     max_suffix_tokens: int = 20
     max_output_tokens: int = 30
     follow_up_fraction: float = 0.3
@@ -103,6 +108,8 @@ class Workload:
     num_flushes: int = 0
     num_storage_flushes: int = 0
     num_storage_switches: int = 0
+    num_storage_spells: int = 0
+    num_load_spells: int = 0
     num_weather_changes: int = 0
     num_host_flaps: int = 0
     num_rank_flaps: int = 0
@@ -125,8 +132,8 @@ def draw_workload(seed: int) -> Workload:
     settings = replace(settings, few_pages_part=part)
     own_draw = random.Random(seed + 3)
     if own_draw.random() < _WINDOWED_FRACTION:
-        settings = _with_windows(own_draw, settings)
-    settings = _with_step_groups(random.Random(seed + 4), settings)
+        settings = with_windows(own_draw, settings)
+    settings = with_step_groups(random.Random(seed + 4), settings)
     if random.Random(seed + 4).random() < _ROUTED_FRACTION:
         settings = replace(settings, policy=SchedulingPolicy.ROUTING_KEY)
     workload = Workload(
@@ -154,9 +161,16 @@ def draw_workload(seed: int) -> Workload:
     )
     workload = _draw_faults(draw, workload)
     extreme_draw = random.Random(seed + 11)
+    is_crowded = has_storage and draw.random() < 0.2
+    hard_draw = random.Random(seed + 13)
     if extreme_draw.random() < _EXTREME_FRACTION:
         workload = _to_extremes(extreme_draw, workload)
-    return _crowd(workload) if has_storage and draw.random() < 0.2 else workload
+    elif hard_draw.random() < TURNED_OVER_FRACTION / (1 - _EXTREME_FRACTION):
+        workload = turn_over(hard_draw, replace(workload, storage=STORAGE))
+    elif is_crowded:
+        workload = _crowd(workload)
+    workload = with_odd_prefixes(hard_draw, workload)
+    return with_short_queues(hard_draw, with_spells(hard_draw, workload))
 
 
 def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
@@ -191,65 +205,6 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
         layout = LATENT if len(settings.num_pages) == 1 else FULL_AND_LATENT
         settings = replace(settings, layout=layout)
     return settings
-
-
-def _with_windows(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
-    """The same settings where some layers look back over a window, with pages of any size."""
-    layout = draw_windows(draw, settings.layout)
-    page_size = draw.choice([PAGE_SIZE, PAGE_SIZE, PAGE_SIZE, 1, 2, 8])
-    settings = replace(
-        settings,
-        layout=replace(layout, page_size=page_size),
-        # A chunk is a page at least, as the configuration demands.
-        prefill_budget_tokens=max(page_size, settings.prefill_budget_tokens),
-        prefix_caching=settings.prefix_caching and draw.random() < 0.9,
-    )
-    sizes = [num_pages * PAGE_SIZE // page_size for num_pages in (30, 40, 64)]
-    return replace(settings, num_pages=pool_sizes(draw, settings, sizes))
-
-
-def _with_step_groups(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
-    """Often the same settings where lanes share experts: all of them, or two groups of two."""
-    if draw.random() >= _GROUPED_FRACTION:
-        return settings
-    num_lanes, lanes_per_group = draw.choice([(2, 2), (3, 3), (4, 4), (4, 2)])
-    settings = replace(
-        settings,
-        num_lanes=num_lanes,
-        lanes_per_group=lanes_per_group,
-        ranks_per_lane=min(settings.ranks_per_lane, 2),
-    )
-    return with_experts(draw, settings)
-
-
-def with_experts(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
-    """The same settings where the ranks of a step group share experts, which move often."""
-    time = ExpertTime(
-        expert_bytes=1 << 20,
-        memory_bytes_per_s=1e12,
-        row_flops=1e6,
-        flops_per_s=1e12,
-        row_bytes=1 << 10,
-        link_bytes_per_s=1e11,
-    )
-    facts = ExpertFacts(
-        policy=draw.choice([Rebalance.INCREMENTAL, Rebalance.DEEPSEEK]),
-        num_ranks=settings.ranks_per_group,
-        spare_per_rank=draw.choice([1, 1, 2]),
-        time=time,
-        copy_bytes_per_s=1e10,
-        stable_steps=1_000_000,
-    )
-    experts = ExpertSettings(
-        num_layers=draw.choice([1, 3]),
-        num_experts=draw.choice([4, 6, 9]),
-        redundant_per_rank=draw.choice([0, 0, 1, 2]),
-        facts=facts,
-        rebalance_interval_steps=draw.choice([4, 16]),
-        load_interval_steps=draw.choice([1, 3]),
-        copies_per_step=draw.choice([1, 2]),
-    )
-    return replace(settings, experts=experts)
 
 
 def _to_extremes(draw: random.Random, workload: Workload) -> Workload:
@@ -328,7 +283,7 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     # Faults that were still to come have their time, too: a rank that is killed last of all ends
     # its copies and exits before the next one starts.
     faults = cluster.faults
-    settle_s = _SETTLE_S + _LONGEST_DRAW * (faults.copy_s + 2 * faults.linger_s)
+    settle_s = _SETTLE_S + LONGEST_SPELL_S + _LONGEST_DRAW * (faults.copy_s + 2 * faults.linger_s)
     end_s = max(cluster.now_s, _FAULT_SPAN * workload.span_s) + settle_s
     cluster.run(lambda: cluster.now_s > end_s, limit_s=float("inf"))
     check_idle(cluster)
@@ -354,6 +309,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
         (workload.num_rank_flaps, lambda: cluster.ranks[draw.randrange(num_ranks)].flap()),
         (workload.num_flushes, flush),
         (workload.num_scheduler_kills, lambda: cluster.scheduler.kill(draw.uniform(0.0, 0.3))),
+        (workload.num_load_spells, lambda: slow_loads(cluster, draw)),
         (workload.num_client_losses, clients.lose_one),
         (workload.num_client_flaps, clients.flap_one),
         (workload.num_client_rests, lambda: clients.rest_one(draw.uniform(0.0, 1.0))),
@@ -370,6 +326,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
             (workload.num_storage_kills, storage.kill),
             (workload.num_storage_flaps, storage.flap),
             (workload.num_storage_switches, storage.switch),
+            (workload.num_storage_spells, lambda: slow_storage(cluster, draw)),
             (
                 workload.num_storage_flushes,
                 lambda: cluster.to_host(host_events.FlushStorage()),

@@ -1,0 +1,40 @@
+"""Spells of slowness: for a while something takes longer, fails no more often, and heals."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+LONGEST_SPELL_S = 40.0
+_STORAGE_LAGS_S = (0.3, 2.5, 6.0)
+"""Below the deadline that the storage actor is given: every answer comes, and is right."""
+_LOAD_LAGS_S = (0.05, 0.5, 3.0)
+_DURATIONS_S = (0.5, 3.0, LONGEST_SPELL_S)
+
+
+def slow_storage(cluster: Cluster, draw: random.Random) -> None:
+    """From now on L3 reads and writes more slowly, and sometimes answers questions late, too."""
+    faults = cluster.faults
+    cluster.num_faults["storage slowed"] += 1
+    faults.storage_lag_s = draw.choice(_STORAGE_LAGS_S)
+    faults.exists_lag_s = draw.choice([0.0, 0.0, faults.storage_lag_s])
+
+    def heal() -> None:
+        faults.storage_lag_s = faults.exists_lag_s = 0.0
+
+    cluster.after(draw.choice(_DURATIONS_S), heal)
+
+
+def slow_loads(cluster: Cluster, draw: random.Random) -> None:
+    """From now on every copy from L2 to a GPU takes longer."""
+    faults = cluster.faults
+    cluster.num_faults["loads slowed"] += 1
+    faults.load_lag_s = draw.choice(_LOAD_LAGS_S)
+
+    def heal() -> None:
+        faults.load_lag_s = 0.0
+
+    cluster.after(draw.choice(_DURATIONS_S), heal)
