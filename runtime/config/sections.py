@@ -191,8 +191,8 @@ class CacheSection(Section):
     )
     load: Choice[LoadPolicy] = Field(
         LoadPolicy.ALWAYS,
-        description="Load pages found in L2; auto: only if faster than computing them. "
-        "Default on cuda: auto.",
+        description="Load pages found in L2; auto: only if faster than computing them; what seems "
+        "slower is tried for up to 1 % of the time. Default on cuda: auto.",
     )
     write_policy: Choice[WritePolicy] = Field(
         WritePolicy.WRITE_THROUGH,

@@ -1,23 +1,20 @@
 """Whether a waiting request runs now, and what is loaded for it."""
 
-import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.kv_match import first_needed
-from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
+from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, tiers_of
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.load_choice import Assessment, assess, is_load_cheaper
 from raydix.runtime.scheduler.page_needs import PageCounts, add_pages, pages_to_compute
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.publishing import keep_window
@@ -33,34 +30,6 @@ class Verdict(Enum):
     """For pages on their way; others may go first."""
     NO_ROOM = "no room"
     """For pages or a slot; nobody may overtake it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """What a request would find in L1 and L2, and whether it would load the latter."""
-
-    prefix: CachedPrefix
-    is_loaded: bool
-
-    @property
-    def num_start_pages(self) -> int:
-        """Cached pages that it would begin behind."""
-        return self.prefix.num_pages if self.is_loaded else self.prefix.num_l1_pages
-
-    @property
-    def num_locked_pages(self) -> int:
-        """Those of them that L1 has, but perhaps for windows."""
-        return min(self.num_start_pages, self.prefix.match.num_pages)
-
-    @property
-    def loads(self) -> tuple[Sequence[int], ...]:
-        """Per KV group, the pages that it would load."""
-        return self.prefix.loads if self.is_loaded else ((),) * len(self.prefix.loads)
-
-    @property
-    def num_loaded(self) -> PageCounts:
-        """Per KV group, how many these are."""
-        return tuple(map(len, self.loads))
 
 
 def enqueue(replica: Replica, lane: Lane, request: RequestState, found: CachedPrefix) -> None:
@@ -108,30 +77,6 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     return Verdict.ADMITTED
 
 
-def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Assessment:
-    """What L1 and L2 hold of the request, and whether loading beats computing."""
-    prefix = replica.find_prefix(request, lane)
-    num_gained = prefix.num_l2_pages
-    return Assessment(
-        prefix=prefix,
-        is_loaded=num_gained > 0
-        and _is_load_cheaper(replica, replica.bytes_of(map(len, prefix.loads)), num_gained, now_s),
-    )
-
-
-def _is_load_cheaper(replica: Replica, num_bytes: int, num_pages: int, now_s: float) -> bool:
-    """Whether to load `num_bytes` rather than compute `num_pages`."""
-    settings = replica.settings
-    match settings.load:
-        case LoadPolicy.ALWAYS:
-            return True
-        case LoadPolicy.NEVER:
-            return False
-        case LoadPolicy.AUTO:
-            load_s = replica.load_rate.predict_s(num_bytes, now_s)
-            return load_s < replica.prefill_rate.predict_s(num_pages * settings.page_size, now_s)
-
-
 def _has_fallen_back(
     replica: Replica, lane: Lane, request: RequestState, found: Assessment
 ) -> bool:
@@ -176,21 +121,10 @@ def _last_shared_page(
     replica: Replica, lane: Lane, request: RequestState, leader: RequestId
 ) -> int:
     """The last page that a request will find in L1 when its leader is done."""
-    own, other = request.chain, replica.requests[leader].chain
+    other = replica.requests[leader].chain
     promotion = lane.promotions.get(leader)
     num_other = other.num_prompt_pages if promotion is None else promotion.num_pages
-    stop = min(num_other, own.num_prompt_pages)
-    own_keys, other_keys = own.keys(stop), other.keys(stop)
-
-    # Keys are chained: where two are equal, all before them are.
-    first_different = bisect.bisect_left(
-        range(stop), True, key=lambda page: _key_at(own_keys, page) != _key_at(other_keys, page)
-    )
-    return first_different - 1
-
-
-def _key_at(keys: bytes, page: int) -> bytes:
-    return keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
+    return min(num_other, request.chain.num_shared_pages(other)) - 1
 
 
 def _num_wanted_pages(lane: Lane, request: RequestState, found: Assessment) -> PageCounts:
@@ -257,7 +191,7 @@ def _wait_for_pages(
     num_loaded = [num_pages if reach is None else 0 for reach in settings.reaches]
 
     promotion = None
-    if num_pages and _is_load_cheaper(replica, replica.bytes_of(num_loaded), num_pages, now_s):
+    if num_pages and is_load_cheaper(replica, replica.bytes_of(num_loaded), num_pages, now_s):
         if lock.num_pages < start:
             # Windows end before: what sees everything goes on where its path in L1 does.
             lane.l1.withdraw(lock)
@@ -287,7 +221,9 @@ def _begin(
     table = _first_table(replica, found, start, load_pages)
     lane.admit(request, lock, table, start, now_s)
     lane.lead(request, found.prefix.num_l1_pages)
-    if found.is_loaded:
+    if found.trial_load_s is not None:
+        replica.trials.begin(request.request_id, found.trial_load_s, now_s)
+    if found.loaded is not None:
         replica.counters.count(Count.LOAD_DECISIONS)
         request.wait_for_lease()
         stop = start.num_pages

@@ -1,5 +1,6 @@
 """A prompt as the cache sees it: pages of tokens, each with a key that covers all before it."""
 
+import bisect
 from collections.abc import Iterable
 
 import numpy as np
@@ -91,3 +92,16 @@ class Chain:
         """The first 16 bytes of the keys of these prompt pages, which is what the mirror holds."""
         keys = self.keys(self.num_prompt_pages)
         return [keys[page * KEY_BYTES : page * KEY_BYTES + MIRROR_KEY_BYTES] for page in pages]
+
+    def num_shared_pages(self, other: "Chain") -> int:
+        """With how many full pages both prompts begin."""
+        stop = min(self.num_prompt_pages, other.num_prompt_pages)
+        self.extend_keys(stop, stop)
+        other.extend_keys(stop, stop)
+        # Keys are chained: where two are equal, all before them are.
+        return bisect.bisect_left(
+            range(stop), True, key=lambda page: self._key_at(page) != other._key_at(page)
+        )
+
+    def _key_at(self, page: int) -> bytearray:
+        return self._keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]

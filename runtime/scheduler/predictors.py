@@ -1,4 +1,11 @@
-"""Learned times: how long will it take to compute so many tokens, or to load so many bytes?"""
+"""Learned times: how long will it take to compute so many tokens, or to load so many bytes?
+
+How a belief is refuted. Too quick: what is done by it is seen to be slow, and the third such piece
+is believed. Too slow: one quick piece is believed at once, of any size, for it bounds the others. A
+piece takes no longer than a larger one, and no longer per unit than a smaller one. What a belief
+keeps from being done is not seen: then `trials.py` has it done now and then, and what nobody has
+done for long is forgotten.
+"""
 
 import math
 from dataclasses import dataclass
@@ -81,6 +88,11 @@ class _Sums:
         self.amount_squared *= keep
         self.seconds *= keep
         self.product *= keep
+
+    def lower(self, fixed_s: float, slope_s: float) -> None:
+        """All pieces took so much less, and so much less by their amount."""
+        self.seconds -= fixed_s * self.weight + slope_s * self.amount
+        self.product -= fixed_s * self.amount + slope_s * self.amount_squared
 
     def fade_along(self, amount: float, keep: float) -> None:
         """Forget what is known of pieces of this amount, but for the part `keep`; nothing else.
@@ -169,6 +181,10 @@ class TimePredictor:
         self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
         self._observed = _Sums()
         self._observed_s = 0.0
+        self._best = Line(fixed_s, 1.0 / start_rate)
+        """The quickest that was ever believed."""
+        self._tested_s: dict[int, float] = {}
+        """When a piece of this size was observed last; sizes are powers of two."""
         self._line: Line | None = None
         """While nothing is observed, and nothing forgotten; None: to be computed."""
         self._slow = _SlowPieces()
@@ -179,6 +195,9 @@ class TimePredictor:
         if not 1e-6 <= seconds < math.inf or amount <= 0:
             return
         line = self.line(now_s)
+        self._tested_s[math.frexp(amount)[1]] = now_s
+        if line.predict_s(self._full_amount) < self._best.predict_s(self._full_amount):
+            self._best = line
         believed_s = self._slow.believe_s(amount, seconds, line)
         if believed_s is None:
             return
@@ -194,6 +213,29 @@ class TimePredictor:
         self._observed.add(part, believed_s)
         self._observed_s = now_s
         self._line = None
+        if line.predict_s(amount) > _SURPRISE * believed_s:
+            self._bound(amount, believed_s, now_s)
+
+    def _bound(self, amount: float, seconds: float, now_s: float) -> None:
+        """Forget what others took if this piece refutes it: it took so little."""
+        line = self.line(now_s)
+        fixed_s = _excess_s(line.fixed_s, seconds)
+        slope_s = _excess_s(line.unit_s * amount, seconds) * self._full_amount / amount
+        if fixed_s or slope_s:
+            self._observed.lower(fixed_s, slope_s)
+            self._line = None
+
+    def hoped_s(self, amount: float) -> float:
+        """Seconds that `amount` units take if all goes well: half of the least ever believed."""
+        return self._best.predict_s(amount) / _SURPRISE
+
+    def last_test_s(self, amount: float) -> float:
+        """When a piece of about that size, or a larger one, was observed last.
+
+        One of the full amount tells of any that are larger.
+        """
+        least = math.frexp(min(amount, self._full_amount))[1] - 1
+        return max((at for size, at in self._tested_s.items() if size >= least), default=-math.inf)
 
     def rate(self, now_s: float) -> float:
         """Units per second, once a piece of work is under way."""
@@ -230,3 +272,8 @@ class TimePredictor:
         """How much of what was observed still counts."""
         idle_s = now_s - self._observed_s - _KEEP_S
         return 1.0 if idle_s <= 0 else math.exp(-idle_s / _KEEP_S)
+
+
+def _excess_s(part_s: float, whole_s: float) -> float:
+    """By how much a part of a time is believed to be longer than the whole of it."""
+    return part_s - whole_s if part_s > _SURPRISE * whole_s else 0.0

@@ -26,21 +26,18 @@ from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.lookups import Asker, Lookups
 from raydix.runtime.scheduler.pieces import Pieces
-from raydix.runtime.scheduler.predictors import TimePredictor
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.publishing import keep_window, publish_rest
+from raydix.runtime.scheduler.rates import decode_rate, load_rate, prefill_rate
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.timers import Timers
 from raydix.runtime.scheduler.transfers import Promotion
+from raydix.runtime.scheduler.trials import Trials
 from raydix.runtime.scheduler.waiting import Place
 
 _MAX_SESSIONS = 65_536
-_START_DECODE_S, _START_DECODE_ROWS_PER_S = 0.01, 25_600.0
-"""Believed of steps that decode before one is observed: fixed time, and little more for a row."""
-_FULL_LOAD_S = 0.002
-"""A load that is predicted to take so long counts in full for the load rate, a shorter one less."""
 
 
 class Replica:
@@ -83,20 +80,10 @@ class Replica:
         self.pieces = Pieces()
         self.explanations = Explanations()
 
-        self.prefill_rate = TimePredictor(
-            settings.start_prefill_tokens_per_s,
-            full_amount=settings.prefill_budget_tokens,
-            fixed_s=settings.start_prefill_s,
-        )
-        self.decode_rate = TimePredictor(
-            _START_DECODE_ROWS_PER_S,
-            full_amount=settings.max_running_requests,
-            fixed_s=_START_DECODE_S,
-        )
-        self.load_rate = TimePredictor(
-            settings.start_load_bytes_per_s,
-            full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
-        )
+        self.prefill_rate = prefill_rate(settings)
+        self.decode_rate = decode_rate(settings)
+        self.load_rate = load_rate(settings)
+        self.trials = Trials()
         self._lane_of_session: OrderedDict[str, int] = OrderedDict()
         """The lane that served a session last."""
         self._effects: list[Effect] = []
@@ -324,11 +311,15 @@ class Replica:
         lane.release(request, Phase.WAITING)
         lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
 
-    def find_prefix(self, request: RequestState, lane: Lane) -> CachedPrefix:
-        """What L1 and L2 hold of a request, as far as is known."""
+    def find_prefix(
+        self, request: RequestState, lane: Lane, most_pages: int | None = None
+    ) -> CachedPrefix:
+        """What L1 and L2 hold of a request, or of its first pages, as far as is known."""
         host = self.host
         is_useful = host.is_usable and host.num_keys > 0 and self.settings.prefix_caching
         max_pages = request.max_cached_tokens // self.settings.page_size
+        if most_pages is not None:
+            max_pages = min(max_pages, most_pages)
         return find_prefix(
             self.settings,
             host if is_useful else None,

@@ -255,6 +255,7 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
 
 def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None:
     replica.release_lease(load.lease_id, load.host_connection)
+    replica.trials.note_load(load.request_id, load.age_s(now_s))
     request = replica.requests.get(load.request_id)
     promotion = lane.promotions.of_load(load)
     is_for_run = request is not None and request.load is load

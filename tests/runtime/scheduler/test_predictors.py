@@ -179,3 +179,23 @@ def test_what_is_no_duration_teaches_nothing(seconds: float) -> None:
     for _ in range(3):
         predictor.observe(2048, seconds, now_s=1.0)
     assert predictor.line(1.0) == before
+
+
+@pytest.mark.parametrize("part", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("sizes", [(1e9,), (1e9, 1e7)])
+def test_one_quick_piece_refutes_that_others_are_slow(part: float, sizes: tuple[float]) -> None:
+    predictor = TimePredictor(50e9, full_amount=100e6)
+    for amount in sizes * 60:
+        predictor.observe(amount, 200 * amount / 50e9, now_s=1.0)
+    assert predictor.predict_s(1e9, 1.0) > 3.0
+    predictor.observe(part * 1e9, part * 1e9 / 50e9, now_s=2.0)
+    assert predictor.predict_s(1e9, 2.0) < 0.1
+
+
+def test_a_quick_large_piece_refutes_that_small_ones_are_slow() -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192)
+    for _ in range(20):
+        predictor.observe(16, 1.0, now_s=1.0)
+    for _ in range(20):
+        predictor.observe(8192, 0.05, now_s=1.0)
+    assert predictor.predict_s(16, 1.0) < 0.1

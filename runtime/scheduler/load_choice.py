@@ -1,0 +1,123 @@
+"""Whether what L2 holds of a request is loaded or computed, by what is believed to be cheaper.
+
+What is believed of loads is refuted by loads, and of computing by steps. The way that seems dearer
+is tried with some of a request's pages when it has not been seen for a while: see `trials.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raydix.runtime.config.policies import LoadPolicy
+from raydix.runtime.scheduler.cached_prefix import CachedPrefix
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.page_needs import PageCounts
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.trials import is_worth_a_trial, num_affordable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """What a request would find in L1 and L2, and how much of the latter it would load."""
+
+    prefix: CachedPrefix
+    loaded: CachedPrefix | None
+    """As far as it would be loaded; None: nothing would be."""
+    trial_load_s: float | None = None
+    """Some pages would take the way that is believed to be dearer; what is loaded takes so long."""
+
+    @property
+    def num_start_pages(self) -> int:
+        """Cached pages that it would begin behind."""
+        return self.prefix.num_l1_pages if self.loaded is None else self.loaded.num_pages
+
+    @property
+    def num_locked_pages(self) -> int:
+        """Those of them that L1 has, but perhaps for windows."""
+        return min(self.num_start_pages, self.prefix.match.num_pages)
+
+    @property
+    def loads(self) -> tuple[Sequence[int], ...]:
+        """Per KV group, the pages that it would load."""
+        return ((),) * len(self.prefix.loads) if self.loaded is None else self.loaded.loads
+
+    @property
+    def num_loaded(self) -> PageCounts:
+        """Per KV group, how many these are."""
+        return tuple(map(len, self.loads))
+
+
+def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Assessment:
+    """What L1 and L2 hold of the request, and how much of it is to be loaded."""
+    prefix = replica.find_prefix(request, lane)
+    if not prefix.num_l2_pages:
+        return Assessment(prefix=prefix, loaded=None)
+
+    num_bytes = replica.bytes_of(map(len, prefix.loads))
+    is_cheaper = is_load_cheaper(replica, num_bytes, prefix.num_l2_pages, now_s)
+    usual = Assessment(prefix=prefix, loaded=prefix if is_cheaper else None)
+    if replica.settings.load is not LoadPolicy.AUTO or not _is_trial_due(replica, usual, now_s):
+        return usual
+    return _trial(replica, lane, request, usual, now_s) or usual
+
+
+def is_load_cheaper(replica: Replica, num_bytes: int, num_pages: int, now_s: float) -> bool:
+    """Whether to load `num_bytes` rather than compute `num_pages`."""
+    settings = replica.settings
+    match settings.load:
+        case LoadPolicy.ALWAYS:
+            return True
+        case LoadPolicy.NEVER:
+            return False
+        case LoadPolicy.AUTO:
+            load_s = replica.load_rate.predict_s(num_bytes, now_s)
+            return load_s < replica.prefill_rate.predict_s(num_pages * settings.page_size, now_s)
+
+
+def _is_trial_due(replica: Replica, usual: Assessment, now_s: float) -> bool:
+    """Whether to try what is believed to be dearer than the usual."""
+    load, prefill = replica.load_rate, replica.prefill_rate
+    num_bytes = replica.bytes_of(map(len, usual.prefix.loads))
+    num_tokens = usual.prefix.num_l2_pages * replica.settings.page_size
+    if usual.loaded is None:
+        return is_worth_a_trial(load, num_bytes, prefill.predict_s(num_tokens, now_s), now_s)
+    return is_worth_a_trial(prefill, num_tokens, load.predict_s(num_bytes, now_s), now_s)
+
+
+def _trial(
+    replica: Replica, lane: Lane, request: RequestState, usual: Assessment, now_s: float
+) -> Assessment | None:
+    """As many pages in the dearer way as may be paid for; None: not one."""
+    prefix, affordable_s = usual.prefix, replica.trials.affordable_s(now_s)
+    num_pages = prefix.num_l2_pages
+    load_s, compute_s = (_costs_s(replica, prefix, loaded, now_s) for loaded in (prefix, None))
+    usual_s = min(sum(load_s), sum(compute_s))
+    extra_s = max(sum(load_s), sum(compute_s)) - usual_s
+    num_tried = num_affordable(num_pages, extra_s / num_pages, affordable_s)
+    num_loaded = num_tried if usual.loaded is None else num_pages - num_tried
+
+    # Of windows the same is loaded for any number of pages, so the cost is looked at once more.
+    found = replica.find_prefix(request, lane, prefix.num_l1_pages + num_loaded)
+    loaded = found if found.num_l2_pages else None
+    costs_s = _costs_s(replica, prefix, loaded, now_s)
+    if loaded == usual.loaded or sum(costs_s) - usual_s > affordable_s:
+        return None
+    return Assessment(prefix=prefix, loaded=loaded, trial_load_s=costs_s[0])
+
+
+def _costs_s(
+    replica: Replica, prefix: CachedPrefix, loaded: CachedPrefix | None, now_s: float
+) -> tuple[float, float]:
+    """To load some of what L2 holds of a prefix, and to compute the rest with what is new.
+
+    A part of it is taken to load in that part of the time, even if loads of other sizes were never
+    seen: if it does not, the next trial has to wait.
+    """
+    num_pages, load_s = prefix.num_l1_pages, 0.0
+    if loaded is not None:
+        num_pages = loaded.num_pages
+        num_bytes = replica.bytes_of(map(len, prefix.loads))
+        part = replica.bytes_of(map(len, loaded.loads)) / num_bytes
+        load_s = part * replica.load_rate.predict_s(num_bytes, now_s)
+    num_tokens = (prefix.num_pages - num_pages) * replica.settings.page_size
+    return load_s, num_tokens * replica.prefill_rate.line(now_s).unit_s

@@ -1,0 +1,43 @@
+"""What is predicted of steps and loads, and what is believed before any is observed.
+
+A wrong belief is refuted as `predictors.py` says. Who is there to refute it:
+- Prompts. A step with prompts takes at least 512 tokens whatever is predicted (`mixture.py`), and
+  each shows its time; larger ones are bounded by it. If all prompts are cached, computing one
+  instead of loading it is tried (`load_choice.py`).
+- Decodes. Every step that decodes shows its time, whatever was predicted.
+- Loads. Those believed to be too slow are tried (`load_choice.py`); others show it.
+"""
+
+from raydix.runtime.scheduler.predictors import TimePredictor
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+_START_DECODE_S, _START_DECODE_ROWS_PER_S = 0.01, 25_600.0
+"""Believed of steps that decode before one is observed: fixed time, and little more for a row."""
+_FULL_LOAD_S = 0.002
+"""A load that is predicted to take so long counts in full for the load rate, a shorter one less."""
+
+
+def prefill_rate(settings: SchedulerSettings) -> TimePredictor:
+    """Of steps with prompts, by their tokens."""
+    return TimePredictor(
+        settings.start_prefill_tokens_per_s,
+        full_amount=settings.prefill_budget_tokens,
+        fixed_s=settings.start_prefill_s,
+    )
+
+
+def decode_rate(settings: SchedulerSettings) -> TimePredictor:
+    """Of steps that only decode, by their rows."""
+    return TimePredictor(
+        _START_DECODE_ROWS_PER_S,
+        full_amount=settings.max_running_requests,
+        fixed_s=_START_DECODE_S,
+    )
+
+
+def load_rate(settings: SchedulerSettings) -> TimePredictor:
+    """Of loads from L2, by the bytes of one rank."""
+    return TimePredictor(
+        settings.start_load_bytes_per_s,
+        full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
+    )

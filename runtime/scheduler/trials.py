@@ -1,0 +1,57 @@
+"""Trying a way that is believed to be dearer, now and then, so that the belief can be refuted.
+
+Of two ways to the same thing the cheaper one is taken, and then that one alone is observed: a
+belief that the other is dear would decide that it is never tested again. So the dearer way is
+tried, with as much of the work as may be paid for: trials cost at most `_SHARE` of the time. One
+that is as dear as believed has cost no more than that; one that is cheaper corrects the belief.
+"""
+
+import math
+
+from raydix.ids import RequestId
+from raydix.runtime.scheduler.predictors import TimePredictor
+
+_SHARE = 0.01
+"""Of the time, for what trials cost beyond the cheaper way."""
+_MAX_COST_S = 0.05
+"""Of one trial of several pages, however long there was none: a single request waits for it."""
+_UNTESTED_S = 3.0
+"""A way that was observed so lately needs no trial."""
+
+
+class Trials:
+    """Owns: when the dearer of two ways was tried last, and what that has cost beyond its share."""
+
+    def __init__(self) -> None:
+        self._paid_s = -math.inf
+        """The time since then pays for the next trial."""
+        self._open: tuple[RequestId, float] | None = None
+        """Whose load is a trial, and how long it may take."""
+
+    def affordable_s(self, now_s: float) -> float:
+        """What a trial may cost now: its part of the time since the last one."""
+        return _SHARE * max(0.0, now_s - self._paid_s)
+
+    def begin(self, request_id: RequestId, expected_s: float, now_s: float) -> None:
+        """A request takes the dearer way, for which there is enough time since the last one."""
+        self._paid_s, self._open = now_s, (request_id, expected_s)
+
+    def note_load(self, request_id: RequestId, seconds: float) -> None:
+        """A request's load took so long: if it is a trial, its surplus is paid, too."""
+        if self._open is not None and self._open[0] == request_id:
+            self._paid_s += max(0.0, seconds - self._open[1]) / _SHARE
+            self._open = None
+
+
+def is_worth_a_trial(dear: TimePredictor, amount: float, cheap_s: float, now_s: float) -> bool:
+    """Whether the dearer way might be the cheaper one, and has not been observed lately."""
+    is_untested = now_s - dear.last_test_s(amount) >= _UNTESTED_S
+    return is_untested and dear.hoped_s(amount) < cheap_s
+
+
+def num_affordable(num_pages: int, page_s: float, affordable_s: float) -> int:
+    """How many of so many pages to try if each costs so much more: one, or what is soon done."""
+    if page_s <= 0.0:
+        return num_pages
+    num_soon = int(min(affordable_s, _MAX_COST_S) / page_s)
+    return min(num_pages, max(num_soon, int(page_s <= affordable_s)))

@@ -1,0 +1,143 @@
+"""Loading or computing what L2 holds, on a machine whose link and whose steps become slow and well
+again."""
+
+from collections.abc import Callable
+
+import pytest
+
+from raydix.runtime.config.policies import LoadPolicy
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import PageCopies, TransfersDone
+from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.l2_driver import evict_from_l1
+
+_PAGES = 64
+_PAGE_BYTES = 512
+_LINK_BYTES_PER_S = 32e6
+_TOKENS_PER_S = 20_000.0
+_STEP_S = 0.002
+
+
+class Machine(CoreDriver):
+    """Loads and steps take the time that their bytes and tokens ask for.
+
+    While all is well, a prompt of `_PAGES` is loaded in 1 ms and computed in 13.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            has_host_memory=True,
+            load=LoadPolicy.AUTO,
+            num_pages=(256,),
+            max_model_len=1024,
+            prefill_budget_tokens=256,
+            start_prefill_tokens_per_s=_TOKENS_PER_S,
+            start_load_bytes_per_s=_LINK_BYTES_PER_S,
+        )
+        self.slow_link = self.slow_steps = 1.0
+        self.num_loaded = 0
+        self.prompts = [
+            [1000 * index + place for place in range(4 * _PAGES + 1)] for index in (0, 1)
+        ]
+        for prompt in self.prompts:
+            self.fill_l2(prompt)
+
+    def hit(self, *, every_s: float = 1.0) -> int:
+        """Ask for what only L2 holds, and wait for the next turn; returns pages loaded."""
+        evict_from_l1(self)
+        began_s, before = self.now_s, self.num_loaded
+        self.submit(self.prompts[0], max_tokens=1)
+        self.work()
+        self.now_s = max(self.now_s, began_s + every_s)
+        return self.num_loaded - before
+
+    def miss(self, first: int) -> None:
+        """Compute a prompt that nobody has."""
+        self.submit([first + place for place in range(4 * _PAGES + 1)], max_tokens=1)
+        self.work()
+
+    def work(self) -> None:
+        """Carry everything out until nothing is left to do."""
+        while self.host_turn() or self.plans[0]:
+            if not self.plans[0]:
+                continue
+            plan = self.plans[0][0]
+            if len(plan.loads):
+                self._load(plan.loads)
+            tokens_s = int(plan.row_num_tokens.sum()) / _TOKENS_PER_S
+            self.step(seconds=(_STEP_S + tokens_s) * self.slow_steps)
+
+    def _load(self, loads: PageCopies) -> None:
+        num_bytes = len(loads) * _PAGE_BYTES
+        seconds = num_bytes / _LINK_BYTES_PER_S * self.slow_link
+        self.now_s += seconds
+        self.num_loaded += len(loads)
+        ids = int32_array(dict.fromkeys(loads.transfer_ids.tolist()))
+        self._copies[0].clear()
+        self.report(
+            0, TransfersDone(rank=0, transfer_ids=ids, num_bytes=num_bytes, seconds=seconds)
+        )
+
+
+def _num_until(machine: Machine, is_well: Callable[[int], bool], most: int) -> int:
+    """Hits that do not go as they should before two in a row that do."""
+    num_wrong, num_well = 0, 0
+    while num_well < 2:
+        is_wrong = not is_well(machine.hit())
+        num_wrong += is_wrong
+        num_well = 0 if is_wrong else num_well + 1
+        assert num_wrong <= most
+    return num_wrong
+
+
+@pytest.mark.parametrize("slow_link", [5, 20, 50, 200, 1000])
+@pytest.mark.parametrize("num_slow", [3, 30])
+def test_hits_are_loaded_again_soon_after_a_slow_link_is_well(
+    slow_link: float, num_slow: int
+) -> None:
+    machine = Machine()
+    assert [machine.hit() for _ in range(10)] == [_PAGES] * 10
+    machine.slow_link = slow_link
+    for _ in range(num_slow):
+        machine.hit()
+    machine.slow_link = 1.0
+    _num_until(machine, lambda num_loaded: num_loaded > 0, most=5)
+
+
+@pytest.mark.parametrize("slow_link", [20, 50, 200])
+def test_a_link_that_stays_slow_costs_one_percent_of_the_time(slow_link: float) -> None:
+    machine = Machine()
+    machine.hit()
+    machine.slow_link = slow_link
+    for _ in range(10):
+        machine.hit()
+    began_s, before = machine.now_s, machine.num_loaded
+    for _ in range(300):
+        machine.hit(every_s=0.3)
+
+    page_s = _PAGE_BYTES / _LINK_BYTES_PER_S * slow_link - 4 / _TOKENS_PER_S
+    cost_s = (machine.num_loaded - before) * page_s
+    assert cost_s <= 0.01 * (machine.now_s - began_s + 5.0)
+    assert cost_s >= 0.002 * (machine.now_s - began_s), "it is tried"
+
+
+def test_hits_are_computed_again_soon_after_steps_were_held_up() -> None:
+    machine = Machine()
+    # It would be quicker to compute everything.
+    machine.slow_link = 30.0
+    for index in range(2, 6):
+        machine.miss(1000 * index)
+        machine.hit()
+    assert machine.hit() == 0
+
+    machine.slow_steps = 100.0
+    for index in range(6, 9):
+        machine.miss(1000 * index)
+    machine.slow_steps = 1.0
+    assert machine.hit() == _PAGES
+    _num_until(machine, lambda num_loaded: num_loaded < _PAGES, most=5)
+
+
+def test_a_machine_that_is_well_tries_nothing() -> None:
+    machine = Machine()
+    assert [machine.hit() for _ in range(100)] == [_PAGES] * 100
