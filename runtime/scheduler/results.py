@@ -201,6 +201,7 @@ def apply_outcome(
     if not request.num_output:
         count_use(lane, request)
     request.add_output(outcome.token_ids)
+    lane.waiting.coming.discard(request)
     if request.acquit():
         lane.waiting.leader_stopped(request.request_id)
 

@@ -131,6 +131,9 @@ def _choose_lane(
 ) -> tuple[CachedPrefix, Lane]:
     """The lane with the least predicted time to first token; for a sample that of its prompt.
 
+    A prefix that a lane is about to compute is not computed there again. Who shares it goes there,
+    unless that takes longer than to compute it elsewhere, and this takes time from others, too.
+
     Ties go to the session's lane, then to the longest prefix, then to the fewest requests.
     """
     first = replica.first_of_samples(request)
@@ -148,25 +151,38 @@ def _choose_lane(
         return replica.find_prefix(request, lanes[0]), lanes[0]
     preferred = replica.lane_of_session(request.submit.session_id)
     tokens_per_s = replica.prefill_rate.rate(now_s)
+    is_sharing = replica.settings.prefix_caching
+    coming = [lane.waiting.coming.num_pages(request) if is_sharing else 0 for lane in lanes]
 
-    def cost(candidate: tuple[CachedPrefix, Lane]) -> tuple[float, bool, int, int]:
-        found, lane = candidate
-        own_s = _predict_prefill_s(replica, request, found, now_s)
+    def cost(candidate: tuple[CachedPrefix, Lane, int]) -> tuple[float, bool, int, int]:
+        found, lane, num_coming = candidate
+        num_pages = max(found.num_pages, num_coming)
+        own_s = _predict_prefill_s(replica, request, found, num_pages, now_s)
         busy_s = (lane.waiting.num_tokens + lane.num_tokens_to_compute) / tokens_per_s + own_s
+        # What another lane computes anyway takes this one's time from others.
+        num_repeated = max(0, max(coming) - num_pages) * replica.settings.page_size
         return (
-            round(busy_s, 4),
+            round(busy_s + num_repeated / tokens_per_s, 4),
             lane.index != preferred,
-            -found.num_l1_pages,
+            -max(found.num_l1_pages, num_coming),
             len(lane.running) + len(lane.waiting),
         )
 
-    return min(((replica.find_prefix(request, lane), lane) for lane in lanes), key=cost)
+    candidates = [
+        (replica.find_prefix(request, lane), lane, num_coming)
+        for lane, num_coming in zip(lanes, coming, strict=True)
+    ]
+    found, lane, _ = min(candidates, key=cost)
+    return found, lane
 
 
 def _predict_prefill_s(
-    replica: Replica, request: RequestState, found: CachedPrefix, now_s: float
+    replica: Replica, request: RequestState, found: CachedPrefix, num_pages: int, now_s: float
 ) -> float:
-    """How long it takes to load what L2 holds of the request, and to compute what no tier holds."""
+    """How long it takes to load what L2 holds of the request, and to compute what no tier holds.
+
+    `num_pages`: what it will find once others are done.
+    """
     settings = replica.settings
     size = settings.page_size
 
@@ -180,5 +196,5 @@ def _predict_prefill_s(
         case LoadPolicy.AUTO:
             reuse_s = min(load_s, recompute_s)
 
-    num_missing = request.num_tokens - found.num_pages * size
+    num_missing = request.num_tokens - num_pages * size
     return reuse_s + replica.prefill_rate.predict_s(num_missing, now_s)

@@ -9,6 +9,7 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
+from raydix.runtime.scheduler.coming_prefixes import ComingPrefixes
 from raydix.runtime.scheduler.prompt_shares import PromptWork
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder, order_key
@@ -36,7 +37,15 @@ class WaitingQueue:
         self.requests: dict[RequestId, RequestState] = {}
         """All that wait, parked or not, in order of arrival on this lane."""
         self.num_tokens = 0
-        """To be computed for all that wait, as far as was known when they got their places."""
+        """To be computed for all that wait, as far as was known when they got their places.
+
+        What several share counts once.
+        """
+        self.coming = ComingPrefixes()
+        self._new: dict[RequestId, int] = {}
+        """How many of these are of each request."""
+        self._num_coming: dict[RequestId, int] = {}
+        """Pages that others were about to bring when it came."""
         self._work: dict[RequestId, int] = {}
         self._keys: dict[RequestId, OrderKey] = {}
         self._running_keys = RunningKeys()
@@ -71,6 +80,11 @@ class WaitingQueue:
     def add(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
         """A request waits. `lacks`: the first page of its prompt that no tier at hand has."""
         self.requests[request.request_id] = request
+        num_coming = 0
+        if self._settings.prefix_caching:
+            num_coming = self.coming.num_pages(request)
+            self.coming.add(request)
+        self._num_coming[request.request_id] = num_coming
         self.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
         self._enter(request)
 
@@ -78,8 +92,11 @@ class WaitingQueue:
         """Choose a waiting request's place anew, by how much of it is in L1 and L2."""
         self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
         work = max(1, request.num_tokens - num_cached_pages * self._settings.page_size)
-        self.num_tokens += work - self._work.get(request.request_id, 0)
         self._work[request.request_id] = work
+        num_coming = self._num_coming[request.request_id]
+        new = min(work, max(1, request.num_tokens - num_coming * self._settings.page_size))
+        self.num_tokens += new - self._new.get(request.request_id, 0)
+        self._new[request.request_id] = new
         self._grown.pop(request.request_id, None)
         self._lack(request, lacks)
         if request.request_id in self._turns:
@@ -89,7 +106,9 @@ class WaitingQueue:
         """Take a request out; False if it did not wait here."""
         if self.requests.pop(request.request_id, None) is None:
             return False
-        self.num_tokens -= self._work.pop(request.request_id)
+        self.num_tokens -= self._new.pop(request.request_id)
+        del self._work[request.request_id], self._num_coming[request.request_id]
+        self.coming.discard(request)
         del self._keys[request.request_id]
         self._grown.pop(request.request_id, None)
         self._came.pop(request.request_id, None)
@@ -123,12 +142,18 @@ class WaitingQueue:
         return self._work[request.request_id]
 
     def admitted(self, request: RequestState) -> None:
-        """A request runs on the lane: under `routing_key`, others of its key go first."""
+        """A request runs on the lane: under `routing_key`, others of its key go first.
+
+        What it computes comes as before.
+        """
         self._running_keys.add(request.submit.routing_key)
+        if self._settings.prefix_caching:
+            self.coming.add(request)
 
     def released(self, request: RequestState) -> None:
         """A request runs no more."""
         self._running_keys.remove(request.submit.routing_key)
+        self.coming.discard(request)
 
     def take_grown(self) -> RequestState | None:
         """One whose place is to be chosen anew, because its match has grown."""
@@ -209,16 +234,20 @@ class WaitingQueue:
 
     def check(self, running: Iterable[RequestState]) -> None:
         """Raise AccountingError unless the counts and all places and turns agree."""
+        running = list(running)
         self._running_keys.check(request.submit.routing_key for request in running)
+        if self._settings.prefix_caching:
+            self.coming.check(self.requests.values(), running)
         figures = f"{len(self.requests)} requests wait, {len(self._turns)} have their turn"
 
-        if self.num_tokens != sum(self._work.values()) or self._work.keys() != self.requests.keys():
+        if self.num_tokens != sum(self._new.values()) or self._new.keys() != self.requests.keys():
             raise AccountingError(
-                f"{self.num_tokens} tokens of {len(self._work)} requests are counted: {figures}"
+                f"{self.num_tokens} tokens of {len(self._new)} requests are counted: {figures}"
             )
 
         if (
             self._keys.keys() != self.requests.keys()
+            or self._work.keys() != self.requests.keys()
             or not self._grown.keys() <= self.requests.keys()
         ):
             raise AccountingError(f"places are kept of requests that do not wait: {figures}")

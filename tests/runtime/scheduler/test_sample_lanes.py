@@ -19,9 +19,10 @@ def test_sample_of_a_living_request_follows_it_and_others_go_where_less_waits(
     client: str, sample_of: str | None, lane: int
 ) -> None:
     driver = CoreDriver(num_lanes=2)
-    driver.submit(PROMPT, name="first")
+    # It has no full page, which others would share.
+    driver.submit(PROMPT[:3], name="first")
     assert lane_of(driver, "first") == 0
-    driver.submit(PROMPT, name="next", client=client, sample_of=sample_of)
+    driver.submit(PROMPT[:3], name="next", client=client, sample_of=sample_of)
     assert lane_of(driver, "next") == lane
 
 

@@ -1,0 +1,64 @@
+"""What a lane is about to compute or load, so that who shares it can go where it comes anyway."""
+
+from collections.abc import Iterable
+
+from raydix.errors import AccountingError
+from raydix.ids import PageKey, RequestId
+from raydix.runtime.scheduler.chain import Chain
+from raydix.runtime.scheduler.request import RequestState
+
+
+class ComingPrefixes:
+    """Owns: by which keys the prompts of one lane that wait, or are computed, are found.
+
+    A prompt is entered by the key of its first page, and those of its first 2, 4, 8, ... pages:
+    they are few, however long it is. Keys are chained, so who has one of them has all before it.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[PageKey, dict[RequestId, RequestState]] = {}
+        self._keys: dict[RequestId, list[PageKey]] = {}
+
+    def add(self, request: RequestState) -> None:
+        """This prompt comes to L1, and may be another's prefix."""
+        if request.must_score:
+            return
+        keys = self._keys[request.request_id] = _keys(request.chain)
+        for key in keys:
+            self._requests.setdefault(key, {})[request.request_id] = request
+
+    def discard(self, request: RequestState) -> None:
+        """It has come, or never will."""
+        for key in self._keys.pop(request.request_id, ()):
+            requests = self._requests[key]
+            del requests[request.request_id]
+            if not requests:
+                del self._requests[key]
+
+    def num_pages(self, request: RequestState) -> int:
+        """With how many pages that come its prompt begins.
+
+        Of the prompts that share the last key with it that any does, the newest one counts.
+        """
+        newest: RequestState | None = None
+        for key in _keys(request.chain) if self._keys and not request.must_score else ():
+            if (sharing := self._requests.get(key)) is None:
+                break
+            newest = next(reversed(sharing.values()))
+        return 0 if newest is None else request.chain.num_shared_pages(newest.chain)
+
+    def check(self, waiting: Iterable[RequestState], running: Iterable[RequestState]) -> None:
+        """Raise AccountingError unless those that wait are entered, and none that is not here."""
+        most = {request.request_id for request in waiting if not request.must_score}
+        least = set(most)
+        most.update(request.request_id for request in running)
+        entered = {name for sharing in self._requests.values() for name in sharing}
+        if not least <= self._keys.keys() <= most or not entered <= self._keys.keys():
+            raise AccountingError(
+                f"{len(self._keys)} prompts come to L1: {len(least)} wait, {len(most)} are here"
+            )
+
+
+def _keys(chain: Chain) -> list[PageKey]:
+    """Of the last of the first 1, 2, 4, ... full pages of a prompt."""
+    return [chain.key((1 << bit) - 1) for bit in range(chain.num_prompt_pages.bit_length())]
