@@ -194,7 +194,7 @@ class AsyncLLM:
     ) -> list[int]:
         """Token ids of a conversation, as `chat` would send them. Raises BadRequest."""
         desk = (await self.connected()).texts
-        return await desk.encode_chat(messages, **template_arguments)
+        return await desk.encode_chat(messages, template_arguments)
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, as `generate` would send them. Raises BadRequest."""

@@ -60,7 +60,7 @@ class EngineClient:
     ) -> None:
         self._link = link
         self._limits = limits
-        self.texts = TextDesk(tokenizer)
+        self.texts = TextDesk(tokenizer, limits.max_model_len)
 
         self._num_askings = 0
         self._live: dict[AskingId, OpenRequest] = {}
@@ -204,6 +204,7 @@ class EngineClient:
         """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
         self._end_all(lambda: Cancelled("The client was closed while the request was running."))
         self._link.close()
+        self.texts.close()
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
@@ -213,14 +214,17 @@ class EngineClient:
         self._is_closed = True
         self._link.cut()
 
-    async def tokenized(self, prompt: Prompt) -> TokenizedPrompt:
-        """The prompt as a request takes it. Raises BadRequest and PromptTooLong."""
+    async def tokenized(self, prompt: Prompt, tenant: str | None = None) -> TokenizedPrompt:
+        """The prompt as a request takes it; `tenant`: whose turn it is to tokenise text.
+
+        Raises BadRequest and PromptTooLong.
+        """
         shape = read_prompt(prompt)
         vocab_size, max_model_len = self._limits.vocab_size, self._limits.max_model_len
         if isinstance(shape, TokenPrompt):
             checked = check_token_ids(shape.token_ids, vocab_size, max_model_len)
             return TokenizedPrompt(None, checked)
-        token_ids = await self.texts.encode(shape.text)
+        token_ids = await self.texts.encode(shape.text, tenant)
         checked = check_token_ids(token_ids, vocab_size, max_model_len)
         return TokenizedPrompt(shape.text, checked)
 

@@ -139,13 +139,22 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
     return int32_array(array)
 
 
+def longer_than(max_model_len: int) -> PromptTooLong:
+    """What a text is refused with of which no more is known, as it was not read to its end."""
+    return _too_long(f"more than {max_model_len}", max_model_len)
+
+
 def _require_room(num_tokens: int, max_model_len: int) -> None:
     if num_tokens >= max_model_len:
-        raise PromptTooLong(
-            f"The prompt has {num_tokens} tokens; expected at most {max_model_len - 1}, as the "
-            f"model's context is {max_model_len} tokens and one must be left for output. "
-            "Shorten the prompt or raise model.max_model_len."
-        )
+        raise _too_long(str(num_tokens), max_model_len)
+
+
+def _too_long(number: str, max_model_len: int) -> PromptTooLong:
+    return PromptTooLong(
+        f"The prompt has {number} tokens; expected at most {max_model_len - 1}, as the model's "
+        f"context is {max_model_len} tokens and one must be left for output. "
+        "Shorten the prompt or raise model.max_model_len."
+    )
 
 
 def variables_of(given: object) -> dict[str, Any]:

@@ -1,46 +1,77 @@
-"""Text to token ids and back, beside an event loop: on threads, so that the loop goes on."""
+"""Text to token ids and back, beside an event loop: on threads of its own, in fair turns."""
 
-import asyncio
+import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from raydix.errors import BadRequest
+from raydix.runtime.api.fair_turns import FairTurns, in_one_step
+from raydix.runtime.api.prompts import longer_than
 from raydix.runtime.api.tokenizer import Tokenizer
+
+_MAX_THREADS = 4
 
 
 class TextDesk:
-    """The tokenizer of one connection. Its methods raise BadRequest where there is none."""
+    """The tokenizer of one connection, for all who ask by it.
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    Owns: its threads. What is longer than the model's context is refused once that is certain,
+    mostly before it is tokenised. Methods raise BadRequest where there is no tokenizer. `tenant`:
+    whose turn it is; None: the process's own.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, max_tokens: int) -> None:
         self.tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._turns = FairTurns(min(_MAX_THREADS, os.cpu_count() or 1) + 1, "raydix-text")
 
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt. Raises BadRequest."""
+    async def encode(self, text: str, tenant: str | None = None) -> list[int]:
+        """Token ids of a prompt. Raises BadRequest and PromptTooLong."""
         if self.tokenizer is None:
             raise BadRequest(
                 "The prompt is text, but the checkpoint has no tokenizer that this process can "
                 "read. Pass token ids, or put the tokenizer's files into the checkpoint folder on "
                 "this host."
             )
-        return await asyncio.to_thread(self.tokenizer.encode, text)
+        return await self._turns.run(tenant, self.tokenizer.encoding(text, self._max_tokens))
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, Any],
+        tenant: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; see `Tokenizer.encode_chat`."""
+        """Token ids of a conversation; see `Tokenizer.encode_chat`. Raises PromptTooLong, too."""
         tokenizer = self._required("chat")
-        return await asyncio.to_thread(tokenizer.encode_chat, messages, **template_arguments)
+        # A template takes long over many messages, of which each has a token at least.
+        if isinstance(messages, Sequence) and len(messages) > self._max_tokens:
+            raise longer_than(self._max_tokens)
+        steps = tokenizer.encoding_chat(messages, template_arguments, self._max_tokens)
+        return await self._turns.run(tenant, steps)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int], tenant: str | None = None) -> str:
         """Text of a user's ids, special tokens among it. Raises BadRequest."""
-        return await asyncio.to_thread(self._required("text").decode_given, token_ids)
+        tokenizer = self._required("text")
+        work = in_one_step(partial(tokenizer.decode_given, token_ids))
+        return await self._turns.run(tenant, work)
 
     async def prompt_texts(
-        self, token_ids: Sequence[int], prompt: str | None, *, is_whole: bool
+        self,
+        token_ids: Sequence[int],
+        prompt: str | None,
+        *,
+        is_whole: bool,
+        tenant: str | None = None,
     ) -> list[str]:
         """The text of each token of a prompt; see `Tokenizer.prompt_texts`."""
         tokenizer = self._required("text")
-        return await asyncio.to_thread(tokenizer.prompt_texts, token_ids, prompt, is_whole=is_whole)
+        work = in_one_step(partial(tokenizer.prompt_texts, token_ids, prompt, is_whole=is_whole))
+        return await self._turns.run(tenant, work)
+
+    def close(self) -> None:
+        """End the threads; nobody may wait for them any more."""
+        self._turns.close()
 
     def _required(self, purpose: str) -> Tokenizer:
         if self.tokenizer is None:

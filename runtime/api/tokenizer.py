@@ -15,12 +15,18 @@ from numpy.typing import NDArray
 
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from raydix.runtime.api.prompts import is_unicode
+from raydix.runtime.api.fair_turns import Steps, result_of
+from raydix.runtime.api.freed_memory import give_back_memory
+from raydix.runtime.api.least_tokens import LeastTokens
+from raydix.runtime.api.prompts import is_unicode, longer_than
+from raydix.runtime.api.text_steps import PIECE_CHARACTERS, TextSteps, text_steps_of
 from raydix.runtime.api.token_bytes import TokenBytes
 from raydix.runtime.model.hub import settings_folder
 from raydix.runtime.model.late_import import import_late
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_LARGE_CHARACTERS = 256 << 10
+"""Of a text whose tokenising leaves memory behind that is worth giving back."""
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 """What a template runs into, besides its own errors, if its variables are not what it expects."""
 
@@ -92,17 +98,25 @@ class Tokenizer:
             i for i, added in wrapped.added_tokens_decoder.items() if added.special
         )
         self._token_bytes = TokenBytes.of(wrapped.backend_tokenizer) if wrapped.is_fast else None
+        if wrapped.is_fast:
+            # All of a text is wanted, and nothing but it.
+            wrapped.backend_tokenizer.no_truncation()
+            wrapped.backend_tokenizer.no_padding()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the checkpoint puts around one.
 
         Raises BadRequest for what is no text.
         """
+        return result_of(self.encoding(text, None))
+
+    def encoding(self, text: str, max_tokens: int | None) -> Steps[list[int]]:
+        """`encode` in steps. Raises PromptTooLong as soon as there are certainly more tokens."""
         if not isinstance(text, str) or not is_unicode(text):
             raise BadRequest(
                 f"The text is {text!r:.80}; expected a str without half of a surrogate pair."
             )
-        return list(self._wrapped.encode(text, verbose=False))
+        return self._encoding(text, max_tokens, with_special=True)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
@@ -114,6 +128,22 @@ class Tokenizer:
         template knows. The text parts of one message become lines of it. Raises BadRequest if
         there is no template, if it refuses, or if a message has no text, or more than text.
         """
+        return result_of(self.encoding_chat(messages, template_arguments, None))
+
+    def encoding_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, Any],
+        max_tokens: int | None,
+    ) -> Steps[list[int]]:
+        """`encode_chat` in steps. Raises PromptTooLong as soon as there are certainly more."""
+        text = self._chat_text(messages, template_arguments)
+        yield
+        return (yield from self._encoding(text, max_tokens, with_special=False))
+
+    def _chat_text(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> str:
         from jinja2 import TemplateError
 
         if self._wrapped.chat_template is None:
@@ -130,7 +160,7 @@ class Tokenizer:
 
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
-            text = self._wrapped.apply_chat_template(turns, **options)
+            text: str = self._wrapped.apply_chat_template(turns, **options)
         except (TemplateError, *_TEMPLATE_ERRORS) as error:
             reason = str(error).rstrip(".")
             raise BadRequest(f"The chat template refuses these messages: {reason}.") from error
@@ -139,7 +169,56 @@ class Tokenizer:
             raise BadRequest(
                 "The chat holds half of a surrogate pair, which is no Unicode text. Remove it."
             )
-        return list(self._wrapped.encode(text, add_special_tokens=False, verbose=False))
+        return text
+
+    def _encoding(
+        self, text: str, max_tokens: int | None, *, with_special: bool
+    ) -> Steps[list[int]]:
+        steps = None if len(text) <= PIECE_CHARACTERS else self._text_steps
+        if steps is not None and max_tokens is not None:
+            if self._least_tokens.exceed(text, max_tokens):
+                raise longer_than(max_tokens)
+            yield
+        try:
+            if steps is None:
+                return self._encoded(text, with_special)
+            return (yield from self._encoding_pieces(steps, text, max_tokens, with_special))
+        finally:
+            if len(text) >= _LARGE_CHARACTERS:
+                give_back_memory()
+
+    def _encoding_pieces(
+        self, steps: TextSteps, text: str, max_tokens: int | None, with_special: bool
+    ) -> Steps[list[int]]:
+        before, after = self._around if with_special else ([], [])
+        token_ids = [*before]
+        for piece in steps.pieces(text):
+            token_ids += self._encoded(piece, with_special=False)
+            # Nothing that follows takes back a token.
+            if max_tokens is not None and len(token_ids) > max_tokens:
+                raise longer_than(max_tokens)
+            yield
+        return [*token_ids, *after]
+
+    def _encoded(self, text: str, with_special: bool) -> list[int]:
+        if not self._wrapped.is_fast:
+            return list(self._wrapped.encode(text, add_special_tokens=with_special, verbose=False))
+        # The library's own answer has much besides, which is made in Python.
+        encoded = self._wrapped.backend_tokenizer.encode(text, add_special_tokens=with_special)
+        token_ids: list[int] = encoded.ids
+        return token_ids
+
+    @functools.cached_property
+    def _text_steps(self) -> TextSteps | None:
+        if self._token_bytes is None:
+            return None
+        return text_steps_of(self._wrapped.backend_tokenizer, self._token_bytes)
+
+    @functools.cached_property
+    def _least_tokens(self) -> LeastTokens:
+        assert self._token_bytes is not None, "there are steps"
+        assert self._text_steps is not None, "the caller looked"
+        return LeastTokens(self._wrapped.backend_tokenizer, self._token_bytes, self._text_steps)
 
     def decode_given(self, token_ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
         """Text of a user's ids, special tokens among it. Raises BadRequest for what are none."""
@@ -167,7 +246,7 @@ class Tokenizer:
         prompt: the text that they were made of, if any, which has not what the checkpoint puts
         around it. is_whole: nothing follows, so that an unfinished character is told, too.
         """
-        num_before, num_after = (0, 0) if prompt is None else self._num_around
+        num_before, num_after = (0, 0) if prompt is None else map(len, self._around)
         last = len(token_ids) - num_after
         detokenizer = self.detokenizer(skip_special_tokens=False)
         texts = [detokenizer.push((each,)) for each in token_ids[num_before:last]]
@@ -176,13 +255,12 @@ class Tokenizer:
         return [*[""] * num_before, *texts, *[""] * num_after]
 
     @functools.cached_property
-    def _num_around(self) -> tuple[int, int]:
-        """How many special tokens the checkpoint puts before and after a prompt."""
-        whole = self._wrapped.encode("a", verbose=False)
-        own = self._wrapped.encode("a", add_special_tokens=False, verbose=False)
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the checkpoint puts before and after a prompt."""
+        whole, own = self._encoded("a", True), self._encoded("a", False)
         places = range(len(whole) - len(own) + 1)
-        before = next(i for i in places if whole[i : i + len(own)] == own)
-        return before, len(whole) - len(own) - before
+        start = next(i for i in places if whole[i : i + len(own)] == own)
+        return whole[:start], whole[start + len(own) :]
 
     def token_text(self, token_id: int) -> str:
         """A token's text behind others; of a part of a character, what stands for that."""

@@ -183,7 +183,9 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
     variables = template_arguments(body)
     with refused_as("messages"):
         desk = (await served.engine.connected()).texts
-        token_ids = await desk.encode_chat(template_messages(body.messages), **variables)
+        token_ids = await desk.encode_chat(
+            template_messages(body.messages), variables, caller.tenant
+        )
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),
@@ -191,6 +193,7 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
         num_samples=body.n,
         params=params,
         options=options_of(body, caller),
+        tenant=caller.tenant,
     )
     generation.check()
     return generation

@@ -92,7 +92,10 @@ class _Answer:
         """The prompt, to be put before an output of it."""
         desk = (await self.served.engine.connected()).texts
         texts = await desk.prompt_texts(
-            output.prompt_token_ids, output.prompt, is_whole=not self.request.max_tokens
+            output.prompt_token_ids,
+            output.prompt,
+            is_whole=not self.request.max_tokens,
+            tenant=self.generation.tenant,
         )
         # As the tokens have it where places in it are told: a tokenizer may change what came.
         given = output.prompt if output.prompt_logprobs is None else None
@@ -170,6 +173,7 @@ def completion_routes(served: Served) -> APIRouter:
         """Complete one prompt or several."""
         served.check_model(body.model)
         check_stream_options(body, body.stream_options)
+        caller = caller_of(request)
         generation = Generation(
             request_id=new_request_id(),
             prompts=tuple(prompts_of(body)),
@@ -181,7 +185,8 @@ def completion_routes(served: Served) -> APIRouter:
                 logprobs=body.logprobs,
                 prompt_logprobs=num_prompt_logprobs_of(body),
             ),
-            options=options_of(body, caller_of(request)),
+            options=options_of(body, caller),
+            tenant=caller.tenant,
         )
         generation.check()
 

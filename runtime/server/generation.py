@@ -37,6 +37,8 @@ class Generation:
     num_samples: int
     params: SamplingParams
     options: RequestOptions
+    tenant: str | None
+    """Whose turn it is to tokenise."""
 
     @property
     def num_choices(self) -> int:
@@ -72,8 +74,7 @@ async def open_choices(
     """
     client = await engine.connected()
     client.limits.check_num_requests(generation.num_choices)
-    prompts = [_tokenized(client, generation, i) for i in range(len(generation.prompts))]
-    tokenized = await asyncio.gather(*prompts) if len(prompts) > 1 else [await prompts[0]]
+    tokenized = await _all_tokenized(client, generation)
 
     group = RequestGroup(on_news)
     try:
@@ -98,10 +99,24 @@ async def choices_of(engine: ServedEngine, generation: Generation) -> Choices:
             yield index, taken
 
 
+async def _all_tokenized(client: EngineClient, generation: Generation) -> list[TokenizedPrompt]:
+    """All prompts. The first that is refused ends the work for the others."""
+    if len(generation.prompts) == 1:
+        return [await _tokenized(client, generation, 0)]
+    numbers = range(len(generation.prompts))
+    prompts = [asyncio.ensure_future(_tokenized(client, generation, i)) for i in numbers]
+    try:
+        return await asyncio.gather(*prompts)
+    finally:
+        for each in prompts:
+            each.cancel()
+        await asyncio.gather(*prompts, return_exceptions=True)
+
+
 async def _tokenized(client: EngineClient, generation: Generation, index: int) -> TokenizedPrompt:
     name = generation.prompt_field
     with refused_as(name if len(generation.prompts) == 1 else f"{name}.{index}"):
-        return await client.tokenized(generation.prompts[index])
+        return await client.tokenized(generation.prompts[index], generation.tenant)
 
 
 def _open(

@@ -100,7 +100,8 @@ async def _generation(served: Served, body: ResponsesRequest, caller: Caller) ->
     options = options_of(body, caller)
     messages = template_messages(conversation_of(body))
     with refused_as("input"):
-        token_ids = await (await served.engine.connected()).texts.encode_chat(messages)
+        desk = (await served.engine.connected()).texts
+        token_ids = await desk.encode_chat(messages, {}, caller.tenant)
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),
@@ -108,6 +109,7 @@ async def _generation(served: Served, body: ResponsesRequest, caller: Caller) ->
         num_samples=1,
         params=params,
         options=options,
+        tenant=caller.tenant,
     )
     generation.check()
     return generation

@@ -39,7 +39,7 @@ class InProcessLLM:
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
     ) -> list[int]:
         """See `AsyncLLM`."""
-        return await self._client.texts.encode_chat(messages, **template_arguments)
+        return await self._client.texts.encode_chat(messages, template_arguments)
 
     async def encode(self, text: str) -> list[int]:
         """See `AsyncLLM`."""

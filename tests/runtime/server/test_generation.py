@@ -33,7 +33,7 @@ class Recorder:
     async def close(self) -> None:
         await self._client.close()
 
-    async def tokenized(self, prompt: Prompt) -> TokenizedPrompt:
+    async def tokenized(self, prompt: Prompt, tenant: str | None = None) -> TokenizedPrompt:
         self.tokenized_prompts.append(prompt)
         ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
         return await self._client.tokenized(ids)
@@ -59,6 +59,7 @@ async def ask(num_samples: int) -> Recorder:
         num_samples=num_samples,
         params=SamplingParams(),
         options=RequestOptions(),
+        tenant=None,
     )
     with await open_choices(engine, generation, lambda: None):  # type: ignore[arg-type]
         pass
