@@ -9,6 +9,7 @@ from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
+from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
 from raydix.runtime.server.wire.messages import template_messages
@@ -65,6 +66,8 @@ async def _token_ids(served: Served, body: TokenizeRequest, tenant: str | None) 
         raise BadRequest("Exactly one of prompt and messages is expected. Set one of them.")
     desk = (await served.engine.connected()).texts
     if body.prompt is not None:
-        return await desk.encode(body.prompt, tenant)
+        with refused_as("prompt"):
+            return await desk.encode(body.prompt, tenant)
     assert body.messages is not None, "one of them is set"
-    return await desk.encode_chat(template_messages(body.messages), {}, tenant)
+    with refused_as("messages"):
+        return await desk.encode_chat(template_messages(body.messages), {}, tenant)
