@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from raydix.errors import Cancelled
+
 T = TypeVar("T")
 
 Steps = Generator[None, None, T]
@@ -41,29 +43,40 @@ class FairTurns:
         """By tenant, the one whose turn is next first."""
         self._running = Counter[str | None]()
         """Steps under way, by tenant."""
-
-    @property
-    def is_idle(self) -> bool:
-        """There is no work."""
-        return not self._waiting and not self._running.total()
+        self._works = set[_Work[Any]]()
+        """All whose caller waits."""
+        self._is_closed = False
 
     async def run(self, tenant: str | None, steps: Steps[T]) -> T:
-        """What the steps return or raise. Cancelling ends them after the present one."""
+        """What the steps return or raise. Cancelling ends them after the present one.
+
+        Raises Cancelled if the threads are closed, now or later.
+        """
+        if self._is_closed:
+            raise _closed()
         work = _Work(tenant, steps)
+        self._works.add(work)
         self._waiting.setdefault(tenant, deque()).append(work)
         self._start()
-        return await work.result
+        try:
+            return await work.result
+        finally:
+            self._works.discard(work)
 
     def close(self) -> None:
-        """Start no more steps; those under way end by themselves. Nobody may wait any more."""
+        """Start no more steps; those under way end by themselves."""
+        self._is_closed = True
         self._waiting.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for work in self._works:
+            if not work.result.done():
+                work.result.set_exception(_closed())
+        self._threads.shutdown(wait=False)
 
     def _start(self) -> None:
         """Start as many steps as there are threads for."""
         loop = asyncio.get_running_loop()
         while (work := self._next()) is not None:
-            if work.result.cancelled():
+            if work.result.done():
                 work.steps.close()
                 continue
             self._running[work.tenant] += 1
@@ -72,7 +85,7 @@ class FairTurns:
 
     def _next(self) -> _Work[Any] | None:
         """The work whose turn it is, if there is a thread for it."""
-        if self._running.total() == self._num_threads:
+        if self._is_closed or self._running.total() == self._num_threads:
             return None
         for tenant, works in self._waiting.items():
             if self._running[tenant] < self._num_threads - 1:
@@ -88,7 +101,8 @@ class FairTurns:
         self._running[work.tenant] -= 1
         error = step.exception()
         done = None if error is not None else step.result()
-        if work.result.cancelled():
+        if work.result.done():
+            # Cancelled, or closed.
             work.steps.close()
         elif error is not None:
             work.result.set_exception(error)
@@ -97,6 +111,10 @@ class FairTurns:
         else:
             self._waiting.setdefault(work.tenant, deque()).append(work)
         self._start()
+
+
+def _closed() -> Cancelled:
+    return Cancelled("The client was closed while its text was being read.")
 
 
 def in_one_step(work: Callable[[], T]) -> Steps[T]:

@@ -29,7 +29,10 @@ class LeastTokens:
         tokens = [token_bytes.of_name(each) for each in names]
         self._steps = steps
         self._longest = _longest_with(tokens)
-        self._counts = np.ones(256, dtype=bool)
+        # What has no token of its own is lost, and its neighbours may be joined over the gap.
+        self._is_known = np.zeros(256, dtype=bool)
+        self._is_known[[each[0] for each in tokens if len(each) == 1]] = True
+        self._counts = self._is_known.copy()
         if steps.drops_spaces:
             # Beyond ASCII there are more of them.
             self._counts[list(_SPACES)] = False
@@ -65,9 +68,11 @@ class LeastTokens:
             pairs = self._longest[seen[:-1] * 256 + seen[1:]]
             longest[1:] = pairs
             np.maximum(longest[:-1], pairs, out=longest[:-1])
+        counts, is_known = self._counts[seen], self._is_known[seen]
+        counts[1:] &= is_known[:-1]
+        counts[:-1] &= is_known[1:]
         own = slice(start - first, end - first)
-        parts: NDArray[np.float64] = self._counts[seen[own]] / longest[own]
-        return float(parts.sum())
+        return float((counts[own] / longest[own]).sum())
 
 
 def _longest_with(tokens: list[bytes]) -> NDArray[np.uint16]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ PIECE_CHARACTERS = 8 << 10
 _CUT = re.compile("[A-Za-z] (?=[A-Za-z])")
 """Between the words of a line: nothing that a tokenizer splits by looks across it."""
 _ACROSS_CUT = re.compile(b"[A-Za-z] ")
+_AT_CUTS = [each.encode() for each in f"{string.ascii_letters} "]
 _LETTER_AT_EDGE = re.compile("^[A-Za-z]|[A-Za-z]$")
 _KEEPING = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts")
 """Pre-tokenizers that lose no text, unless their behaviour is to."""
@@ -49,7 +51,7 @@ class TextSteps:
 
 
 def text_steps_of(backend: Any, token_bytes: TokenBytes) -> TextSteps | None:
-    """None if it may do more than is known here, or has no token for some byte.
+    """None if it may do more than is known here.
 
     backend: a Tokenizer of the tokenizers library.
     """
@@ -59,9 +61,7 @@ def text_steps_of(backend: Any, token_bytes: TokenBytes) -> TextSteps | None:
     if None in marks or len(marks) > 1 or not all(map(_keeps_text, pre_tokenizers)):
         return None
 
-    known = [token_bytes.of_name(name) for name in backend.get_vocab(with_added_tokens=True)]
-    if len({each for each in known if len(each) == 1}) < 256:
-        return None
+    known = {token_bytes.of_name(name) for name in backend.get_vocab(with_added_tokens=True)}
     added = backend.get_added_tokens_decoder().values()
     stripping = [each.content for each in added if each.lstrip or each.rstrip]
     return TextSteps(
@@ -71,6 +71,7 @@ def text_steps_of(backend: Any, token_bytes: TokenBytes) -> TextSteps | None:
         drops_spaces=bool(stripping),
         # A merge across a cut would be a token with what is on both sides of it.
         can_be_cut=isinstance(backend.model, models.BPE)
+        and known.issuperset(_AT_CUTS)
         and not any(map(_ACROSS_CUT.search, known))
         and not any(map(_LETTER_AT_EDGE.search, stripping)),
     )

@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from raydix.errors import Cancelled
 from raydix.runtime.api.fair_turns import FairTurns, in_one_step, result_of
 
 
@@ -75,3 +76,15 @@ async def test_cancelled_work_takes_no_more_steps(turns):
     assert await turns.run("a", in_one_step(lambda: "next")) == "next"
     assert told == [1]
     assert ended == [1]
+
+
+async def test_whoever_waits_hears_that_it_is_closed():
+    turns, is_free = FairTurns(2, "test"), threading.Event()
+    waiting = [asyncio.ensure_future(turns.run("a", in_one_step(is_free.wait))) for _ in range(3)]
+    await asyncio.sleep(0)
+    turns.close()
+    with pytest.raises(Cancelled):
+        await turns.run("a", in_one_step(lambda: 1))
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(each, Cancelled) for each in told)
+    is_free.set()
