@@ -37,6 +37,10 @@ class OutputSoFar:
         """The latest token has more text, whether it may be shown or not."""
         self._num_characters += len(text)
 
+    def show(self, text: str) -> None:
+        """So much more of the tokens' text may be shown."""
+        self.text += text
+
     def whole(self) -> CompletionOutput:
         """All that has come."""
         return self._completion(0, len(self.token_ids), 0, len(self.text))

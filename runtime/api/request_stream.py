@@ -126,7 +126,7 @@ class RequestStream:
             self._output.token_ids.append(token_id)
             self._has_news = True
             if self._detokenizer is not None:
-                self._output.text += self._detokenizer.push((token_id,))
+                self._output.show(self._detokenizer.push((token_id,)))
             return False
         self._append_each([token_id], (), hides_last=False)
         return self._note_end(now_s)
@@ -156,11 +156,11 @@ class RequestStream:
     def _append_all(self, token_ids: list[int], *, hides_last: bool) -> None:
         if not token_ids:
             return
-        self._output.token_ids += token_ids
+        self._output.token_ids.extend(token_ids)
         self._has_news = True
         if self._detokenizer is not None:
             shown = token_ids[:-1] if hides_last else token_ids
-            self._output.text += self._detokenizer.push(shown)
+            self._output.show(self._detokenizer.push(shown))
 
     def _append_each(
         self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hides_last: bool
@@ -188,10 +188,10 @@ class RequestStream:
         """Take the text of the latest token; a stop string in it ends the output."""
         self._output.add_text(text)
         if self._finder is None:
-            self._output.text += text
+            self._output.show(text)
             return
         is_checked = len(self._output.token_ids) > self._params.min_tokens
-        self._output.text += (
+        self._output.show(
             self._finder.push(text) if is_checked else self._finder.push_unchecked(text)
         )
         if self._finder.matched is not None:
@@ -239,7 +239,7 @@ class RequestStream:
         if self._finish_reason is not None:
             return
         if self._finder is not None:
-            self._output.text += self._finder.flush()
+            self._output.show(self._finder.flush())
 
         self._finish_reason = reason
         self._has_news = True

@@ -18,6 +18,8 @@ K = TypeVar("K")
 
 MAX_FIELDS = 1024
 """Of one JSON object. Each that is wrong costs an error of its own."""
+MAX_TURNS = 16 << 10
+"""Messages of a conversation, and parts of all of them: all streams wait while they are checked."""
 
 
 def is_none(value: object) -> bool:
@@ -44,8 +46,22 @@ def _require_few_fields(values: Any) -> Any:
     return values
 
 
+def _require_few_turns(turns: Any) -> Any:
+    if not isinstance(turns, list):
+        return turns
+    contents = (turn.get("content") for turn in turns if isinstance(turn, dict))
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    for number, what in ((len(turns), "messages"), (num_parts, "parts")):
+        if number > MAX_TURNS:
+            raise ValueError(f"It has {number} {what}; expected at most {MAX_TURNS}.")
+    return turns
+
+
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first wrong item is told, and no other: a body has room for millions of them."""
+
+Turns = Annotated[Items[T], Field(min_length=1), BeforeValidator(_require_few_turns)]
+"""The messages of a conversation, counted before they are looked at."""
 
 Table = Annotated[dict[K, T], BeforeValidator(_require_few_fields)]
 """A JSON object whose names are the client's."""

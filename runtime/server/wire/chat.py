@@ -7,11 +7,11 @@ from pydantic import Field
 from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.server.wire.base import (
-    Items,
     Nothing,
     OrAbsent,
     Table,
     Text,
+    Turns,
     WireAnswer,
     WireRequest,
 )
@@ -41,7 +41,7 @@ class TextFormat(WireRequest):
 class ChatRequest(GenerationFields):
     """A conversation to go on with."""
 
-    messages: Annotated[Items[Message], Field(min_length=1)]
+    messages: Turns[Message]
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int | None = None
     max_completion_tokens: int | None = None

@@ -1,10 +1,18 @@
 """JSON of `/v1/responses`: nothing is stored, so each request brings the whole conversation."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from raydix.runtime.server.wire.base import Items, Nothing, OrAbsent, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import (
+    Items,
+    Nothing,
+    OrAbsent,
+    Text,
+    Turns,
+    WireAnswer,
+    WireRequest,
+)
 from raydix.runtime.server.wire.chat import TextFormat
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.messages import Message, TextPart
@@ -37,7 +45,7 @@ class TextOptions(WireRequest):
 class ResponsesRequest(GenerationFields):
     """A conversation to go on with."""
 
-    input: Text | Annotated[Items[InputMessage], Field(min_length=1)]
+    input: Text | Turns[InputMessage]
     instructions: Text | None = None
     max_output_tokens: int | None = None
 

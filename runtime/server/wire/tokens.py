@@ -1,10 +1,6 @@
 """JSON of `/tokenize` and `/detokenize`."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from raydix.runtime.server.wire.base import Items, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Items, Text, Turns, WireAnswer, WireRequest
 from raydix.runtime.server.wire.messages import Message
 
 
@@ -13,7 +9,7 @@ class TokenizeRequest(WireRequest):
 
     model: str | None = None
     prompt: Text | None = None
-    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
+    messages: Turns[Message] | None = None
 
 
 class Tokens(WireAnswer):

@@ -47,3 +47,20 @@ async def test_more_ids_than_the_context_holds_are_not_decoded(server: Server) -
         answer = await http.post("/detokenize", json={"tokens": [5] * 257})
     assert answer.status_code == 400
     assert "has 257 ids; expected at most 256" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [("/v1/chat/completions", "messages"), ("/tokenize", "messages"), ("/v1/responses", "input")],
+)
+@pytest.mark.parametrize("what", ["messages", "parts"])
+async def test_too_many_messages_or_parts_are_counted_before_they_are_looked_at(
+    server: Server, route: str, field: str, what: str
+) -> None:
+    # None of them is right, which nobody has seen.
+    many: list[Any] = [{"type": 5}] * ((16 << 10) + 1)
+    turns = many if what == "messages" else [{"role": "user", "content": many}]
+    async with server.http() as http:
+        answer = await http.post(route, json={field: turns})
+    assert answer.status_code == 400
+    assert f"has 16385 {what}; expected at most 16384" in answer.json()["error"]["message"]

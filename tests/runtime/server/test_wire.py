@@ -138,7 +138,7 @@ def test_errors_do_not_grow_with_what_is_wrong(wrong: dict[str, Any]) -> None:
 
 def test_of_many_wrong_turns_the_first_is_told() -> None:
     with pytest.raises(ValidationError) as raised:
-        chat(messages=[{"role": "user", "content": [{}] * 3000}] * 3000)
+        chat(messages=[{"role": "user", "content": [{}] * 5}] * 3000)
     assert {each["loc"][1] for each in raised.value.errors()} == {0}
     assert raised.value.error_count() < 6
 
