@@ -22,10 +22,12 @@ from raydix.ids import ConnectionId, LeaseId, LookupId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
+    DetachStorage,
     FlushHost,
     FromScheduler,
     FromStorage,
     HostEvent,
+    RetireStorage,
     SchedulerAttached,
     SchedulerLost,
     StorageAttached,
@@ -48,12 +50,13 @@ from raydix.runtime.messages.host import (
     PagesGranted,
     ReleaseLeases,
     ToHost,
+    WriteObjects,
 )
 
 NUM_PAGES = 1 << 20
 PAGE_SIZE = 64
 NUM_LOOKUPS = 10_000
-NUM_QUEUED_WRITES = 4_096
+NUM_WAITING_WRITES = 200_000
 CHAIN_PAGES = 64
 REPEATS = 200
 MAX_STATS_S = 0.001
@@ -118,10 +121,12 @@ class Node:
         return turns
 
     def answer(self, status: ObjectStatus) -> float:
-        """Storage answers its oldest order."""
+        """Storage answers its oldest order, and takes what is written in any case."""
         order = self.orders.popleft()
         if isinstance(order, CancelBatch):
             return 0.0
+        if isinstance(order, WriteObjects):
+            status = ObjectStatus.OK
         num_objects = 1 if isinstance(order, DeleteObjects) else len(order.keys) // KEY_BYTES
         assert self.storage is not None
         self.now_s += 1e-5
@@ -182,7 +187,7 @@ def measure(num_pages: int = NUM_PAGES) -> Mapping[str, float]:
     """Seconds, by what was done; `_turn`: the longest turn of it."""
     gc.collect()
     measured = {"reference_loop": reference_loop()}
-    storage = StorageSettings(max_queued_writes=NUM_QUEUED_WRITES, exists_deadline_s=3600.0)
+    storage = StorageSettings(exists_deadline_s=3600.0)
     node = Node(num_pages, storage)
     node.attach_scheduler()
     measured["empty_event"] = usual(lambda: lease_and_release(node))
@@ -192,7 +197,16 @@ def measure(num_pages: int = NUM_PAGES) -> Mapping[str, float]:
     measured["attach_turn"] = max(node.attach_storage(1))
     # Storage has what it is asked for, so that the walk goes on without writes.
     measured["repairs_turn"] = max(node.answer(ObjectStatus.OK) for _ in range(REPEATS))
-    _load(node)
+    _commit_writes(node, num_pages)
+
+    # Another backend is empty, so that all of L2 is written to it.
+    measured["detach_turn"] = max(node.tell(RetireStorage()), node.tell(DetachStorage()))
+    measured["attach_empty_turn"] = max(node.attach_storage(2))
+    measured["lacking_turn"] = max(node.answer(ObjectStatus.MISSING) for _ in range(REPEATS))
+
+    _commit_writes(node, num_pages)
+    for _ in range(NUM_LOOKUPS):
+        node.look_up()
     measured["loaded_event"] = usual(lambda: lease_and_release(node))
     measured["loaded_stats"] = usual(lambda: _time(node.core.stats))
     measured["loaded_lookup"] = usual(node.look_up)
@@ -208,12 +222,10 @@ def measure(num_pages: int = NUM_PAGES) -> Mapping[str, float]:
     return measured
 
 
-def _load(node: Node) -> None:
-    """Let thousands of lookups and writes wait for storage, which answers nothing."""
-    while node.core.stats().get("l3_writes_dropped_queue_full", 0) == 0:
+def _commit_writes(node: Node, num_pages: int) -> None:
+    """Let many pages wait to be written to storage, which answers nothing."""
+    while node.core.stats()["l3_writes_pending"] < min(NUM_WAITING_WRITES, num_pages // 2):
         node.commit()
-    for _ in range(NUM_LOOKUPS):
-        node.look_up()
 
 
 def _time(act: Callable[[], object]) -> float:
@@ -230,6 +242,9 @@ def figures(measured: Mapping[str, float]) -> list[Figure]:
         "attach_turn": MAX_TURN_S,
         "repairs_turn": MAX_TURN_S,
         "answer_turn": MAX_TURN_S,
+        "detach_turn": MAX_TURN_S,
+        "attach_empty_turn": MAX_TURN_S,
+        "lacking_turn": MAX_TURN_S,
         "commit_turn": MAX_TURN_S,
         "scheduler_lost_turn": MAX_TURN_S,
         "mirror_turn": MAX_TURN_S,
@@ -263,7 +278,11 @@ def main() -> int:
     for name, seconds in measured.items():
         ratio = seconds / measured["reference_loop"]
         print(f"{name}: {1e3 * seconds:.3f} ms, {ratio:.4f} of the reference loop", file=sys.stderr)
-    config = {"pages": arguments.pages, "lookups": NUM_LOOKUPS, "queued_writes": NUM_QUEUED_WRITES}
+    config = {
+        "pages": arguments.pages,
+        "lookups": NUM_LOOKUPS,
+        "waiting_writes": NUM_WAITING_WRITES,
+    }
     return report("host_scale", config, figures(measured), keep_in=arguments.results)
 
 

@@ -231,6 +231,7 @@ def _host_table(host: Figures) -> Table:
     table = Table(title="L3 as HostMemory sees it", show_header=False)
     table.add_row("circuit breaker", f"{breaker}, tripped {num_trips:,} times")
     table.add_row("pages waiting to be written", f"{host.get('l3_writes_pending', 0):,}")
+    table.add_row("pages offered again later", f"{host.get('l3_writes_put_off', 0):,}")
     table.add_row("writes tried again", f"{host.get('l3_writes_retried', 0):,}")
     table.add_row("writes dropped", reasons or "0")
     table.add_row("batches not answered in time", f"{host.get('l3_overdue_batches', 0):,}")

@@ -8,7 +8,7 @@ from raydix.runtime.dashboards.panels import Endpoint, Names
 _OVER = "5m"
 _SERVER_FAILURES = "engine_dead|overloaded|deadline_exceeded"
 """Failures that are not the request's own fault."""
-_LOST_WRITES = "queue_full|full|failed"
+_LOST_WRITES = "evicted|full|failed"
 """Writes that should have been done; others were not wanted any more."""
 
 

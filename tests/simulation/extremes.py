@@ -45,7 +45,7 @@ def extreme_storage(draw: random.Random, page_size: int) -> StorageSettings:
         batch_pages=draw.choice([1, 1, 3, 32]),
         max_read_batches=draw.choice([1, 2, 4]),
         max_write_batches=draw.choice([1, 2]),
-        max_queued_writes=draw.choice([1, 2, 10, 4096]),
+        put_off_s=draw.choice([0.05, 1.0, 10.0, 60.0]),
         max_write_attempts=draw.choice([1, 3]),
         deadline_s=draw.choice([0.1, 10.0]),
         overdue_margin_s=draw.choice([0.05, 5.0]),

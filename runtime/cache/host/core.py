@@ -36,6 +36,7 @@ from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
+from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
@@ -225,12 +226,12 @@ class HostMemoryCore:
             if not self._grants.take_back(page_id, generation):
                 continue
             if self._index.publish(page_id, key):
-                published.append(key)
+                published.append(HostPageId(page_id))
             else:
                 self.counters["duplicate_commits"] += 1
         self.counters["pages_committed"] += len(published)
-        for key in reversed(published):
-            self._storage.writes.add(message.group, key)
+        for page_id in reversed(published):
+            self._storage.writes.add(page_id, Turn.NEW)
 
     def _abandon(self, message: AbandonPages) -> None:
         pinned = []
@@ -345,7 +346,6 @@ class HostMemoryCore:
                 # Of all groups together, then of this one.
                 pages[figure] += count
                 pages[f"{figure}_{group}"] = count
-
         stats: dict[str, Any] = {
             **pages,
             "slabs_unused": self._index.num_unused_slabs,
@@ -360,6 +360,7 @@ class HostMemoryCore:
             "l3_breaker": orders.breaker_state.value if orders.is_in_use else "none",
             "l3_breaker_trips": orders.num_trips,
             "l3_writes_pending": self._storage.num_pending,
+            "l3_writes_put_off": self._storage.writes.num_put_off,
         }
         return stats | self.counters
 

@@ -1,8 +1,9 @@
 """The index of L2: which host page holds what, and which page goes next."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.lru_lists import LruLists
 from raydix.runtime.cache.host.page_names import PageNames
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
+from raydix.runtime.cache.host.unwritten import UnwrittenPages
 from raydix.runtime.messages.arrays import Int32Array
 
 
@@ -41,6 +43,7 @@ class HostIndex:
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
         self._evictable = LruLists(geometry.num_host_pages, geometry.num_groups)
         """READY pages without readers."""
+        self.unwritten = UnwrittenPages(geometry.num_host_pages)
         self.num_slabs_taken = 0
         """How often a slab went from one group to another."""
 
@@ -94,6 +97,14 @@ class HostIndex:
         last piece is met exactly once, whatever happens in between, for a page's id never changes.
         """
         return self._pages.ready_pages(start, max_pages)
+
+    def newest_first(self) -> Iterator[HostPageId]:
+        """The pages that are READY now: those with readers, then each group's others, the most
+        recently used first, so that chains come from their head on.
+
+        It may be gone through while pages change: what has been dropped meanwhile comes, too.
+        """
+        return chain(self._pages.read_pages(), self._evictable.newest_first())
 
     @property
     def num_ready(self) -> int:
@@ -221,6 +232,7 @@ class HostIndex:
         pages = self._groups[group]
         key = self._pages.drop(page_id)
         self._evictable.remove(group, page_id)
+        self.unwritten.forget(page_id)
         pages.ready.remove(key)
         pages.changes[key] = False
         pages.free.append(page_id)

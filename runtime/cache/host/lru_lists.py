@@ -11,6 +11,9 @@ Items = NDArray[np.int64]
 """Items, none of them twice."""
 
 
+_TURN_ITEMS = 256
+
+
 def view_of(column: "array[Any] | bytearray", dtype: type[np.generic]) -> NDArray[Any]:
     """The same memory as a numpy array: what concerns a whole chain is done at once.
 
@@ -61,6 +64,24 @@ class LruLists:
         while item < self._num_items:
             yield item
             item = self._next[item]
+
+    def newest_first(self) -> Iterator[int]:
+        """All items as they are listed now, however the lists change until they are asked for.
+
+        The lists take turns, some items of each at a time.
+        """
+        # To copy a column of a million takes half a ms.
+        previous = self._previous[:]
+        ends = range(self._num_items, self._num_items + len(self._lengths))
+        return _take_turns(previous, {end: previous[end] for end in ends})
+
+    def clear(self) -> None:
+        """No item is in a list; a fill of two columns, which takes a million items half a ms."""
+        self._all_next[: self._num_items] = self._all_previous[: self._num_items] = -1
+        for group in range(len(self._lengths)):
+            end = self._num_items + group
+            self._next[end] = self._previous[end] = end
+            self._lengths[group] = 0
 
     def append(self, group: int, item: int) -> None:
         """Add an item that is in no list, as the most recently used."""
@@ -116,3 +137,17 @@ class LruLists:
 
         self._all_next[items] = self._all_previous[items] = -1
         self._lengths[group] -= len(items)
+
+
+def _take_turns(previous: "array[int]", last: dict[int, int]) -> Iterator[int]:
+    """The items of several lists, from the last item of each on; a list ends where its end is."""
+    while last:
+        for end, item in list(last.items()):
+            for _ in range(_TURN_ITEMS):
+                if item == end:
+                    del last[end]
+                    break
+                yield item
+                item = previous[item]
+            else:
+                last[end] = item

@@ -2,10 +2,15 @@
 
 from array import array
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from itertools import islice
 from math import inf
+
+import numpy as np
 
 from raydix.ids import BatchId, HostPageId, PageKey
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.lru_lists import view_of
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.page_key import split_keys
@@ -19,15 +24,14 @@ _WALK_PAGES = 1024
 class HostRepairs:
     """Owns: which pages of L2 are to be asked about, and the one question to L3 that is open.
 
-    When a storage actor attaches, its backend may be another one, or have lost everything. So a
-    walk over the index asks L3 about every page that L2 holds then; pages that lookups use go
-    first. Later L3 is asked about a page again when a lookup uses it and `exists_interval_s` has
-    passed since the last question, or for a new page since its first use. What L3 lacks is noted.
+    When a storage actor attaches, its backend may be another one, or have lost everything. So L3 is
+    asked about every page that L2 holds then and that it is not to get anyway: pages that lookups
+    use go first, and then those used most recently. Later L3 is asked about a page again when a
+    lookup uses it and `exists_interval_s` has passed since the last question, or for a new page
+    since its first use. What L3 lacks is noted.
 
-    The walk misses no page that it should meet. A page that stays READY is met, for its id does not
-    change; one that is dropped before needs no question. A page that is filled after the attach
-    is being written to this backend or was read from it: its generation shows that, and the walk
-    passes it by.
+    No page is missed. One that is dropped meanwhile needs no question, and one that is filled after
+    the attach is being written to this backend or was read from it, as its generation shows.
     """
 
     def __init__(
@@ -42,8 +46,10 @@ class HostRepairs:
         self._orders = orders
         self._counters = counters
         self._due: OrderedDict[HostPageId, None] = OrderedDict()
-        self._walked_to: int | None = None
-        """Pages before this one have been met; None: all have."""
+        self._walk: Iterator[HostPageId] | None = None
+        """Over the pages that were READY when the backend attached; None: all have been met."""
+        self._num_ahead = 0
+        """Of the walk."""
         self._question: tuple[BatchId, list[tuple[int, PageKey]]] | None = None
 
         self._generations = index.generations()
@@ -52,38 +58,44 @@ class HostRepairs:
         """From when on a use of the page, in that generation, makes it due. Only a question or the
         time of a repair depends on it.
         """
+        self._all_due_at_s = view_of(self._due_at_s, np.float64)
 
     @property
     def num_pending(self) -> int:
         """Pages that are due or being asked about; an upper bound while the walk is on."""
-        num_ahead = 0
-        if self._walked_to is not None:
-            num_ahead = min(len(self._generations) - self._walked_to, self._index.num_ready)
+        num_ahead = min(self._num_ahead, self._index.num_ready)
         num_asked_about = 0 if self._question is None else len(self._question[1])
         return len(self._due) + num_ahead + num_asked_about
 
     @property
     def has_work(self) -> bool:
         """The walk can go on at once."""
-        return self._walked_to is not None and self._question is None and self._orders.is_readable
+        return self._walk is not None and self._question is None and self._orders.is_readable
 
     def ask_about_all(self) -> None:
         """A storage actor has attached: ask whether it has every READY page."""
         self._generations = self._index.generations()
-        self._due_at_s = array("d", [-inf]) * len(self._generations)
-        self._walked_to = 0
+        self._all_due_at_s[:] = -inf
+        self._walk = self._index.newest_first()
+        self._num_ahead = self._index.num_ready
 
     def note_use(self, keys: bytes, now_s: float) -> None:
         """A lookup uses the pages of this chain that L2 holds, in all groups."""
-        if not self._orders.is_readable:
+        if not self._orders.is_in_use:
             return
         chain = split_keys(keys)
         for group in range(self._index.num_groups):
             for page_id in self._index.find_all(group, chain):
-                if page_id is not None and len(self._due) < _MAX_DUE:
+                if page_id is None:
+                    continue
+                if page_id in self._index.unwritten:
+                    self._index.unwritten.note_use(page_id)
+                elif len(self._due) < _MAX_DUE:
                     self._add_if_due(page_id, now_s)
 
     def _add_if_due(self, page_id: HostPageId, now_s: float) -> None:
+        if page_id in self._index.unwritten or not self._orders.is_readable:
+            return
         next_s = now_s + self._settings.exists_interval_s
         generation = self._index.generation(page_id)
         if self._generations[page_id] != generation:
@@ -98,7 +110,7 @@ class HostRepairs:
         if self._question is not None or not self._orders.is_readable:
             return
         if not self._due:
-            self._walk(now_s)
+            self._go_on(now_s)
 
         names: list[tuple[int, PageKey]] = []
         while self._due and len(names) < self._settings.batch_pages:
@@ -107,19 +119,23 @@ class HostRepairs:
             if names and name is not None and name[0] != names[0][0]:
                 break
             del self._due[page_id]
-            if name is not None:
+            if name is not None and page_id not in self._index.unwritten:
                 names.append(name)
         if names:
             keys = b"".join(key for _, key in names)
             self._question = self._orders.ask_exists(names[0][0], keys, now_s), names
 
-    def _walk(self, now_s: float) -> None:
-        if self._walked_to is None:
+    def _go_on(self, now_s: float) -> None:
+        """Take the next piece of the walk."""
+        if self._walk is None:
             return
-        page_ids = self._index.ready_pages(self._walked_to, _WALK_PAGES)
+        page_ids = list(islice(self._walk, _WALK_PAGES))
         for page_id in page_ids:
             self._add_if_due(page_id, now_s)
-        self._walked_to = page_ids[-1] + 1 if len(page_ids) == _WALK_PAGES else None
+        self._num_ahead -= len(page_ids)
+        if len(page_ids) < _WALK_PAGES:
+            self._walk = None
+            self._num_ahead = 0
 
     def finish(self, done: ObjectsDone, now_s: float) -> bool:
         """Take the answer to the question. False: it is not ours."""
@@ -142,4 +158,5 @@ class HostRepairs:
         """The storage actor is gone or not to be asked; the next one is asked for everything."""
         self._question = None
         self._due.clear()
-        self._walked_to = None
+        self._walk = None
+        self._num_ahead = 0

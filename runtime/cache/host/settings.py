@@ -20,9 +20,9 @@ class StorageSettings:
     """Reads in flight at once."""
     max_write_batches: int = 2
     """Writes in flight at once."""
-    max_queued_writes: int = 4096
-    """Pages that may wait to be written."""
     max_write_attempts: int = 3
+    put_off_s: float = 60.0
+    """A page whose write has failed so often is left alone for so long."""
     deadline_s: float = 10.0
     """What the storage actor is given for a read or a write."""
     overdue_margin_s: float = 5.0

@@ -16,6 +16,7 @@ from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.storage_probes import StorageProbes
+from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.cache.host.writes import HostWrites
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
@@ -57,20 +58,18 @@ class HostStorage:
     @property
     def has_work(self) -> bool:
         """A `Tick` would go on with what did not fit into this turn."""
-        repairs = self.writes.wants_repairs and self.repairs.has_work
-        return bool(repairs or self._overdue or self.lookups.has_work)
+        return bool(self.repairs.has_work or self._overdue or self.lookups.has_work)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When time alone changes something; None: never."""
-        times = [self.orders.next_overdue_s, self._probes.next_due_s]
-        if self.writes.is_ready:
-            times.append(self.orders.write_retry_at_s)
+        times = [self.orders.next_overdue_s, self._probes.next_due_s, self.writes.next_due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def attach(self, connection: ConnectionId, pid: int) -> None:
         """A storage actor is there, and none from before. Its backend may hold anything."""
         self.orders.attach(connection, pid)
+        self.writes.trust_anew()
         self.repairs.ask_about_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
@@ -107,7 +106,7 @@ class HostStorage:
     def finish(self, done: ObjectsDone, now_s: float) -> None:
         """Take the storage actor's answer to a batch."""
         self.orders.finish(done, now_s)
-        if not self.writes.finish(done) and not self.repairs.finish(done, now_s):
+        if not self.writes.finish(done, now_s) and not self.repairs.finish(done, now_s):
             self._probes.finish(done)
             self.lookups.finish(done, now_s)
 
@@ -121,15 +120,14 @@ class HostStorage:
             self.repairs.give_up(batch_id)
 
         for group, key in self.orders.missing.take_news():
-            if self._index.find(group, key) is not None:
+            page_id = self._index.find(group, key)
+            if page_id is not None and self.writes.add(page_id, Turn.FILL):
                 self._counters["l3_pages_lacking"] += 1
-                self.writes.add_repair(group, key)
 
         self._probes.dispatch(now_s)
         self.lookups.dispatch(now_s)
         self.writes.dispatch(now_s)
-        if self.writes.wants_repairs:
-            self.repairs.dispatch(now_s)
+        self.repairs.dispatch(now_s)
 
         if self._is_retiring and not self.orders.num_unanswered:
             self._is_retiring = False

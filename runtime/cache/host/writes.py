@@ -1,23 +1,28 @@
-"""Writes from L2 to L3: they follow commits and are retried, but not for ever."""
+"""Writes from L2 to L3: whatever L3 lacks is written when its turn comes, as long as L2 has it."""
 
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import Counter
 from enum import StrEnum
+from math import inf
 
 from raydix.errors import AccountingError
-from raydix.ids import BatchId, HostPageId, PageKey
+from raydix.ids import BatchId, HostPageId
 from raydix.runtime.cache.host.events import HostEffect, StorageFlushed
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, WriteObjects
 
+_FIRST_REST_S = 1.0
+"""How long nothing is written once L3 says that it is full; each further time is twice as long."""
+_RETRY_PIECE = 256
+"""Pages whose time has come again with one event."""
+
 
 class DropReason(StrEnum):
-    """Why a page was not written to L3."""
+    """Why a page was not written to L3; what was FULL or FAILED is tried again after a while."""
 
-    QUEUE_FULL = "queue_full"
     EVICTED = "evicted"
     FULL = "full"
     FAILED = "failed"
@@ -25,19 +30,13 @@ class DropReason(StrEnum):
     FLUSH = "flush"
 
 
-@dataclass(slots=True)
-class _Write:
-    group: int
-    key: PageKey
-    num_attempts: int = 0
-
-
 class HostWrites:
-    """Owns: names to be written to L3, pinned pages being written, and a removal of all objects.
+    """Owns: pinned pages being written, when L3 is offered more after it was full, and a removal of
+    all objects.
 
-    A name waits or is written once at a time. A page that L2 drops while it waits is not written.
-    Repairs, which are pages that L3 was found to lack, wait apart: they go after new pages and take
-    no room from them.
+    Nothing that L3 lacks is forgotten while L2 has it (`UnwrittenPages`). A page whose write fails
+    is tried `max_write_attempts` times, and again each `put_off_s`. While L3 is full, one page at a
+    time finds out whether it still is.
     """
 
     def __init__(
@@ -50,22 +49,29 @@ class HostWrites:
     ) -> None:
         self._settings = settings
         self._index = index
+        self._unwritten = index.unwritten
         self._orders = orders
         self._effects = effects
         self._counters = counters
 
-        self._queue: deque[_Write] = deque()
-        self._repairs: deque[_Write] = deque()
-        self._names: set[tuple[int, PageKey]] = set()
-        """Of what waits or is being written."""
-        self._in_flight: dict[BatchId, list[tuple[_Write, HostPageId]]] = {}
+        self._in_flight: dict[BatchId, list[HostPageId]] = {}
+        self._rest_s = 0.0
+        """How long L3 is left alone since it was full; 0: it takes pages."""
+        self._rests_until_s = -inf
         self._is_flush_wanted = False
         self._flush_id: BatchId | None = None
 
     @property
     def num_pending(self) -> int:
-        """Pages waiting or being written."""
-        return len(self._queue) + len(self._repairs) + self.num_pinned
+        """Pages that are to be written without a rest, or are being written."""
+        num_waiting = 0 if self._rest_s else self._unwritten.num_waiting
+        return num_waiting + self.num_pinned
+
+    @property
+    def num_put_off(self) -> int:
+        """Pages that L3 did not take and is offered again after a while."""
+        num_waiting = self._unwritten.num_waiting if self._rest_s else 0
+        return num_waiting + self._unwritten.num_put_off
 
     @property
     def num_pinned(self) -> int:
@@ -73,132 +79,150 @@ class HostWrites:
         return sum(map(len, self._in_flight.values()))
 
     @property
-    def is_ready(self) -> bool:
-        """Only the storage actor's absence or the circuit breaker holds writes back."""
-        has_room = self._num_current() < self._settings.max_write_batches
-        return bool(self._queue or self._repairs) and has_room and not self._is_flush_wanted
+    def _is_ready(self) -> bool:
+        """Only a rest, the storage actor's absence or the circuit breaker holds writes back."""
+        max_batches = 1 if self._rest_s else self._settings.max_write_batches
+        has_room = self._num_current() < max_batches
+        return has_room and not self._is_flush_wanted and self._unwritten.num_waiting > 0
 
     @property
-    def wants_repairs(self) -> bool:
-        """So few of them wait that L3 should be asked about the next batch, if there is one."""
-        settings = self._settings
-        enough = min(
-            settings.max_queued_writes, 2 * settings.max_write_batches * settings.batch_pages
-        )
-        return len(self._repairs) + settings.batch_pages <= max(enough, settings.batch_pages)
+    def next_due_s(self) -> float | None:
+        """When time alone lets L3 be offered a page; None: never."""
+        retry_s = self._unwritten.next_retry_s
+        held_until_s = self._held_until_s() if self._is_ready else None
+        times = [time_s for time_s in (retry_s, held_until_s) if time_s is not None]
+        return min(times, default=None)
 
-    def add(self, group: int, key: PageKey) -> None:
-        """L2 has a new page: write it when its turn comes, if there is L3."""
-        self._add(self._queue, group, key)
+    def _held_until_s(self) -> float | None:
+        """When the breaker and a rest have both ended; None: time alone does not end them."""
+        until_s = self._orders.write_retry_at_s
+        is_held = until_s is not None or not self._orders.is_write_probe
+        if not self._orders.is_readable or not is_held:
+            return None
+        until_s = max(self._rests_until_s, -inf if until_s is None else until_s)
+        return None if until_s == -inf else until_s
 
-    def add_repair(self, group: int, key: PageKey) -> None:
-        """L2 holds a page that L3 lacks: write it when no new page waits."""
-        self._add(self._repairs, group, key)
-
-    def _add(self, queue: deque[_Write], group: int, key: PageKey) -> None:
-        if not self._orders.is_in_use or (group, key) in self._names:
-            return
-        if len(queue) >= self._settings.max_queued_writes:
-            self._counters[f"l3_writes_dropped_{DropReason.QUEUE_FULL}"] += 1
-            return
-        self._names.add((group, key))
-        queue.append(_Write(group, key))
+    def add(self, page_id: HostPageId, turn: Turn) -> bool:
+        """L3 is to get a READY page, if there is L3. False: it has been said before."""
+        return self._orders.is_in_use and self._unwritten.add(page_id, turn)
 
     def flush(self) -> None:
         """Remove every object once the writes in flight are answered; what waits is not written."""
-        self._drop_queue(DropReason.FLUSH)
+        self._drop_all(DropReason.FLUSH)
         self._is_flush_wanted = True
 
     def dispatch(self, now_s: float) -> None:
         """Send what may be sent."""
+        self._count(DropReason.EVICTED, self._unwritten.take_num_lost())
+        self._unwritten.retry(now_s, _RETRY_PIECE)
+
         if self._is_flush_wanted and self._orders.pid is None:
             self._end_flush(ObjectStatus.IO_ERROR)
         if self._is_flush_wanted:
             if self._flush_id is None and self._num_current() == 0:
                 self._flush_id = self._orders.clear(now_s)
             return
-        while self.is_ready and self._orders.is_writable(now_s):
-            batch = self._take_batch()
-            if batch:
-                self._send(batch, now_s)
+        while self._is_ready and now_s >= self._rests_until_s and self._orders.is_writable(now_s):
+            self._send(*self._take_batch(), now_s)
 
     def _num_current(self) -> int:
         return sum(not self._orders.is_overdue(batch_id) for batch_id in self._in_flight)
 
-    def _take_batch(self) -> list[tuple[_Write, HostPageId]]:
-        batch: list[tuple[_Write, HostPageId]] = []
-        max_pages = 1 if self._orders.is_write_probe else self._settings.batch_pages
-        while (queue := self._queue or self._repairs) and len(batch) < max_pages:
-            write = queue[0]
-            if batch and write.group != batch[0][0].group:
+    def _take_batch(self) -> tuple[int, bytes, list[HostPageId]]:
+        """The next pages of one group, pinned, with the group and their keys; there are some."""
+        is_probe = self._rest_s > 0 or self._orders.is_write_probe
+        max_pages = 1 if is_probe else self._settings.batch_pages
+        group: int | None = None
+        keys, pages = [], []
+        while len(pages) < max_pages and (page_id := self._unwritten.next_page()) is not None:
+            name = self._index.name(page_id)
+            assert name is not None, "a page that is to be written is READY"
+            if group is not None and name[0] != group:
                 break
-            queue.popleft()
-
-            page_id = self._index.find(write.group, write.key)
-            if page_id is None:
-                self._drop(write, DropReason.EVICTED)
-                continue
+            group = name[0]
             self._index.pin(page_id)
-            batch.append((write, page_id))
-        return batch
+            self._unwritten.start(page_id)
+            keys.append(name[1])
+            pages.append(page_id)
+        assert group is not None
+        return group, b"".join(keys), pages
 
-    def _drop(self, write: _Write, reason: DropReason) -> None:
-        self._names.remove((write.group, write.key))
-        self._counters[f"l3_writes_dropped_{reason}"] += 1
-
-    def _drop_queue(self, reason: DropReason) -> None:
-        for queue in (self._queue, self._repairs):
-            while queue:
-                self._drop(queue.popleft(), reason)
-
-    def _send(self, batch: list[tuple[_Write, HostPageId]], now_s: float) -> None:
+    def _send(self, group: int, keys: bytes, pages: list[HostPageId], now_s: float) -> None:
         def make_order(batch_id: BatchId, deadline_s: float) -> WriteObjects:
             return WriteObjects(
                 batch_id=batch_id,
-                keys=b"".join(write.key for write, _ in batch),
-                host_page_ids=int32_array(page_id for _, page_id in batch),
-                group=batch[0][0].group,
+                keys=keys,
+                host_page_ids=int32_array(pages),
+                group=group,
                 deadline_s=deadline_s,
             )
 
-        self._in_flight[self._orders.write(make_order, now_s)] = batch
+        self._in_flight[self._orders.write(make_order, now_s)] = pages
 
-    def finish(self, done: ObjectsDone) -> bool:
+    def finish(self, done: ObjectsDone, now_s: float) -> bool:
         """Take the answer to a batch of writes or the removal of all. False: it is not ours."""
         if done.batch_id == self._flush_id:
             self._end_flush(ObjectStatus(done.statuses[0]))
             return True
 
-        batch = self._in_flight.pop(done.batch_id, None)
-        if batch is None:
+        pages = self._in_flight.pop(done.batch_id, None)
+        if pages is None:
             return False
 
-        self._index.unpin(page_id for _, page_id in batch)
-        for (write, _), code in zip(batch, done.statuses, strict=True):
-            status = ObjectStatus(code)
-            if status is ObjectStatus.OK:
-                self._names.remove((write.group, write.key))
-                self._orders.missing.forget(write.group, write.key)
-                self._counters["l3_pages_written"] += 1
-            elif status is ObjectStatus.FULL:
-                self._drop(write, DropReason.FULL)
-            else:
-                self._retry(write)
+        self._index.unpin(pages)
+        # What is put back goes before all others, so the first page of a chain comes last.
+        for page_id, code in reversed(list(zip(pages, done.statuses, strict=True))):
+            self._settle(page_id, ObjectStatus(code), now_s)
+        if ObjectStatus.FULL in done.statuses:
+            self._rest(now_s)
+        elif ObjectStatus.OK in done.statuses:
+            self._rest_s, self._rests_until_s = 0.0, -inf
         return True
 
-    def _retry(self, write: _Write) -> None:
-        write.num_attempts += 1
-        if not self._orders.is_in_use:
-            self._drop(write, DropReason.DETACHED)
-        elif write.num_attempts >= self._settings.max_write_attempts or self._is_flush_wanted:
-            self._drop(write, DropReason.FAILED)
+    def _settle(self, page_id: HostPageId, status: ObjectStatus, now_s: float) -> None:
+        if status is ObjectStatus.OK:
+            self._unwritten.finish(page_id)
+            self._counters["l3_pages_written"] += 1
+            if (name := self._index.name(page_id)) is not None:
+                self._orders.missing.forget(*name)
+        elif not self._orders.is_in_use:
+            self._unwritten.finish(page_id)
+            self._count(DropReason.DETACHED, 1)
+        elif self._is_flush_wanted:
+            self._unwritten.finish(page_id)
+            self._count(DropReason.FLUSH, 1)
+        elif status is ObjectStatus.FULL:
+            self._put_off(page_id, DropReason.FULL, now_s)
+        elif self._unwritten.count_failure(page_id) >= self._settings.max_write_attempts:
+            self._put_off(page_id, DropReason.FAILED, now_s)
         else:
+            self._unwritten.put_back(page_id)
             self._counters["l3_writes_retried"] += 1
-            self._queue.append(write)
+
+    def _put_off(self, page_id: HostPageId, reason: DropReason, now_s: float) -> None:
+        self._unwritten.put_off(page_id, now_s + self._settings.put_off_s)
+        self._count(reason, 1)
+
+    def _rest(self, now_s: float) -> None:
+        """L3 is full: offer it one page after a while."""
+        if now_s >= self._rests_until_s:
+            self._rest_s = min(max(_FIRST_REST_S, 2 * self._rest_s), self._settings.put_off_s)
+            self._rests_until_s = now_s + self._rest_s
+
+    def _drop_all(self, reason: DropReason) -> None:
+        self._count(reason, self._unwritten.clear())
+
+    def _count(self, reason: DropReason, num_pages: int) -> None:
+        if num_pages:
+            self._counters[f"l3_writes_dropped_{reason}"] += num_pages
+
+    def trust_anew(self) -> None:
+        """A storage actor has attached, whose backend may have room."""
+        self._rest_s, self._rests_until_s = 0.0, -inf
 
     def retire(self) -> None:
         """L3 is not to be used any more: what waits is dropped."""
-        self._drop_queue(DropReason.DETACHED)
+        self._drop_all(DropReason.DETACHED)
         if self._is_flush_wanted and self._flush_id is None:
             self._end_flush(ObjectStatus.CANCELLED)
 
@@ -208,14 +232,13 @@ class HostWrites:
             self._end_flush(ObjectStatus.TIMED_OUT)
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone: queue again what it was writing.
+        """The storage actor is gone: what it was writing is to be written first.
 
         Returns these pages, which the caller unpins when the actor has ended.
         """
-        held: list[HostPageId] = []
-        for batch in self._in_flight.values():
-            held.extend(page_id for _, page_id in batch)
-            self._queue.extendleft(write for write, _ in reversed(batch))
+        held = [page_id for pages in self._in_flight.values() for page_id in pages]
+        for page_id in reversed(held):
+            self._unwritten.put_back(page_id)
         self._in_flight.clear()
         if self._flush_id is not None:
             self._end_flush(ObjectStatus.IO_ERROR)
@@ -227,16 +250,14 @@ class HostWrites:
         self._effects.append(StorageFlushed(status))
 
     def check(self) -> None:
-        """Raises AccountingError unless every name on record waits or is being written, once."""
-        writes = [
-            *self._queue,
-            *self._repairs,
-            *(write for batch in self._in_flight.values() for write, _ in batch),
-        ]
-        if (
-            len(writes) != len(self._names)
-            or {(write.group, write.key) for write in writes} != self._names
-        ):
+        """Raises AccountingError unless pages that are to be written are READY, and those being
+        written are on record; O(pages).
+        """
+        listed = self._unwritten.listed()
+        stray = [page_id for page_id in listed if self._index.name(page_id) is None]
+        writing = [page_id for pages in self._in_flight.values() for page_id in pages]
+        if stray or len(set(writing)) != len(writing) or set(writing) != self._unwritten.writing():
             raise AccountingError(
-                f"{len(writes)} pages wait or are being written to L3; {len(self._names)} on record"
+                f"{len(listed)} pages wait for L3, of which {stray} are not READY; {writing} are "
+                "being written"
             )

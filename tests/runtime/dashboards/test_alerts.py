@@ -49,7 +49,7 @@ _TROUBLES = {
     "RaydixBadPages": [
         series("kv_verify_failures_total", _GROWS, backend="file", kind="bad_checksum")
     ],
-    "RaydixWritesLost": [series("l3_dropped_pages_total", _GROWS, reason="queue_full")],
+    "RaydixWritesLost": [series("l3_dropped_pages_total", _GROWS, reason="evicted")],
     "RaydixStandsStill": [
         series("num_requests_running", _STAYS),
         series("steps_total", _STAYS, rank="0"),
@@ -66,7 +66,7 @@ _HEALTH = [
     series("l3_errors_total", _ZERO, backend="file", op="read", kind="io_error"),
     series("l3_objects_total", _GROWS, backend="file", op="read", result="ok"),
     series("l3_dropped_pages_total", _ZERO, reason="full"),
-    series("l3_dropped_pages_total", _GROWS, reason="evicted"),
+    series("l3_dropped_pages_total", _GROWS, reason="flush"),
     series("kv_verify_failures_total", _ZERO, backend="file", kind="bad_checksum"),
     series("num_requests_running", _STAYS),
     series("steps_total", _GROWS, rank="0"),

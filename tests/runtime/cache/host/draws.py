@@ -9,9 +9,7 @@ from raydix.runtime.messages.host import ObjectStatus
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 from tests.runtime.cache.host.host_world import Name
 
-SETTINGS = replace(
-    STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2
-)
+SETTINGS = replace(STORAGE, batch_pages=3, put_off_s=2.0, breaker_failures=3, max_write_attempts=2)
 GROUPS = st.integers(0, 1)
 RULES = st.sampled_from(
     [

@@ -22,7 +22,7 @@ from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, 
 
 L1, L2, L3 = PageSource.L1, PageSource.L2, PageSource.L3
 NOT_FOUND, PENDING = PageSource.NOT_FOUND, PageSource.PENDING
-QUIET = replace(STORAGE, max_queued_writes=0)
+QUIET = replace(STORAGE, max_write_batches=0)
 
 
 def with_two_groups(storage: StorageSettings | None = QUIET, num_pages: int = 128) -> HostScript:

@@ -83,7 +83,7 @@ def test_page_before_many_in_l2_is_worth_a_read_for_them() -> None:
 
 
 def test_only_what_l2_lacks_is_fetched() -> None:
-    host = with_storage(settings=replace(STORAGE, max_queued_writes=0))
+    host = with_storage(settings=replace(STORAGE, max_write_batches=0))
     host.store(range(8))
     host.commit([2, 5])
     host.lookup("r", range(8), num_l1_pages=1)
@@ -211,7 +211,7 @@ def test_staged_pages_stop_counting_when_leased_cancelled_dropped_or_old() -> No
 
 
 def test_prefetch_evicts_old_pages_but_no_leased_ones() -> None:
-    host = with_storage(32, replace(STORAGE, max_queued_writes=0))
+    host = with_storage(32, replace(STORAGE, max_write_batches=0))
     host.commit(range(28))
     host.lease(1, range(20))
     host.store([f"a{name}" for name in range(16)])
@@ -289,7 +289,7 @@ def test_commit_beats_a_read_in_flight() -> None:
 
 
 def test_fetched_chain_loses_its_tail_first() -> None:
-    host = with_storage(32, replace(STORAGE, max_queued_writes=0))
+    host = with_storage(32, replace(STORAGE, max_write_batches=0))
     host.store(range(12))
     host.lookup("r", range(12))
     host.answer()

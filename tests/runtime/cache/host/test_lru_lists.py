@@ -50,3 +50,27 @@ def test_many_items_move_as_they_would_one_after_another() -> None:
             assert at_once.oldest(each) == in_turn.oldest(each)
         mixed = random.permutation(24)
         assert at_once.listed(mixed).tolist() == [item for item in mixed if item in in_turn]
+
+
+def test_lists_are_read_newest_first_in_turns_as_they_were_when_that_began() -> None:
+    lists = LruLists(700, 3)
+    for item in range(600):
+        lists.append(0, item)
+    for item in range(600, 610):
+        lists.append(2, item)
+    items = lists.newest_first()
+    lists.remove(0, 599)
+    lists.append(1, 599)
+    expected = [*range(599, 343, -1), *range(609, 599, -1), *range(343, -1, -1)]
+    assert list(items) == expected
+
+
+def test_cleared_lists_are_empty_and_take_items_again() -> None:
+    lists = LruLists(6, 2)
+    for item in (3, 1):
+        lists.append(item % 2, item)
+    lists.clear()
+    assert [list(lists.items(group)) for group in (0, 1)] == [[], []]
+    assert [lists.length(group) for group in (0, 1)] == [0, 0]
+    lists.append(0, 3)
+    assert list(lists.items(0)) == [3]

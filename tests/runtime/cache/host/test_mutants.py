@@ -154,10 +154,10 @@ def flush_that_skips_pages(patch: pytest.MonkeyPatch) -> None:
 def unpinned_writes(patch: pytest.MonkeyPatch) -> None:
     take = HostWrites._take_batch
 
-    def take_unpinned(self: HostWrites) -> list[object]:
-        batch = take(self)
-        self._index.unpin(page_id for _, page_id in batch)
-        return list(batch)
+    def take_unpinned(self: HostWrites) -> tuple[int, bytes, list[HostPageId]]:
+        group, keys, pages = take(self)
+        self._index.unpin(pages)
+        return group, keys, pages
 
     patch.setattr(HostWrites, "_take_batch", take_unpinned)
     patch.setattr(HostWrites, "num_pinned", 0)

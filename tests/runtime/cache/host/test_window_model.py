@@ -11,7 +11,7 @@ from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import ObjectStatus, PageSource, ReadObjects
 from tests.runtime.cache.host.host_script import STORAGE, HostScript
 
-PATIENT = replace(STORAGE, min_tokens=1, max_queued_writes=0, breaker_failures=10_000)
+PATIENT = replace(STORAGE, min_tokens=1, max_write_batches=0, breaker_failures=10_000)
 MAX_PAGES = 10
 PLACES = st.text("2333b.", min_size=MAX_PAGES, max_size=MAX_PAGES)
 """In L2; in L3; in L3 but it cannot be read; nowhere."""

@@ -31,7 +31,7 @@ TIERS = {
     PageSource.NO_HOST_PAGE: "n",
     PageSource.BELOW_MIN_TOKENS: "m",
 }
-QUIET = replace(STORAGE, max_queued_writes=0, max_read_batches=8)
+QUIET = replace(STORAGE, max_write_batches=0, max_read_batches=8)
 FULL, WINDOW = 0, 1
 
 
