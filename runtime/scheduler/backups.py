@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from raydix.ids import PageKey
@@ -33,8 +33,14 @@ _MAX_INSPECTED_PAGES = 256
 """Pages that go next and are inspected per step."""
 _PAGES_PER_CLEAN_PAGE = 16
 """One page in so many is kept free or clean ahead of need."""
+_STEPS_AHEAD = 2
+"""So many steps may take their pages before a copy that goes with the first one is done."""
 _PAGES_PER_STEP_PAGE = 4
-"""What one step may take is kept free or clean, too, up to one page in so many."""
+"""What these may take is kept free or clean, too, up to one page in so many."""
+_PAGES_PER_TAKEN_PAGE = 2
+"""So is the most that was ever taken between two looks ahead: loads take whole prefixes. Pages that
+go next are copied earlier than they need to be, which is in vain only if they are used again.
+"""
 
 
 class BackupQueue:
@@ -62,6 +68,10 @@ class BackupQueue:
             OrderedDict() for _ in settings.layout.groups
         ]
         """Those of them that are copied when their pool runs short; under `write_back` only."""
+        self._num_taken = [0] * settings.num_groups
+        """Per KV group, pages that were taken since what goes next was looked at."""
+        self._most_taken = self._num_taken.copy()
+        """The most that these ever were."""
         self._num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
         self._inspected: dict[bytes, NewPage] = {}
@@ -118,13 +128,13 @@ class BackupQueue:
 
     def clean_ahead(self, tree: RadixTree, *, num_free: tuple[int, ...]) -> None:
         """Back up what will be evicted next and L2 does not hold, before its page is needed."""
+        self._most_taken = list(map(max, self._most_taken, self._num_taken))
+        self._num_taken = [0] * len(self._num_taken)
         if not self._host.is_usable:
             return
         wanted = 0
-        for group, (num_pages, free) in enumerate(
-            zip(self._settings.num_pages, num_free, strict=True)
-        ):
-            num_lacking = self._low_water(num_pages) - free
+        for group, free in enumerate(num_free):
+            num_lacking = self._low_water(group) - free
             if self._windows[group] is None:
                 wanted = max(wanted, num_lacking)
             else:
@@ -132,11 +142,18 @@ class BackupQueue:
         if wanted > 0:
             self._clean_leaves(tree, wanted)
 
-    def _low_water(self, num_pages: int) -> int:
+    def note_taken(self, num_pages: Sequence[int]) -> None:
+        """So many pages of each KV group are taken, and perhaps as many again before long."""
+        for group, num in enumerate(num_pages):
+            self._num_taken[group] += num
+
+    def _low_water(self, group: int) -> int:
         """How many of a pool's pages are kept free or clean."""
+        num_pages = self._settings.num_pages[group]
         per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
-        step_share = min(per_step, num_pages // _PAGES_PER_STEP_PAGE)
-        return max(num_pages // _PAGES_PER_CLEAN_PAGE, step_share, 1)
+        step_share = min(_STEPS_AHEAD * per_step, num_pages // _PAGES_PER_STEP_PAGE)
+        taken_share = min(self._most_taken[group], num_pages // _PAGES_PER_TAKEN_PAGE)
+        return max(num_pages // _PAGES_PER_CLEAN_PAGE, step_share, taken_share, 1)
 
     def _clean_windows(self, group: int, num_pages: int) -> None:
         """Back up the oldest windows of which L2 has no copy yet."""

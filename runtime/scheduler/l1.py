@@ -76,6 +76,7 @@ class L1:
 
     def allocate(self, num_pages: PageCounts) -> PageIds | None:
         """Take free pages of every KV group, evicting as needed; None if they are not free yet."""
+        self._backups.note_taken(num_pages)
         if not self.has_free(num_pages):
             self.make_room(num_pages)
         return self.pools.allocate(num_pages)

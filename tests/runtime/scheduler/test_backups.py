@@ -129,6 +129,21 @@ def test_write_back_loses_nothing_to_a_prompt_of_many_chunks() -> None:
     assert driver.ready >= set(keys[:num_evicted])
 
 
+def test_loads_of_many_pages_at_once_drop_none_that_there_was_time_to_copy() -> None:
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(96,), max_model_len=192)
+    num_dropped, keys = [], []
+    for start in range(0, 10_000, 1000):
+        prompt = list(range(start, start + 153))
+        driver.fill_l2(prompt[:112])
+        serve(driver, prompt)
+        num_dropped.append(driver.core.stats().get("dropped_pages", 0))
+        keys.append(split_keys(driver.keys(prompt)))
+    # 28 pages come from L2 and 10 are computed: the first time nobody knows how many it will be.
+    assert num_dropped[-1] == num_dropped[3] <= 10
+    for before in keys[4:7]:
+        assert driver.ready >= set(before)
+
+
 def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
     driver = CoreDriver(
         has_host_memory=True,
