@@ -19,8 +19,8 @@ _ODD_FRACTION = 0.35
 """Of workloads share prefixes that end anywhere."""
 _SLOW_FRACTION = 0.45
 """Of workloads have a storage that slows; as many have loads that do. Some have no such tier."""
-_OVERFLOWING_FRACTION = 0.45
-"""Of workloads have short queues of writes to L3, if there is one."""
+_SLOW_WRITES_FRACTION = 0.45
+"""Of workloads have slow writes to L3, if there is one."""
 _LONGEST_PREFIX = 60
 
 
@@ -92,13 +92,13 @@ def with_spells(draw: random.Random, workload: Workload) -> Workload:
     )
 
 
-def with_short_queues(draw: random.Random, workload: Workload) -> Workload:
-    """Often the same workload where more pages want to be written to L3 than may wait for it."""
-    if workload.storage is None or draw.random() >= _OVERFLOWING_FRACTION:
+def with_slow_writes(draw: random.Random, workload: Workload) -> Workload:
+    """Often the same workload where pages wait for long to be written to L3, and some in vain."""
+    if workload.storage is None or draw.random() >= _SLOW_WRITES_FRACTION:
         return workload
     storage = replace(
         workload.storage,
-        max_queued_writes=draw.choice([1, 4, 16]),
+        batch_pages=draw.choice([1, 2, 4]),
         max_write_batches=1,
     )
     return replace(workload, storage=storage)

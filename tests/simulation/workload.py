@@ -23,7 +23,7 @@ from tests.simulation.hardships import (
     TURNED_OVER_FRACTION,
     turn_over,
     with_odd_prefixes,
-    with_short_queues,
+    with_slow_writes,
     with_spells,
 )
 from tests.simulation.layouts import (
@@ -170,7 +170,7 @@ def draw_workload(seed: int) -> Workload:
     elif is_crowded:
         workload = _crowd(workload)
     workload = with_odd_prefixes(hard_draw, workload)
-    return with_short_queues(hard_draw, with_spells(hard_draw, workload))
+    return with_slow_writes(hard_draw, with_spells(hard_draw, workload))
 
 
 def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:

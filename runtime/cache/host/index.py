@@ -104,7 +104,7 @@ class HostIndex:
 
         It may be gone through while pages change: what has been dropped meanwhile comes, too.
         """
-        return chain(self._pages.read_pages(), self._evictable.newest_first())
+        return map(HostPageId, chain(self._pages.read_pages(), self._evictable.newest_first()))
 
     @property
     def num_ready(self) -> int:

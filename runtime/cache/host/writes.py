@@ -5,7 +5,7 @@ from enum import StrEnum
 from math import inf
 
 from raydix.errors import AccountingError
-from raydix.ids import BatchId, HostPageId
+from raydix.ids import BatchId, HostPageId, PageKey
 from raydix.runtime.cache.host.events import HostEffect, StorageFlushed
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.settings import StorageSettings
@@ -133,7 +133,8 @@ class HostWrites:
         is_probe = self._rest_s > 0 or self._orders.is_write_probe
         max_pages = 1 if is_probe else self._settings.batch_pages
         group: int | None = None
-        keys, pages = [], []
+        keys: list[PageKey] = []
+        pages: list[HostPageId] = []
         while len(pages) < max_pages and (page_id := self._unwritten.next_page()) is not None:
             name = self._index.name(page_id)
             assert name is not None, "a page that is to be written is READY"
