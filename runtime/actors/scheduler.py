@@ -43,6 +43,7 @@ from raydix.runtime.scheduler.events import (
     HostLost,
     HostMessage,
     KillRank,
+    L1Flushed,
     PlanExperts,
     RankAttached,
     RankLost,
@@ -116,6 +117,7 @@ class SchedulerActor:
         self._unsent: set[ClientId] = set()
         """Clients that have news waiting."""
 
+        self._flushes: list[asyncio.Future[int]] = []
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_MAX_KILL_ORDERS)
         self._cpu_start_s = 0.0
@@ -170,11 +172,17 @@ class SchedulerActor:
         """Where the prompt of a recent request came from, by token range; None if not known."""
         return self._running_core().explain(RequestId(request_id))
 
-    def flush(self) -> int:
-        """Drop every page of L1 that no request holds; returns the number of pages."""
-        before = self.stats()["l1_cached_pages"]
+    async def flush(self) -> int:
+        """Drop every page of L1 that no request holds, others' events in between.
+
+        Returns the number of pages; flushes that run at once all return their sum.
+        """
+        self._running_core()
+        flush: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._flushes.append(flush)
+        # Taken at once, so that an earlier flush which ends meanwhile does not answer for this one.
         self._turns.take_now(FlushL1())
-        return int(before - self.stats()["l1_cached_pages"])
+        return await flush
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, wait until the others have ended, and copy to L2 what it is to have.
@@ -364,6 +372,12 @@ class SchedulerActor:
                 experts = self._running_core().settings.experts
                 assert experts is not None, "only who shares experts plans them"
                 self._planner.start(effect, experts.facts)
+            case L1Flushed():
+                flushes, self._flushes = self._flushes, []
+                for flush in flushes:
+                    # Whoever asked may have gone.
+                    if not flush.done():
+                        flush.set_result(effect.num_pages)
             case _:
                 assert_never(effect)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Set
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
-from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
+from raydix.runtime.cache.sorted_entries import OrderEntry, OrderPlace, SortedEntries
 from raydix.runtime.config.policies import EvictionPolicy
 
 PolicyKey = Callable[[RadixNode], EvictionKey]
@@ -96,6 +96,14 @@ class EvictionOrder:
             entry = inspected or other
         else:
             entry = min(inspected, other)
+        return None if entry is None else entry[2]
+
+    def first_from(self, place: OrderPlace | None) -> RadixNode | None:
+        """The leaf that goes first of those at this place or behind it; None: of all."""
+        if place is None:
+            return self.first()
+        entries = [queue.first_from(place) for queue in (self._inspected, self._others)]
+        entry = min([entry for entry in entries if entry is not None], default=None)
         return None if entry is None else entry[2]
 
     def inspect(self) -> RadixNode | None:

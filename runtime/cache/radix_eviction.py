@@ -1,11 +1,13 @@
 """Which pages of a radix tree are locked, and in which order the others go."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import EvictionOrder, PolicyKey
+from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.radix_windows import RadixWindows
@@ -31,6 +33,7 @@ class RadixEviction:
         self._forest = forest
         self._windows = windows
         self._order = EvictionOrder(policy_key)
+        self._num_groups = len(reaches)
         self._whole = [group for group, reach in enumerate(reaches) if reach is None]
         """The groups that lose no page without its leaf."""
 
@@ -103,6 +106,48 @@ class RadixEviction:
         if self._windows is not None:
             self._evict_windows(self._windows, num_pages, last_step, victims)
         return victims
+
+    def flush_some(self, walk: FlushWalk, num_nodes: int) -> list[Victim]:
+        """Take a walk so many nodes further, or so many pages of windows; returns what went."""
+        if walk.windows_left is not None:
+            return self._flush_windows(walk.windows_left, num_nodes)
+
+        victims: list[Victim] = []
+        while num_nodes > 0:
+            leaf = self._order.first_from(walk.place)
+            if leaf is None:
+                walk.place = None
+                if not walk.has_found:
+                    walk.windows_left = [self._num_unpinned(one) for one in range(self._num_groups)]
+                    break
+                walk.has_found = False
+                continue
+
+            walk.place = leaf.eviction_key, leaf.ticket + 1
+            num_nodes -= 1
+            node: RadixNode | None = leaf
+            while node is not None and node.ticket and node.last_use_s <= walk.used_until_s:
+                victims.append(self._remove(node))
+                walk.has_found = True
+                node = node.parent
+                num_nodes -= 1
+                if num_nodes <= 0:
+                    break
+        return victims
+
+    def _flush_windows(self, windows_left: list[int], num_pages: int) -> list[Victim]:
+        victims: list[Victim] = []
+        wanted = [min(num_pages, left) for left in windows_left]
+        if self._windows is not None:
+            self._evict_windows(self._windows, wanted, math.inf, victims)
+        for group, num in enumerate(wanted):
+            # Where nothing goes any more the rest is pinned by now.
+            windows_left[group] = windows_left[group] - num if victims else 0
+        return victims
+
+    def _num_unpinned(self, group: int) -> int:
+        window = None if self._windows is None else self._windows.group(group)
+        return 0 if window is None else window.num_cached - window.num_locked
 
     def _evict_windows(
         self,

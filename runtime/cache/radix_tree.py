@@ -15,6 +15,7 @@ from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, TOKEN_BYTES
 from raydix.runtime.cache.radix_eviction import RadixEviction
+from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import (
     RadixNode,
@@ -293,9 +294,9 @@ class RadixTree:
         """
         return self._eviction.evict(num_pages, math.inf if last_step is None else last_step)
 
-    def flush(self) -> list[Victim]:
-        """Remove everything that no lock protects."""
-        return self.evict([self.num_evictable_pages(group) for group in range(self.num_groups)])
+    def flush_some(self, walk: FlushWalk, num_nodes: int) -> list[Victim]:
+        """Remove some of what no lock protects: so many nodes, or pages of windows."""
+        return self._eviction.flush_some(walk, num_nodes)
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant of the tree holds."""

@@ -10,8 +10,18 @@ from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
 
 OrderEntry = tuple[EvictionKey, int, RadixNode]
 """A leaf's key, its ticket, the leaf. Tickets differ, so nodes are never compared."""
+OrderPlace = tuple[EvictionKey, int]
+"""A key and a ticket."""
 
 _last_of = itemgetter(-1)
+
+
+def _place_of(entry: OrderEntry) -> OrderPlace:
+    return entry[:2]
+
+
+def _last_place_of(chunk: list[OrderEntry]) -> OrderPlace:
+    return chunk[-1][:2]
 
 
 class SortedEntries:
@@ -39,6 +49,14 @@ class SortedEntries:
     def last(self) -> OrderEntry | None:
         """The largest entry."""
         return self._chunks[-1][-1] if self._chunks else None
+
+    def first_from(self, place: OrderPlace) -> OrderEntry | None:
+        """The smallest entry at this place or behind it."""
+        index = bisect_left(self._chunks, place, key=_last_place_of)
+        if index == len(self._chunks):
+            return None
+        chunk = self._chunks[index]
+        return chunk[bisect_left(chunk, place, key=_place_of)]
 
     def add(self, entry: OrderEntry) -> None:
         """Put an entry where it belongs."""

@@ -27,6 +27,7 @@ from raydix.runtime.scheduler.host_messages import (
     tell_if_drained,
     time_out_host,
 )
+from raydix.runtime.scheduler.l1_flush import L1Flush
 from raydix.runtime.scheduler.planning import next_plans
 from raydix.runtime.scheduler.rank_events import (
     condemn_late_ranks,
@@ -48,6 +49,7 @@ class SchedulerCore:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self._replica = Replica(settings)
+        self._flush = L1Flush(self._replica)
         self._now_s = 0.0
         """Of the last event."""
 
@@ -211,8 +213,7 @@ class SchedulerCore:
             case events.ExpertsPlanned():
                 on_experts_planned(replica, event)
             case events.FlushL1():
-                for lane in replica.lanes:
-                    lane.l1.flush()
+                self._flush.start(now_s)
             case events.RefuseRequests():
                 replica.close()
             case events.EndRequests():

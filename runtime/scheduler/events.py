@@ -97,7 +97,7 @@ class ExpertsPlanned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushL1:
-    """Drop every page of L1 that no request holds."""
+    """Drop every page of L1 that no request holds: an `L1Flushed` tells when that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,4 +203,11 @@ class PlanExperts:
     wanted: PlanningWanted
 
 
-Effect = SendPlan | SendHost | SendClient | SendTokens | KillRank | PlanExperts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L1Flushed:
+    """Every `FlushL1` so far is done; they dropped so many pages together, of all KV groups."""
+
+    num_pages: int
+
+
+Effect = SendPlan | SendHost | SendClient | SendTokens | KillRank | PlanExperts | L1Flushed

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_pools import PageIds, PagePools, num_pages_of
+from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_node import Segment, Victim, join_page_ids, take_back_hit
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree
 from raydix.runtime.scheduler.backups import BackupQueue
@@ -11,6 +12,8 @@ from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.page_needs import PageCounts, add_pages
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
+_FLUSHED_NODES = 256
+"""With one event: some 2 ms."""
 NO_STEP = 0
 """Steps are counted from 1."""
 
@@ -106,9 +109,12 @@ class L1:
             self._backups.count_eviction(victim)
         self._release_victims(victims)
 
-    def flush(self) -> None:
-        """Evict everything that no request holds."""
-        self._release_victims(self.tree.flush())
+    def flush_some(self, walk: FlushWalk) -> int:
+        """Take a flush a few ms further; returns how many pages it dropped, of all KV groups."""
+        num_before = sum(map(self.tree.num_cached_pages, range(self.pools.num_groups)))
+        self._release_victims(self.tree.flush_some(walk, _FLUSHED_NODES))
+        num_left = sum(map(self.tree.num_cached_pages, range(self.pools.num_groups)))
+        return num_before - num_left
 
     def insert(
         self,

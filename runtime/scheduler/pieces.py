@@ -1,13 +1,15 @@
-"""What concerns thousands of requests at once, and is done for a few of them at a time."""
+"""What concerns thousands of requests or pages at once, and is done for a few of them at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 _PIECE = 256
-"""So many take a few ms together."""
+"""So many take a few ms together, if each weighs 1."""
 
 Item = TypeVar("Item")
+_Job = tuple[Callable[[Any], object], int]
+"""What is done for each item, and what one of them weighs."""
 
 
 class Pieces:
@@ -18,33 +20,50 @@ class Pieces:
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[Callable[[Any], object], deque[Any]] = {}
+        self._jobs: dict[_Job, deque[Any]] = {}
+        self._walks: dict[Callable[[], bool], None] = {}
 
     @property
     def has_work(self) -> bool:
         """A `Tick` would go on."""
-        return bool(self._jobs)
+        return bool(self._jobs or self._walks)
 
-    def add(self, act: Callable[[Item], object], items: Iterable[Item]) -> None:
+    def add(self, act: Callable[[Item], object], items: Iterable[Item], *, weight: int = 1) -> None:
         """Do this for each: for the first ones now, unless there is more to do before.
 
         For whom the same is still to be done from before, it is done once, and first: what comes
         again and again adds no work without end, and lets nobody wait for ever.
         """
-        is_first = not self._jobs
-        left = self._jobs.get(act, ())
+        is_first = not self.has_work
+        left = self._jobs.get((act, weight), ())
         # By identity, for lists are not hashable.
-        self._jobs[act] = deque({id(item): item for item in (*left, *items)}.values())
+        self._jobs[act, weight] = deque({id(item): item for item in (*left, *items)}.values())
+        if is_first:
+            self.advance()
+
+    def walk(self, go_on: Callable[[], bool]) -> None:
+        """Call this again and again, a piece of work each time, until it says that it is done.
+
+        Requests come first. A walk that is under way goes on.
+        """
+        is_first = not self.has_work
+        self._walks[go_on] = None
         if is_first:
             self.advance()
 
     def advance(self) -> None:
         """Do the next piece."""
         num_left = _PIECE
-        while self._jobs and num_left:
-            act, items = next(iter(self._jobs.items()))
+        while self._jobs and num_left > 0:
+            job, items = next(iter(self._jobs.items()))
             if not items:
-                del self._jobs[act]
+                del self._jobs[job]
                 continue
+            act, weight = job
             act(items.popleft())
-            num_left -= 1
+            num_left -= weight
+
+        if self._walks and num_left == _PIECE:
+            go_on = next(iter(self._walks))
+            if go_on():
+                del self._walks[go_on]

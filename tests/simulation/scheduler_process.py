@@ -202,6 +202,8 @@ class SchedulerProcess:
                 self._cluster.after(0.0, partial(self._cluster.kill_condemned, effect))
             case events.PlanExperts():
                 self._plan_experts(effect)
+            case events.L1Flushed():
+                pass
             case _:
                 assert_never(effect)
 

@@ -1,5 +1,6 @@
 """A prefix cache as a dict of whole chains, and an L1 that uses a tree as a Scheduler would."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.page_pools import PageIds
+from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_node import EvictionKey, RadixNode, Segment, Victim
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree
 from raydix.runtime.config.policies import EvictionPolicy
@@ -310,8 +312,11 @@ class Cache:
         return victims
 
     def flush(self) -> list[Victim]:
-        """Flush and release."""
-        victims = self.tree.flush()
+        """Flush and release, a few nodes at a time."""
+        walk = FlushWalk(used_until_s=math.inf)
+        victims: list[Victim] = []
+        while not walk.is_done:
+            victims += self.tree.flush_some(walk, 3)
         self.release(victims)
         return victims
 

@@ -245,3 +245,71 @@ def test_no_event_wakes_all_that_lack_a_page_which_has_come(
     assert sum(counts) >= NUM_WAITING
     # With an event up to three plans are drafted.
     assert max(counts) <= 3 * 256
+
+
+def test_a_walk_goes_on_when_nothing_else_is_left_and_only_until_it_is_done() -> None:
+    done: list[int] = []
+    pieces = Pieces()
+
+    def go_on() -> bool:
+        done.append(-1)
+        return done.count(-1) == 3
+
+    pieces.add(done.append, range(300))
+    pieces.walk(go_on)
+    pieces.walk(go_on)
+    while pieces.has_work:
+        pieces.advance()
+    assert done == [*range(300), -1, -1, -1]
+
+
+def test_of_what_weighs_more_a_piece_has_less() -> None:
+    done: list[int] = []
+    pieces = Pieces()
+    pieces.add(done.append, range(100), weight=8)
+    assert done == [*range(32)]
+
+
+def test_no_event_flushes_all_of_l1_and_requests_are_served_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = CoreDriver(num_pages=(3000,), num_lanes=2)
+    for number in range(1000):
+        driver.submit([number, *range(8)], max_tokens=1)
+        driver.run()
+    lanes = driver.core._replica.lanes
+    before = [lane.l1.tree.num_nodes for lane in lanes]
+    assert sum(before) >= 1000
+    flushed: list[int] = []
+    handle = driver.core.handle
+
+    def listen(event: events.Event, now_s: float) -> list[events.Effect]:
+        effects = handle(event, now_s)
+        flushed.extend(one.num_pages for one in effects if isinstance(one, events.L1Flushed))
+        return effects
+
+    monkeypatch.setattr(driver.core, "handle", listen)
+
+    num_cached = sum(lane.l1.tree.num_cached_pages(0) for lane in lanes)
+    driver.send(events.FlushL1())
+    left = [sum(before), sum(lane.l1.tree.num_nodes for lane in lanes)]
+    name = driver.submit([5000, *range(8)], max_tokens=2)
+    while not flushed:
+        driver.send_tick()
+        left.append(sum(lane.l1.tree.num_nodes for lane in lanes))
+    assert max(earlier - later for earlier, later in pairwise(left)) <= 256
+    assert flushed == [num_cached]
+    driver.run()
+    assert driver.answers[name].ending == "length"
+    assert sum(lane.l1.tree.num_cached_pages(0) for lane in lanes) == 2, "what came meanwhile"
+
+
+def test_a_flush_of_a_lane_that_loses_its_rank_ends() -> None:
+    driver = CoreDriver(num_pages=(3000,))
+    for number in range(600):
+        driver.submit([number, *range(8)], max_tokens=1)
+        driver.run()
+    driver.send(events.FlushL1())
+    driver.lose_rank(0)
+    driver.wait(0.0)
+    assert not driver.core._replica.pieces.has_work
