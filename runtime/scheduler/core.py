@@ -176,8 +176,7 @@ class SchedulerCore:
                 f"{len(replica.requests)} requests live, {len(placed)} are on a lane"
             )
         replica.lookups.check(waiting | replica.unplaced.keys())
-        if not replica.orphans.keys() <= waiting | replica.unplaced.keys():
-            raise AccountingError(f"one of {len(replica.orphans)} orphans does not wait")
+        replica.orphans.check(running=set(running), waiting=waiting | replica.unplaced.keys())
         for group in replica.step_groups:
             if group.experts is not None:
                 group.experts.check()
@@ -274,14 +273,9 @@ class SchedulerCore:
             replica.finish(request, reason)
 
     def _on_client_gone(self, event: events.ClientGone) -> None:
-        """End a client's requests: those that run at once, the others piece by piece."""
-        replica = self._replica
-        for lane in replica.lanes:
-            for request in list(lane.running.values()):
-                if request.client_id == event.client_id:
-                    replica.drop(request)
-        replica.orphan(event.client_id)
-        drop_hints(replica, event.client_id)
+        """End a client's requests piece by piece."""
+        self._replica.orphan(event.client_id)
+        drop_hints(self._replica, event.client_id)
 
     def _expire(self, now_s: float) -> None:
         """End requests whose deadline has passed, and look again at those that waited until now."""

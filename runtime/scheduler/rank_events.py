@@ -12,9 +12,11 @@ from raydix.runtime.scheduler.expert_events import on_expert_step
 from raydix.runtime.scheduler.host_messages import abandon_transfers
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import MAX_LOSSES, RequestState
+from raydix.runtime.scheduler.request import MAX_LOSSES, Phase, RequestState
+from raydix.runtime.scheduler.request_order import order_key
 from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
 from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
+from raydix.runtime.scheduler.waiting import Place
 
 _PATIENCE = 10
 """A step or a copy is late once it has taken so many times as long as predicted."""
@@ -99,18 +101,35 @@ def lose_rank(replica: Replica, rank: int) -> None:
     replica.counters.count(Count.LOST_RANKS)
     for lane in lanes:
         abandon_transfers(replica, lane)
+    displaced: list[Place] = []
     for lane in lanes:
         for request in list(lane.running.values()):
-            _requeue_or_fail(replica, request)
+            if not _fails(replica, request):
+                displaced.append(_displace(replica, lane, request))
 
     if len(group.ranks) > 1:
         _end_group(replica, group, rank)
     group.lose_ranks()
-    replica.displace([place for lane in lanes for place in lane.start_over()])
+    displaced += [place for lane in lanes for place in lane.start_over()]
+    replica.displace(displaced)
 
 
-def _requeue_or_fail(replica: Replica, request: RequestState) -> None:
-    """Let a request wait again, unless it seems to be what ends the ranks that it runs on.
+def _displace(replica: Replica, lane: Lane, request: RequestState) -> Place:
+    """Let a request wait again, with its tokens; returns its place among those that wait.
+
+    Nothing is given back, and no page published: what the lane had of it goes as a whole.
+    """
+    key = order_key(request, replica.settings, request.num_held_pages)
+    replica.lookups.end_claim(request)
+    if request.batch is not None:
+        request.batch.leave(request)
+    request.end_run(Phase.WAITING)
+    replica.orphans.stopped_running(request.request_id)
+    return key, request
+
+
+def _fails(replica: Replica, request: RequestState) -> bool:
+    """End a request if it seems to be what ends the ranks that it runs on.
 
     After `MAX_LOSSES` losses it is a suspect. Suspects run one at a time, so one more loss is its
     own doing.
@@ -122,8 +141,8 @@ def _requeue_or_fail(replica: Replica, request: RequestState) -> None:
             f"beside no other suspect."
         )
         replica.fail(request, FailureKind.ENGINE_DEAD, text)
-    else:
-        replica.requeue(request)
+        return True
+    return False
 
 
 def _end_group(replica: Replica, group: StepGroup, lost_rank: int) -> None:

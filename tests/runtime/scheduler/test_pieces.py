@@ -270,16 +270,24 @@ def test_of_what_weighs_more_a_piece_has_less() -> None:
     assert done == [*range(32)]
 
 
+def filled(monkeypatch: pytest.MonkeyPatch, *, num_lanes: int) -> CoreDriver:
+    """L1 of each lane holds some 300 prompts. Not checked in between, for that takes minutes."""
+    driver = CoreDriver(num_pages=(3000,), num_lanes=num_lanes, max_waiting_requests=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.core, "check", lambda: None)
+        for number in range(300 * num_lanes):
+            driver.submit([number, *range(8)], max_tokens=1)
+        driver.run()
+    return driver
+
+
 def test_no_event_flushes_all_of_l1_and_requests_are_served_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = CoreDriver(num_pages=(3000,), num_lanes=2)
-    for number in range(1000):
-        driver.submit([number, *range(8)], max_tokens=1)
-        driver.run()
+    driver = filled(monkeypatch, num_lanes=2)
     lanes = driver.core._replica.lanes
     before = [lane.l1.tree.num_nodes for lane in lanes]
-    assert sum(before) >= 1000
+    assert min(before) > 256
     flushed: list[int] = []
     handle = driver.core.handle
 
@@ -304,12 +312,64 @@ def test_no_event_flushes_all_of_l1_and_requests_are_served_meanwhile(
     assert sum(lane.l1.tree.num_cached_pages(0) for lane in lanes) == 2, "what came meanwhile"
 
 
-def test_a_flush_of_a_lane_that_loses_its_rank_ends() -> None:
-    driver = CoreDriver(num_pages=(3000,))
-    for number in range(600):
-        driver.submit([number, *range(8)], max_tokens=1)
-        driver.run()
+def test_a_flush_of_a_lane_that_loses_its_rank_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = filled(monkeypatch, num_lanes=1)
     driver.send(events.FlushL1())
     driver.lose_rank(0)
     driver.wait(0.0)
     assert not driver.core._replica.pieces.has_work
+
+
+def decoding(num_requests: int) -> CoreDriver:
+    """Many requests decode."""
+    driver = CoreDriver(
+        max_running_requests=num_requests, num_pages=(2000,), prefill_budget_tokens=2048
+    )
+    for number in range(num_requests):
+        driver.submit([number, *range(8)], max_tokens=50)
+    for _ in range(6):
+        driver.step()
+    assert len(driver.core._replica.lanes[0].batch) == num_requests
+    return driver
+
+
+def test_no_event_ends_all_that_decode_for_a_client_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = decoding(100)
+    other = driver.submit([5000, 6, 7], max_tokens=3, client=OTHER)
+    counts = calls_by_event(monkeypatch, driver, Replica, "_end")
+    driver.send(events.ClientGone(client_id=CLIENT))
+    driver.submit([1, 2, 3], max_tokens=3, name="r1", client=OTHER)
+    driver.step()
+    driver.wait(0.0)
+    assert sum(counts) == 100
+    assert max(counts) <= 33
+    driver.run()
+    assert driver.answers[other].ending == "length"
+    assert driver.answers["r1"].ending == "length", "its name was free at once"
+    assert driver.core.is_idle
+
+
+def test_orphans_that_decode_end_although_their_rank_is_lost() -> None:
+    driver = decoding(100)
+    driver.send(events.ClientGone(client_id=CLIENT))
+    assert driver.core.stats()["num_requests_running"] > 0
+    driver.lose_rank(0)
+    assert driver.core.stats()["num_requests_waiting"] == 0
+    driver.attach_rank(0, incarnation=2)
+    driver.wait(0.0)
+    assert driver.core.is_idle
+
+
+def test_what_runs_on_a_lost_rank_is_not_published_or_given_back_page_by_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = decoding(100)
+    names = list(driver.core._replica.requests)
+    counts = calls_by_event(monkeypatch, driver, Lane, "release")
+    driver.lose_rank(0)
+    assert sum(counts) == 0
+    driver.attach_rank(0, incarnation=2)
+    driver.run()
+    assert all(driver.answers[name].tokens == [1] * 50 for name in names)

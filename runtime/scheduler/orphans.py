@@ -1,0 +1,50 @@
+"""Requests whose client is gone, until they have ended."""
+
+from collections.abc import Iterable, Set
+
+from raydix.errors import AccountingError
+from raydix.ids import RequestId
+
+
+class Orphans:
+    """Owns: which requests are nobody's any more.
+
+    They end piece by piece. Until then none of them is admitted, counts as waiting, or keeps its
+    name from others; what runs may get a few more tokens, which nobody hears of.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: set[RequestId] = set()
+        self._running: set[RequestId] = set()
+
+    def __contains__(self, name: RequestId) -> bool:
+        return name in self._waiting or name in self._running
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that do not run."""
+        return len(self._waiting)
+
+    def add(self, *, running: Iterable[RequestId], waiting: Iterable[RequestId]) -> None:
+        """The client of these is gone."""
+        self._running.update(running)
+        self._waiting.update(waiting)
+
+    def stopped_running(self, name: RequestId) -> None:
+        """A request waits again; perhaps it is an orphan."""
+        if name in self._running:
+            self._running.discard(name)
+            self._waiting.add(name)
+
+    def discard(self, name: RequestId) -> None:
+        """A request has ended."""
+        self._running.discard(name)
+        self._waiting.discard(name)
+
+    def check(self, *, running: Set[RequestId], waiting: Set[RequestId]) -> None:
+        """Raise AccountingError unless orphans are among those that run and wait."""
+        if not self._running <= running or not self._waiting <= waiting:
+            raise AccountingError(
+                f"of {len(self._running)} running and {len(self._waiting)} waiting orphans one "
+                f"is not among {len(running)} running and {len(waiting)} waiting requests"
+            )
