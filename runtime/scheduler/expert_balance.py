@@ -15,6 +15,7 @@ from raydix.moe.placement import FloatArray, Placement, initial_placement
 from raydix.runtime.config.policies import Rebalance
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.plan import ExpertCopies, PlacementChange
+from raydix.runtime.scheduler.column_ids import next_id
 from raydix.runtime.scheduler.expert_plans import ExpertPlan
 from raydix.runtime.scheduler.settings import ExpertSettings
 
@@ -112,7 +113,7 @@ class ExpertBalance:
 
         orders = self._migration.plan_step(step)
         self._watch_progress(now_s)
-        copies = {next(self._copy_ids): copy for copy in orders.copies}
+        copies = {next_id(self._copy_ids, self._open): copy for copy in orders.copies}
         self._open |= copies
         self._num_moved += len(copies)
         change = None if orders.flip is None else self._change(orders.flip)

@@ -1,5 +1,6 @@
 """What a lane's ranks were sent and have not all acknowledged: plans, loads and backups."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,11 +9,10 @@ import numpy as np
 from raydix.errors import AccountingError
 from raydix.ids import TransferId
 from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.scheduler.column_ids import next_id
 from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
-
-MAX_TRANSFER_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class InFlight:
         """Leased: the plans of the event that brought the lease send them, or give them back."""
         self.transfers: dict[TransferId, Load | Backup] = {}
         """Sent, oldest first."""
-        self._num_transfers = 0
+        self._ids = itertools.count(1)
 
     @property
     def is_empty(self) -> bool:
@@ -110,13 +110,9 @@ class InFlight:
         return (each for each in self.transfers.values() if isinstance(each, Load))
 
     def new_transfer_id(self) -> TransferId:
-        """An id for a load or backup; ids travel as int32, so after 2^31 they start over."""
-        while True:
-            self._num_transfers = self._num_transfers % MAX_TRANSFER_ID + 1
-            transfer_id = TransferId(self._num_transfers)
-            is_ready = any(load.transfer_id == transfer_id for load in self.ready_loads)
-            if transfer_id not in self.transfers and not is_ready:
-                return transfer_id
+        """An id for a load or backup."""
+        ready = {load.transfer_id for load in self.ready_loads}
+        return TransferId(next_id(self._ids, {*self.transfers, *ready}))
 
     def add_load(self, load: Load) -> None:
         """A load is leased."""

@@ -1,5 +1,7 @@
 """Loads and backups: what they hold, and what their acknowledgement means."""
 
+import itertools
+
 import pytest
 
 from raydix.runtime.cache.page_key import split_keys
@@ -9,7 +11,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import StorageStatus
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import backups, events
-from raydix.runtime.scheduler.in_flight import MAX_TRANSFER_ID
+from raydix.runtime.scheduler.column_ids import MAX_ID
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.l2_driver import OTHER, PROMPT, driver_with, evict_from_l1, serve
 
@@ -238,7 +240,7 @@ def test_row_is_sent_at_the_first_tick_that_its_load_asked_for() -> None:
 def test_transfer_ids_start_over_before_they_outgrow_their_column() -> None:
     driver = CoreDriver(has_host_memory=True)
     lane = driver.core._replica.lanes[0]
-    lane.in_flight._num_transfers = MAX_TRANSFER_ID - 1
+    lane.in_flight._ids = itertools.count(MAX_ID)
     for start in range(6):
         driver.submit([start] * 13, max_tokens=1)
         driver.run()
@@ -253,7 +255,7 @@ def test_transfer_id_that_is_in_flight_is_not_given_again() -> None:
     driver.step()
     lane = driver.core._replica.lanes[0]
     (in_flight,) = lane.in_flight.transfers
-    lane.in_flight._num_transfers = MAX_TRANSFER_ID + in_flight - 1
+    lane.in_flight._ids = itertools.count(MAX_ID + in_flight)
     assert lane.in_flight.new_transfer_id() == in_flight + 1
 
 
