@@ -109,40 +109,30 @@ class RadixEviction:
 
     def flush_some(self, walk: FlushWalk, num_nodes: int) -> list[Victim]:
         """Take a walk so many nodes further, or so many pages of windows; returns what went."""
-        if walk.windows_left is not None:
-            return self._flush_windows(walk.windows_left, num_nodes)
-
         victims: list[Victim] = []
-        while num_nodes > 0:
+        if walk.windows_left is not None:
+            wanted = [min(num_nodes, left) for left in walk.windows_left]
+            if self._windows is not None:
+                self._evict_windows(self._windows, wanted, math.inf, victims)
+            walk.note_windows(wanted if victims else [0] * len(wanted))
+            return victims
+
+        while num_nodes > 0 and walk.windows_left is None:
             leaf = self._order.first_from(walk.place)
             if leaf is None:
-                walk.place = None
-                if not walk.has_found:
-                    walk.windows_left = [self._num_unpinned(one) for one in range(self._num_groups)]
-                    break
-                walk.has_found = False
+                walk.reach_end([self._num_unpinned(group) for group in range(self._num_groups)])
                 continue
 
-            walk.place = leaf.eviction_key, leaf.ticket + 1
+            walk.go_past((leaf.eviction_key, leaf.ticket + 1))
             num_nodes -= 1
             node: RadixNode | None = leaf
             while node is not None and node.ticket and node.last_use_s <= walk.used_until_s:
                 victims.append(self._remove(node))
-                walk.has_found = True
+                walk.note_drop()
                 node = node.parent
                 num_nodes -= 1
                 if num_nodes <= 0:
                     break
-        return victims
-
-    def _flush_windows(self, windows_left: list[int], num_pages: int) -> list[Victim]:
-        victims: list[Victim] = []
-        wanted = [min(num_pages, left) for left in windows_left]
-        if self._windows is not None:
-            self._evict_windows(self._windows, wanted, math.inf, victims)
-        for group, num in enumerate(wanted):
-            # Where nothing goes any more the rest is pinned by now.
-            windows_left[group] = windows_left[group] - num if victims else 0
         return victims
 
     def _num_unpinned(self, group: int) -> int:

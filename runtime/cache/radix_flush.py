@@ -1,6 +1,6 @@
 """Dropping what one L1 held at a moment and nobody has used since, a few nodes at a time."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from raydix.runtime.cache.sorted_entries import OrderPlace
 
@@ -22,10 +22,31 @@ class FlushWalk:
     """All before it in the eviction order were looked at; None: at the start."""
     has_found: bool = False
     """Something went since it was at the start."""
-    windows_left: list[int] | None = field(default=None)
+    windows_left: list[int] | None = None
     """Per group, pages that are still to go of windows; None: leaves come first."""
 
     @property
     def is_done(self) -> bool:
         """Nothing is left to go."""
         return self.windows_left is not None and not any(self.windows_left)
+
+    def go_past(self, place: OrderPlace) -> None:
+        """A leaf is looked at; the next one is at this place or behind it."""
+        self.place = place
+
+    def note_drop(self) -> None:
+        """A node has gone."""
+        self.has_found = True
+
+    def reach_end(self, num_unpinned: list[int]) -> None:
+        """No leaf is left: look again at all, or, if nothing went, at so many pages of windows."""
+        self.place = None
+        if not self.has_found:
+            self.windows_left = num_unpinned
+        self.has_found = False
+
+    def note_windows(self, num_pages: list[int]) -> None:
+        """So many pages of windows were to go, per group; none if all others are pinned by now."""
+        assert self.windows_left is not None, "leaves come first"
+        pairs = zip(self.windows_left, num_pages, strict=True)
+        self.windows_left = [left - num for left, num in pairs] if any(num_pages) else []

@@ -266,11 +266,9 @@ class Replica:
 
     def orphan(self, client_id: ClientId) -> None:
         """A client is gone: its requests end piece by piece."""
-        theirs = [request for request in self.requests.values() if request.client_id == client_id]
-        running, waiting = [], []
-        for request in theirs:
-            is_running = request.request_id in self.lanes[request.lane].running
-            (running if is_running else waiting).append(request.request_id)
+        theirs = [name for name, one in self.requests.items() if one.client_id == client_id]
+        running = [name for lane in self.lanes for name in theirs if name in lane.running]
+        waiting = [name for name in theirs if self.requests[name].slot is None]
         self.orphans.add(running=running, waiting=waiting)
         # Those that hold something first. Of the others the newest: what one of them leaves room
         # for is not looked up for the next in vain.
