@@ -4,6 +4,9 @@ While one half computes, the tokens of the other travel, so that a step of compu
 communication time X takes no less than max(C, X) instead of C + X. But each half reads the weights
 of the experts that it hits, waits for its own kernels to start, and shares the device with what
 carries the other. Small steps lose by it.
+
+What was measured is refuted when the ranks start again, and not before: ranks agree on nothing
+while they step, and what a gate is wrong by is at most what it would have gained.
 """
 
 from collections.abc import Sequence

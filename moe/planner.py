@@ -76,7 +76,12 @@ def num_moves(current: Placement, wanted: Placement) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Whether a plan pays."""
+    """Whether a plan pays.
+
+    It is asked anew with the loads of each interval, so neither answer outlives what it was about.
+    What copies cost is taken from the settings: a wrong figure moves too much or too little, and
+    `expert_time_imbalance` beside `expert_moves` shows which.
+    """
 
     stable_steps: float
     """For how many steps loads are expected to stay as they are."""

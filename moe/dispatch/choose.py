@@ -1,7 +1,9 @@
 """Which backend carries tokens fastest, by what has been measured.
 
 Times are those of `benchmarks.dispatch`, dispatch and combine: two H200 (2026-11-22) and four
-(2026-11-26), hidden 7168, top-8 of 256 experts, bf16.
+(2026-11-26), hidden 7168, top-8 of 256 experts, bf16. A table is refuted by a later record of that
+benchmark, never while ranks run: whoever finds another backend faster names it in
+`experts.dispatch`.
 """
 
 from collections.abc import Collection, Mapping, Sequence

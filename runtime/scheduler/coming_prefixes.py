@@ -1,6 +1,6 @@
 """What a lane is about to compute or load, so that who shares it can go where it comes anyway."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId
@@ -19,13 +19,18 @@ class ComingPrefixes:
         self._requests: dict[PageKey, dict[RequestId, RequestState]] = {}
         self._keys: dict[RequestId, list[PageKey]] = {}
 
-    def add(self, request: RequestState) -> None:
-        """This prompt comes to L1, and may be another's prefix."""
-        if request.must_score:
-            return
+    def add(self, request: RequestState) -> int:
+        """This prompt comes to L1, and may be another's prefix.
+
+        Returns with how many pages that come already it begins.
+        """
+        if request.must_score or request.request_id in self._keys:
+            return 0
         keys = self._keys[request.request_id] = _keys(request.chain)
+        num_pages = self._num_pages(request.chain, keys)
         for key in keys:
             self._requests.setdefault(key, {})[request.request_id] = request
+        return num_pages
 
     def discard(self, request: RequestState) -> None:
         """It has come, or never will."""
@@ -36,16 +41,19 @@ class ComingPrefixes:
                 del self._requests[key]
 
     def num_pages(self, request: RequestState) -> int:
-        """With how many pages that come its prompt begins.
+        """With how many pages that come its prompt begins."""
+        if request.must_score or not self._requests:
+            return 0
+        return self._num_pages(request.chain, _keys(request.chain))
 
-        Of the prompts that share the last key with it that any does, the newest one counts.
-        """
+    def _num_pages(self, chain: Chain, keys: Sequence[PageKey]) -> int:
+        """Of the prompts that share the last key with it that any does, the newest one counts."""
         newest: RequestState | None = None
-        for key in _keys(request.chain) if self._keys and not request.must_score else ():
+        for key in keys:
             if (sharing := self._requests.get(key)) is None:
                 break
             newest = next(reversed(sharing.values()))
-        return 0 if newest is None else request.chain.num_shared_pages(newest.chain)
+        return 0 if newest is None else chain.num_shared_pages(newest.chain)
 
     def check(self, waiting: Iterable[RequestState], running: Iterable[RequestState]) -> None:
         """Raise AccountingError unless those that wait are entered, and none that is not here."""

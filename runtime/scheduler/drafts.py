@@ -309,7 +309,8 @@ def _is_due(
     """Whether a row of so many tokens may be sent, which waits for its load layer by layer.
 
     It is sent once its load will end within the row's own compute: before that it would only
-    hold up what is queued behind it, and the decodes beside it.
+    hold up what is queued behind it, and the decodes beside it. A load that ends sooner than was
+    predicted is waited for no longer, and one that ends later shows it.
     """
     load = request.load
     if load is None:

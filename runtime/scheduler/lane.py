@@ -143,7 +143,7 @@ class Lane:
         self, request: RequestState, lock: Lock, table: BlockTable, start: Start, now_s: float
     ) -> None:
         """A waiting request takes a slot and holds `lock`; `table` also names pages to load."""
-        self.waiting.discard(request)
+        self.waiting.take(request)
         self.promotions.end(request.request_id)
         request.begin_run(heapq.heappop(self._free_slots), lock, table, start, now_s)
         self.running[request.request_id] = self.prefilling[request.request_id] = request

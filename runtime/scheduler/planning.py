@@ -77,7 +77,10 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
 
 
 def _are_short(replica: Replica, lanes: Sequence[Lane], now_s: float) -> bool:
-    """The steps in flight, of which some have rows, take less than a turn each."""
+    """The steps in flight, of which some have rows, take less than a turn each.
+
+    Whatever is answered, the next step that decodes shows its time.
+    """
     steps = [step for lane in lanes for step in lane.in_flight.steps.values()]
     # No step that computes more than a token of each row is that short, or worth another ahead.
     if any(step.num_rows < step.num_tokens for step in steps):

@@ -141,7 +141,10 @@ def prefetch_deadline_s(
     """When a runnable request stops to wait for its prefetch; None: not before all is there.
 
     `first_runnable_s`: when it would have been admitted but for its prefetch. `recompute_s`:
-    predicted time to compute the `pending_tokens` instead.
+    predicted time to compute the `pending_tokens` instead. Nothing is believed of storage: each
+    request waits, so storage that has become quick is used again at once, and slow storage costs a
+    request no more than computing does. A `recompute_s` that is too short lets prompts be computed,
+    which corrects it; one that is too long is bounded by the patience that is set.
     """
     match settings.strategy:
         case PrefetchStrategy.BEST_EFFORT:

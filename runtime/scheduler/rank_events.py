@@ -193,7 +193,11 @@ def _condemn_late_ranks_of(
 
 
 def _dues(replica: Replica, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:
-    """When the step that a group's ranks work on is due, and the oldest copy of each lane."""
+    """When the step that a group's ranks work on is due, and the oldest copy of each lane.
+
+    A prediction only makes the wait longer than the deadline that is set: one that is too short
+    condemns nobody. One that is too long is corrected by the next quick step or load.
+    """
     dues: list[_Due] = []
     oldest = [step for lane in lanes if (step := lane.in_flight.oldest_step) is not None]
     if oldest:

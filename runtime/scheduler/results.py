@@ -232,11 +232,9 @@ def _count_latency(
 def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: float) -> None:
     """One rank has done loads or backups. Each counts once every rank of the lane has."""
     if _accept_time(lane, done.seconds):
-        if done.num_bytes:
-            predicted_s = replica.load_rate.predict_s(done.num_bytes, now_s)
-            replica.counters.count_prediction(Prediction.LOAD, predicted_s, done.seconds)
-        replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
         lane.note_copy(done.rank, done.seconds)
+        if done.num_bytes:
+            _note_copied(lane, done)
 
     stale = set(done.stale_transfer_ids.tolist())
     for number in done.transfer_ids.tolist():
@@ -254,7 +252,25 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
                 assert_never(transfer)
 
 
+def _note_copied(lane: Lane, done: TransfersDone) -> None:
+    """Of the loads that a rank reports together, the first one keeps the time."""
+    transfers = (lane.in_flight.transfers.get(number) for number in done.transfer_ids.tolist())
+    first = next((each for each in transfers if isinstance(each, Load)), None)
+    if first is not None:
+        first.note_copied(done.num_bytes, done.seconds)
+
+
+def _learn_load(replica: Replica, load: Load, now_s: float) -> None:
+    """A load takes as long as its slowest rank: the quick ones do not refute that."""
+    if load.copied is not None:
+        num_bytes, seconds = load.copied
+        predicted_s = replica.load_rate.predict_s(num_bytes, now_s)
+        replica.counters.count_prediction(Prediction.LOAD, predicted_s, seconds)
+        replica.load_rate.observe(num_bytes, seconds, now_s)
+
+
 def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None:
+    _learn_load(replica, load, now_s)
     replica.release_lease(load.lease_id, load.host_connection)
     replica.trials.note_load(load.request_id, load.age_s(now_s))
     request = replica.requests.get(load.request_id)

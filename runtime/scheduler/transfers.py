@@ -70,6 +70,13 @@ class Load(Transfer):
     request_id: RequestId
     alarm: Alarm = field(default_factory=Alarm)
     """For the time at which a row may be sent that will wait for it."""
+    copied: tuple[int, float] | None = None
+    """Bytes and seconds of the rank that took longest; None: another load's tell of it, too."""
+
+    def note_copied(self, num_bytes: int, seconds: float) -> None:
+        """A rank has copied it, perhaps with others behind it, in so long."""
+        if self.copied is None or self.copied[1] < seconds:
+            self.copied = num_bytes, seconds
 
 
 @dataclass(slots=True, kw_only=True)

@@ -80,10 +80,7 @@ class WaitingQueue:
     def add(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
         """A request waits. `lacks`: the first page of its prompt that no tier at hand has."""
         self.requests[request.request_id] = request
-        num_coming = 0
-        if self._settings.prefix_caching:
-            num_coming = self.coming.num_pages(request)
-            self.coming.add(request)
+        num_coming = self.coming.add(request) if self._settings.prefix_caching else 0
         self._num_coming[request.request_id] = num_coming
         self.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
         self._enter(request)
@@ -104,11 +101,15 @@ class WaitingQueue:
 
     def discard(self, request: RequestState) -> bool:
         """Take a request out; False if it did not wait here."""
+        self.coming.discard(request)
+        return self.take(request)
+
+    def take(self, request: RequestState) -> bool:
+        """Take a request out which runs now, so that its prompt comes as before; see `discard`."""
         if self.requests.pop(request.request_id, None) is None:
             return False
         self.num_tokens -= self._new.pop(request.request_id)
         del self._work[request.request_id], self._num_coming[request.request_id]
-        self.coming.discard(request)
         del self._keys[request.request_id]
         self._grown.pop(request.request_id, None)
         self._came.pop(request.request_id, None)
@@ -142,13 +143,8 @@ class WaitingQueue:
         return self._work[request.request_id]
 
     def admitted(self, request: RequestState) -> None:
-        """A request runs on the lane: under `routing_key`, others of its key go first.
-
-        What it computes comes as before.
-        """
+        """A request runs on the lane: under `routing_key`, others of its key go first."""
         self._running_keys.add(request.submit.routing_key)
-        if self._settings.prefix_caching:
-            self.coming.add(request)
 
     def released(self, request: RequestState) -> None:
         """A request runs no more."""

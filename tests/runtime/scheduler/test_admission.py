@@ -266,11 +266,18 @@ def test_auto_loads_only_when_that_is_faster_than_computing() -> None:
 
 
 def test_predictions_are_counted_beside_what_was_measured() -> None:
-    driver = CoreDriver(start_prefill_tokens_per_s=1000.0, start_load_bytes_per_s=1e6)
-    driver.submit(tokens(0, 16), max_tokens=1)
+    prompt = tokens(0, 17)
+    driver = CoreDriver(
+        has_host_memory=True, start_prefill_tokens_per_s=1000.0, start_load_bytes_per_s=1e6
+    )
+    driver.submit(tokens(100, 16), max_tokens=1)
+    driver.host_turn()
     driver.step()
-    done = TransfersDone(rank=0, transfer_ids=int32_array(()), num_bytes=1_000_000, seconds=0.25)
-    driver.report(0, done)
+    driver.fill_l2(prompt)
+    driver.submit(prompt, max_tokens=1)
+    driver.host_turn()
+    loads = int32_array(driver.plans[0][-1].loads.transfer_ids[:1])
+    driver.report(0, TransfersDone(rank=0, transfer_ids=loads, num_bytes=1_000_000, seconds=0.25))
     stats = driver.core.stats()
 
     assert [

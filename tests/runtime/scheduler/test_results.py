@@ -6,6 +6,7 @@ import pytest
 
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.scheduler import events
 from tests.runtime.scheduler.core_driver import CoreDriver
 
 PROMPT = list(range(9))
@@ -50,6 +51,28 @@ def test_copy_time_that_cannot_be_is_counted_and_spoils_no_figure(seconds: float
     assert driver.answers[name].ending == "length"
     assert driver.core.stats()["wrong_times"] == 1
     assert all(0.0 <= value < 1.0 for value in seconds_of(driver).values())
+
+
+@pytest.mark.parametrize("slow_first", [True, False])
+def test_a_load_is_expected_to_take_as_long_as_its_slowest_rank(slow_first: bool) -> None:
+    driver = CoreDriver(has_host_memory=True, ranks_per_lane=2, start_load_bytes_per_s=1e6)
+    driver.fill_l2(PROMPT)
+    for _ in range(20):
+        driver.send(events.FlushL1())
+        driver.submit(PROMPT, max_tokens=1)
+        driver.host_turn()
+        loads = int32_array(driver.plans[0][0].loads.transfer_ids[:1])
+        driver.step()
+        for rank, seconds in enumerate([0.5, 0.01] if slow_first else [0.01, 0.5]):
+            driver.report(
+                rank,
+                TransfersDone(rank=rank, transfer_ids=loads, num_bytes=10_000, seconds=seconds),
+            )
+        driver._copies[0].clear()
+        driver.run()
+    assert driver.core._replica.load_rate.predict_s(10_000, driver.now_s) == pytest.approx(
+        0.5, rel=0.1
+    )
 
 
 def test_tokens_behind_a_stop_are_dropped_when_their_load_is_reported() -> None:
