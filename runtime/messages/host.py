@@ -73,6 +73,8 @@ class Lookup:
     """Per KV group: L1 holds the pages before this one, which are only touched; of a WINDOW group,
     those that a prefix needs which ends here.
     """
+    num_brought_pages: int = 0
+    """Earlier lookups brought so many pages of the chain from L3: these are the rest of a run."""
     urgency: Urgency = Urgency.REQUEST
 
 

@@ -8,7 +8,8 @@ from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.config.policies import SchedulingPolicy
+from raydix.runtime.config.policies import PrefetchStrategy, SchedulingPolicy
+from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, tiers_of
@@ -66,7 +67,13 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     num_wanted = _num_wanted_pages(lane, request, found)
     has_room = _would_fit(lane, num_wanted)
     if has_room and _waits_for_prefetch(replica, request, found, now_s):
-        _wait_for_pages(replica, lane, request, found, lock, now_s=now_s)
+        return _wait_for_pages(replica, lane, request, found, lock, now_s=now_s)
+
+    if has_room and _has_lost_pages(replica, request, found):
+        lane.l1.withdraw(lock)
+        request.prefetch.note_loss()
+        _look_up_again(replica, lane, request, PageSource.L3)
+        lane.waiting.park(request, lacks=None)
         return Verdict.WAITS
 
     load_pages = _allocate_loads(lane, found, num_wanted) if has_room else None
@@ -183,27 +190,68 @@ def _wait_for_pages(
     lock: Lock,
     *,
     now_s: float,
-) -> None:
+) -> Verdict:
     """Park a request until its pages from L3 have come; what has come is loaded ahead."""
-    settings, prefix = replica.settings, found.prefix
+    settings, prefix, is_halted = replica.settings, found.prefix, request.prefetch.is_halted
     start = min(prefix.match.num_pages, prefix.num_known_pages)
     num_pages = prefix.num_known_pages - start if settings.has_full else 0
-    num_loaded = [num_pages if reach is None else 0 for reach in settings.reaches]
+    # What goes through L2 by turns is loaded as a whole, or not at all.
+    num_weighed = request.chain.num_prompt_pages - start if is_halted else num_pages
+    num_loaded = [num_weighed if reach is None else 0 for reach in settings.reaches]
 
     promotion = None
-    if num_pages and is_load_cheaper(replica, replica.bytes_of(num_loaded), num_pages, now_s):
+    num_bytes = replica.bytes_of(num_loaded)
+    is_loaded = num_pages > 0 and is_load_cheaper(replica, num_bytes, num_weighed, now_s)
+    if is_loaded:
         if lock.num_pages < start:
             # Windows end before: what sees everything goes on where its path in L1 does.
             lane.l1.withdraw(lock)
             lock = lane.l1.tree.lock(prefix.match, start, now_s=now_s)
         promotion = lane.promotions.start(request, lock, num_pages)
+    is_room_to_come = is_halted and is_loaded and lane.promotions.num_left(request, lock) > 0
     if promotion is None:
         lane.l1.withdraw(lock)
     else:
         stop = start + promotion.num_part_pages
         starts = [start if reach is None else stop for reach in settings.reaches]
         replica.ask_lease(request, starts, stop, promotion)
+
+    if is_halted and not lane.promotions.has_part(request):
+        if is_room_to_come:
+            return Verdict.NO_ROOM
+        if num_pages or not _look_up_rest(replica, lane, request, prefix.match.num_pages):
+            # It is looked at again at once, and runs.
+            request.prefetch.give_up_turns()
+            return Verdict.WAITS
     lane.waiting.park(request, lacks=_prompt_key(replica, request, prefix.num_pages))
+    return Verdict.WAITS
+
+
+def _look_up_rest(replica: Replica, lane: Lane, request: RequestState, num_l1_pages: int) -> bool:
+    """All that had come is in L1: it is the turn of the rest. False: nothing had come."""
+    if num_l1_pages <= request.prefetch.num_l1_pages:
+        return False
+    _look_up_again(replica, lane, request, PageSource.NO_HOST_PAGE)
+    return True
+
+
+def _look_up_again(replica: Replica, lane: Lane, request: RequestState, of: PageSource) -> None:
+    """Look a request up once more, for the pages of which its last lookup said this."""
+    keys = request.chain.short_keys(request.prefetch.pages(of))
+    replica.lookups.end_claim(request)
+    replica.lookups.enqueue(request, keys, lane.waiting.key(request))
+    request.prefetch.make_due_again()
+    replica.counters.count(Count.REPEATED_LOOKUPS)
+    replica.send_due_lookups()
+
+
+def _has_lost_pages(replica: Replica, request: RequestState, found: Assessment) -> bool:
+    """L2 has lost what L3 brought while the request waited for room; L3 may bring it once more."""
+    settings, prefetch = replica.settings, request.prefetch
+    may_come = replica.host.is_usable and replica.host.has_storage is not False
+    if not may_come or settings.prefetch.strategy is PrefetchStrategy.BEST_EFFORT:
+        return False
+    return prefetch.has_lost(settings.reaches, found.prefix.num_known_pages)
 
 
 def _begin(

@@ -149,7 +149,10 @@ def _on_lookup_progress(replica: Replica, report: LookupProgress) -> None:
 
 
 def _repeat_lookup(replica: Replica, request: RequestState) -> None:
-    """If L2 had no room for pages that L3 may have, look them up once more, in their turn."""
+    """If L2 had no room for pages that L3 may have, look them up once more, in their turn.
+
+    If nobody else makes room, the request does: what it has brought goes on to L1 first.
+    """
     prefetch = request.prefetch
     if not prefetch.count(PageSource.NO_HOST_PAGE) or request.request_id in replica.unplaced:
         return
@@ -158,6 +161,8 @@ def _repeat_lookup(replica: Replica, request: RequestState) -> None:
     if replica.lookups.enqueue_again(request, keys, place):
         prefetch.make_due_again()
         replica.counters.count(Count.REPEATED_LOOKUPS)
+    else:
+        prefetch.halt()
 
 
 def _narrow_claim(replica: Replica, request: RequestState) -> None:

@@ -37,12 +37,12 @@ class L1:
 
     def can_free(self, num_pages: PageCounts) -> bool:
         """So many pages are free, will be, or can be evicted."""
-        return all(
-            num <= available + self.tree.num_evictable_pages(group)
-            for group, (num, available) in enumerate(
-                zip(num_pages, self._num_available(), strict=True)
-            )
-        )
+        return all(num <= left for num, left in zip(num_pages, self.num_freeable(), strict=True))
+
+    def num_freeable(self) -> PageCounts:
+        """Pages that are free, will be, or can be evicted."""
+        pairs = enumerate(self._num_available())
+        return tuple([num + self.tree.num_evictable_pages(group) for group, num in pairs])
 
     def num_lacking(self, num_pages: PageCounts) -> PageCounts:
         """How many of so many pages are not free yet and will not be without an eviction."""

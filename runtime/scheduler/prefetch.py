@@ -23,6 +23,8 @@ class LookupState(Enum):
     """It is sent when it is this request's turn."""
     OPEN = "open"
     """HostMemory was asked."""
+    HALTED = "halted"
+    """L2 has no room for more: when what has come is in L1, the rest is looked up."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +36,11 @@ class PrefetchState:
     state: LookupState = LookupState.CLOSED
     lookup_id: LookupId | None = None
     """The latest lookup; None once what it brought is leased or not wanted any more."""
+    num_l1_pages: int = 0
+    """L1 held so many pages of the chain, whatever windows, when it was looked up last."""
     has_report: bool = False
+    has_loss: bool = False
+    """Some of what L3 brought was gone before it was leased."""
     first_runnable_s: float | None = None
     """When the request would have been admitted but for its pages on their way."""
     alarm: Alarm = field(default_factory=Alarm)
@@ -46,6 +52,11 @@ class PrefetchState:
     def is_pending(self) -> bool:
         """More pages may come."""
         return self.state is not LookupState.CLOSED
+
+    @property
+    def is_halted(self) -> bool:
+        """More pages come only when others have gone on to L1."""
+        return self.state is LookupState.HALTED
 
     def rule_out(self, reason: PageSource, num_pages: int, *, num_groups: int) -> None:
         """No page is to be looked for, for this reason."""
@@ -61,6 +72,30 @@ class PrefetchState:
         self._earlier = self.by_group
         self.state = LookupState.DUE
 
+    def halt(self) -> None:
+        """L2 had no room for some pages, and nobody else makes any: what L3 brought may."""
+        if any(sources.find(PageSource.L3, self.num_l1_pages) >= 0 for sources in self.by_group):
+            self.state = LookupState.HALTED
+
+    def give_up_turns(self) -> None:
+        """What has come cannot go on to L1 yet: the rest is not waited for."""
+        self.state = LookupState.CLOSED
+
+    def has_lost(self, reaches: Sequence[int | None], num_known_pages: int) -> bool:
+        """Pages that L3 brought are in no tier any more, for the first time.
+
+        `num_known_pages`: so many are in L1 and L2 in groups of no reach.
+        """
+        if self.has_loss or self.is_pending or self.lookup_id is None:
+            return False
+        groups = zip(self.by_group, reaches, strict=True)
+        full = [sources for sources, reach in groups if reach is None]
+        return any(sources.find(PageSource.L3, num_known_pages) >= 0 for sources in full)
+
+    def note_loss(self) -> None:
+        """Such pages are looked up once more, but no third time."""
+        self.has_loss = True
+
     def open(self, lookup_id: LookupId, num_l1_pages: Sequence[int], num_pages: int) -> None:
         """The lookup is sent. Of an earlier one, only what found no room is unknown again."""
         self.by_group = _unknown(num_l1_pages, num_pages)
@@ -68,6 +103,7 @@ class PrefetchState:
             refused, pending = bytes([PageSource.NO_HOST_PAGE]), bytes([PageSource.PENDING])
             self.by_group = tuple([was.replace(refused, pending) for was in self._earlier])
         self.state, self.lookup_id = LookupState.OPEN, lookup_id
+        self.num_l1_pages = max(num_l1_pages)
 
     @property
     def holds_staged_pages(self) -> bool:
@@ -80,7 +116,7 @@ class PrefetchState:
         self.by_group = report.sources
         if self._earlier:
             pairs = zip(self._earlier, report.sources, strict=True)
-            self.by_group = tuple([_keep_brought(was, now) for was, now in pairs])
+            self.by_group = tuple([_keep_found(was, now) for was, now in pairs])
         self.has_report = True
         if report.is_final:
             self.state = LookupState.CLOSED
@@ -126,13 +162,19 @@ def _unknown(num_l1_pages: Sequence[int], num_pages: int) -> tuple[bytes, ...]:
     return tuple([l1 * num + pending * (num_pages - num) for num in num_l1_pages])
 
 
-def _keep_brought(earlier: bytes, later: bytes) -> bytes:
-    """What an earlier lookup brought from L3 is in L2 by now, and counts for L3 all the same."""
-    brought = (
-        PageSource.L3 if was == PageSource.L3 and now == PageSource.L2 else now
-        for was, now in zip(earlier, later, strict=True)
-    )
-    return bytes(brought)
+def _keep_found(earlier: bytes, later: bytes) -> bytes:
+    """What an earlier lookup found or brought is nearer by now, and counts for where it was.
+
+    What found no room then and is in L1 now has come from L3, too.
+    """
+    pairs = zip(earlier, later, strict=True)
+    return bytes([_farthest(was, now) for was, now in pairs])
+
+
+def _farthest(was: int, now: int) -> int:
+    if was == PageSource.NO_HOST_PAGE and now == PageSource.L1:
+        return PageSource.L3
+    return max(was, now) if was <= PageSource.L3 >= now else now
 
 
 def prefetch_deadline_s(

@@ -3,6 +3,9 @@
 A promotion publishes each part in the tree once it is loaded, so that the request, when its wait
 ends, finds a longer match in L1. It holds a bounded share of L1 and gives way to whoever needs its
 pages.
+
+A prompt that is longer than the room in L2 for what L3 brings goes through it by turns: once that
+is full the lookup has ended, all that has come goes on to L1, and the rest is looked up.
 """
 
 from raydix.ids import RequestId
@@ -79,14 +82,10 @@ class Promotions:
 
         The promotion takes over `lock`; None: there is none.
         """
-        former = self._promotions.get(request.request_id)
-        if former is not None and former.num_part_pages:
+        if self.has_part(request):
             return None
-
-        num_others = self.num_pages - (0 if former is None else former.num_pages)
-        max_pages = self._settings.max_pages // _L1_PAGES_PER_PROMOTED_PAGE - num_others
-        num_pages = min(num_l2_pages, max_pages - lock.num_pages)
-        if num_pages <= 0 or num_pages < self._min_part_pages:
+        num_pages = min(num_l2_pages, self.num_left(request, lock))
+        if num_pages < (1 if request.prefetch.is_halted else max(1, self._min_part_pages)):
             return None
         # Windows are few pages, and which of them are needed is known once the request runs.
         part = self._l1.allocate(
@@ -105,6 +104,25 @@ class Promotions:
         self._promotions[request.request_id] = promotion
         self._waiting.lead(request.request_id, request.chain.key(lock.num_pages))
         return promotion
+
+    def has_part(self, request: RequestState) -> bool:
+        """A part is on its way for this request."""
+        promotion = self._promotions.get(request.request_id)
+        return promotion is not None and promotion.num_part_pages > 0
+
+    def num_left(self, request: RequestState, lock: Lock) -> int:
+        """Pages that a request's promotion may take behind `lock`, some of them not yet.
+
+        One that goes through L2 by turns may keep all that it will need when it runs.
+        """
+        own = self._promotions.get(request.request_id)
+        num_others = self.num_pages - (0 if own is None else own.num_pages)
+        max_pages = self._settings.max_pages
+        if not request.prefetch.is_halted:
+            max_pages //= _L1_PAGES_PER_PROMOTED_PAGE
+        num_left = max_pages - num_others - lock.num_pages
+        pairs = zip(self._l1.num_freeable(), self._settings.reaches, strict=True)
+        return min([num_left, *(num for num, reach in pairs if reach is None)])
 
     def wait_for_load(self, promotion: Promotion, load: Load) -> None:
         """HostMemory has leased the first pages of a part."""
@@ -133,6 +151,10 @@ class Promotions:
         """A promotion's part will not come: its pages go back."""
         self._l1.release(promotion.drop_part())
         self._waiting.lead(promotion.request_id, None)
+        # Its lookup has ended, so nothing else would let it be looked at again.
+        request = self._waiting.requests.get(promotion.request_id)
+        if request is not None and request.prefetch.is_halted:
+            self._waiting.wake(request)
 
     def end(self, name: RequestId) -> None:
         """The request runs, is gone, or others need the pages. What was published stays cached."""

@@ -364,9 +364,14 @@ class Replica:
         self.lookups.open(lookup_id, asker)
         self.host.unanswered.add(lookup_id)
         keys = asker.chain.keys(num_full)
-        self.tell_host(
-            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency)
+        message = Lookup(
+            lookup_id=lookup_id,
+            keys=keys,
+            num_l1_pages=num_l1_pages,
+            num_brought_pages=asker.prefetch.count(PageSource.L3),
+            urgency=urgency,
         )
+        self.tell_host(message)
         if earlier_id is not None:
             # What that one brought is kept for this one from now on.
             self.tell_host(CancelLookup(lookup_id=earlier_id))

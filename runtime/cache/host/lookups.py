@@ -101,6 +101,9 @@ class HostLookups:
             for run in lookup.runs_outside_l1(group):
                 found = self._index.find_all(group, keys[run.start : run.stop])
                 lookup.look_in_l2(group, run, found)
+                # A window that an earlier lookup has brought may make room for a later one.
+                if message.urgency is Urgency.REQUEST and self._rule.reaches[group] is None:
+                    self._staged.adopt(message.lookup_id, found)
         lookup.end_arrival()
 
         self._touch(lookup)
@@ -158,13 +161,12 @@ class HostLookups:
     def _ask(self, lookup: OpenLookup, now_s: float) -> None:
         """Ask L3 once per group which of the missing pages it has, if that may be of use."""
         self._skip_what_l3_lacks(lookup, now_s)
-        num_missing = lookup.num_missing
-        if not num_missing:
+        if not lookup.num_missing:
             return
 
         if not self._orders.is_in_use:
             self._pages.stop(lookup, PageSource.NOT_FOUND)
-        elif num_missing * self._page_size < self._settings.min_tokens:
+        elif lookup.run_tokens(self._page_size) < self._settings.min_tokens:
             self._pages.stop(lookup, PageSource.BELOW_MIN_TOKENS)
         elif not self._orders.is_readable:
             self._pages.stop(lookup, PageSource.IO_ERROR)
@@ -205,7 +207,8 @@ class HostLookups:
         if not lookup.note_answer() or lookup.is_final:
             return
         lookup.begin_fetch()
-        if 0 < lookup.num_missing * self._page_size < self._settings.min_tokens:
+        is_short = lookup.run_tokens(self._page_size) < self._settings.min_tokens
+        if lookup.num_missing and is_short:
             self._pages.stop(lookup, PageSource.BELOW_MIN_TOKENS)
 
         for group, missing in enumerate(lookup.missing):

@@ -63,6 +63,7 @@ class OpenLookup:
         """
         self.lookup_id = message.lookup_id
         self.urgency = message.urgency
+        self.num_brought_pages = message.num_brought_pages
         num_l1_pages = message.num_l1_pages
         self.arrival = arrival
         self.asked_s = asked_s
@@ -110,6 +111,10 @@ class OpenLookup:
         """
         gaps = [bytes(sources.translate(_GAPS)) for sources in self._sources]
         return self.end - longest_prefix(self._rule.reaches, gaps, self.end)
+
+    def run_tokens(self, page_size: int) -> int:
+        """How long a run L3 is asked for, with what it has brought for the same request before."""
+        return (self.num_missing + self.num_brought_pages) * page_size
 
     def next_wanted(self) -> tuple[int, int] | None:
         """Group and place of the page to be read next: all groups' prefixes grow together."""

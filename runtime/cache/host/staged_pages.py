@@ -78,7 +78,19 @@ class StagedPages:
         page_id = self._pinned[group].find(key)
         if page_id is None:
             page_id = self._pin(group, key)
-        stage = self._open.setdefault(lookup_id, _Stage())
+        self._keep(self._open.setdefault(lookup_id, _Stage()), page_id)
+
+    def adopt(self, lookup_id: LookupId, page_ids: Iterable[HostPageId | None]) -> None:
+        """Keep those of these pages that are staged for others for a lookup that has just come."""
+        if not self.num_pins:
+            return
+        staged = [page_id for page_id in page_ids if page_id is not None and self._pins[page_id]]
+        if staged:
+            stage = self._open.setdefault(lookup_id, _Stage())
+            for page_id in staged:
+                self._keep(stage, page_id)
+
+    def _keep(self, stage: _Stage, page_id: HostPageId) -> None:
         if self._pins[page_id] not in stage.pins:
             stage.pins[self._pins[page_id]] = page_id
             self._num_lookups[page_id] += 1

@@ -38,7 +38,7 @@ WORLDS: dict[PageSource, dict[str, Any]] = {
         "prefetch": PrefetchSettings(strategy=PrefetchStrategy.BEST_EFFORT),
     },
     PageSource.RECOMPUTE_CHEAPER: {"load": LoadPolicy.NEVER},
-    PageSource.NO_HOST_PAGE: {"l2_pages": 8},
+    PageSource.NO_HOST_PAGE: {"l2_pages": 8, "load": LoadPolicy.NEVER},
     PageSource.BAD_OBJECT: {"faults": Faults(bad_object_fraction=1.0)},
     PageSource.IO_ERROR: {"faults": Faults(storage_failure_fraction=1.0)},
     PageSource.CACHING_OFF: {"prefix_caching": False},
