@@ -11,6 +11,7 @@ from tests.simulation import (
     test_expert_mutants,
     test_link_mutants,
     test_mutants,
+    test_turn_mutants,
     test_window_mutants,
 )
 
@@ -21,7 +22,14 @@ ROWS = re.findall(
 
 @pytest.mark.parametrize(
     "module",
-    [test_mutants, test_window_mutants, test_link_mutants, test_expert_mutants, test_device],
+    [
+        test_mutants,
+        test_window_mutants,
+        test_turn_mutants,
+        test_link_mutants,
+        test_expert_mutants,
+        test_device,
+    ],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_every_mutant_is_listed(module: ModuleType) -> None:

@@ -34,6 +34,7 @@ from tests.simulation.layouts import (
     TWO_GROUPS,
     with_windows,
 )
+from tests.simulation.narrow_l2 import narrow_workload
 from tests.simulation.random_clients import RandomClients
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.spells import LONGEST_SPELL_S, slow_loads, slow_storage
@@ -170,7 +171,8 @@ def draw_workload(seed: int) -> Workload:
     elif is_crowded:
         workload = _crowd(workload)
     workload = with_odd_prefixes(hard_draw, workload)
-    return with_slow_writes(hard_draw, with_spells(hard_draw, workload))
+    workload = with_slow_writes(hard_draw, with_spells(hard_draw, workload))
+    return narrow_workload(random.Random(seed + 14), workload)
 
 
 def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:

@@ -1,0 +1,86 @@
+"""L2 is smaller than a prompt, which goes through it by turns on its way from L3 to L1."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from tests.simulation.workload import Workload
+
+_NARROW_FRACTION = 0.15
+"""Of workloads with storage."""
+_L2_PAGES = (4, 10, 24)
+_PROMPT_PAGES = (20, 45, 58)
+_MAX_PAGES = 66
+"""Of a prompt with its suffix and its output."""
+_NUM_FLUSHES = 16
+
+
+def narrow_workload(draw: random.Random, workload: Workload) -> Workload:
+    """Now and then the same faults where L2 is smaller than a prompt."""
+    if workload.storage is None or draw.random() >= _NARROW_FRACTION:
+        return workload
+    return narrow(draw, workload)
+
+
+def narrow(draw: random.Random, workload: Workload) -> Workload:
+    """Prompts come back while L1 and L2 are emptied, and L3 is fast and has most of them."""
+    return replace(
+        workload,
+        settings=_settings(draw, workload.settings),
+        l2_pages=draw.choice(_L2_PAGES),
+        prefix_tokens=_prefixes(draw, workload.settings),
+        max_suffix_tokens=2 * workload.settings.page_size,
+        max_output_tokens=3 * workload.settings.page_size,
+        num_requests=40,
+        span_s=6.0,
+        num_flushes=_NUM_FLUSHES,
+        num_storage_switches=0,
+        num_storage_flushes=0,
+        num_rank_hangs=0,
+        # Most would be longer than any prompt may be.
+        hint_fraction=0.0,
+        score_fraction=0.0,
+        salt_fraction=0.0,
+        faults=replace(
+            workload.faults,
+            storage_s=draw.choice([0.0003, 0.003]),
+            storage_failure_fraction=draw.choice([0.0, 0.0, 0.02]),
+            bad_object_fraction=draw.choice([0.0, 0.0, 0.02]),
+        ),
+    )
+
+
+def _settings(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
+    """Prompts of so many pages have room in L1, once or several times, and are worth a wait."""
+    prefetch = replace(
+        settings.prefetch,
+        strategy=draw.choice([PrefetchStrategy.WAIT_COMPLETE, PrefetchStrategy.TIMEOUT]),
+        base_s=draw.choice([0.3, 100.0]),
+        cap_at_recompute=False,
+    )
+    num_pages = [
+        draw.choice([_MAX_PAGES, 100, 200]) if reach is None else pages
+        for reach, pages in zip(settings.reaches, settings.num_pages, strict=True)
+    ]
+    return replace(
+        settings,
+        max_model_len=_MAX_PAGES * settings.page_size,
+        num_pages=tuple(num_pages),
+        chunked_prefill=True,
+        prefix_caching=True,
+        prefetch=prefetch,
+        lookup_deadline_s=5.0,
+        load=draw.choice([LoadPolicy.ALWAYS, LoadPolicy.ALWAYS, LoadPolicy.ALWAYS, *LoadPolicy]),
+        min_part_bytes=draw.choice([0, 2 * settings.layout.payload_bytes(0), 8 << 20, 8 << 20]),
+    )
+
+
+def _prefixes(draw: random.Random, settings: SchedulerSettings) -> tuple[int, ...]:
+    """Tokens of prefixes that several requests share."""
+    return tuple([pages * settings.page_size + draw.randrange(2) for pages in _PROMPT_PAGES])

@@ -1,0 +1,94 @@
+"""Mutants of prompts that go through L2 by turns: workloads where L2 is smaller find them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raydix.ids import ConnectionId, RequestId
+from raydix.runtime.scheduler import planning
+from raydix.runtime.scheduler.promotion import Promotions
+from raydix.runtime.scheduler.waiting import WaitingQueue
+from tests.simulation.faults import Faults
+from tests.simulation.test_mutants import FROM_STORAGE, Case, find
+from tests.simulation.workload import Workload
+
+THROUGH_L2 = Workload(
+    seed=0,
+    settings=replace(
+        FROM_STORAGE,
+        num_lanes=1,
+        num_pages=(100,),
+        max_model_len=264,
+        prefill_budget_tokens=64,
+        min_part_bytes=8 << 20,
+    ),
+    l2_pages=12,
+    faults=Faults(storage_s=0.0003, copy_s=0.02),
+    span_s=6.0,
+    prefix_tokens=(80, 180, 232),
+    max_suffix_tokens=8,
+    max_output_tokens=10,
+    hint_fraction=0.0,
+    salt_fraction=0.0,
+    num_flushes=8,
+)
+
+
+def turns_release_what_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next turn has the room in L2 of the one before once that one's load is sent."""
+    take_loads = planning._take_loads
+
+    def take(replica: Any, lane: Any) -> Any:
+        loads = take_loads(replica, lane)
+        for load in loads:
+            if lane.promotions.of_load(load) is not None:
+                replica.release_lease(load.lease_id, load.host_connection)
+                load.host_connection = ConnectionId(-1)
+                lookup_rest(replica, load.request_id)
+        return loads
+
+    def lookup_rest(replica: Any, name: RequestId) -> None:
+        request = replica.requests[name]
+        if request.prefetch.is_halted:
+            request.prefetch.make_due_again()
+            replica.lookups.enqueue(request, (), replica.lanes[0].waiting.key(request))
+            replica.send_due_lookups()
+
+    monkeypatch.setattr(planning, "_take_loads", take)
+
+
+def who_loses_its_turn_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A promotion gives way, and its request, whose lookup has ended, is not looked at again."""
+    give_way, wake = Promotions.give_way, WaitingQueue.wake
+
+    def give_way_quietly(self: Promotions, num_pages: Any) -> None:
+        with monkeypatch.context() as quiet:
+            quiet.setattr(
+                WaitingQueue,
+                "wake",
+                lambda queue, request: None if request.prefetch.is_halted else wake(queue, request),
+            )
+            give_way(self, num_pages)
+
+    monkeypatch.setattr(Promotions, "give_way", give_way_quietly)
+
+
+CASES = [
+    Case(mutant=turns_release_what_is_being_loaded, workload=THROUGH_L2),
+    Case(
+        mutant=who_loses_its_turn_is_not_woken,
+        workload=replace(
+            THROUGH_L2,
+            seed=8,
+            settings=replace(THROUGH_L2.settings, num_pages=(66,)),
+            num_requests=48,
+            span_s=3.0,
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
+def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(case, monkeypatch)
