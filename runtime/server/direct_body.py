@@ -3,6 +3,7 @@
 Only our own listener offers it. Ray Serve has a listener of its own, to which parts go by ASGI.
 """
 
+import weakref
 from typing import Any
 
 from starlette.types import Scope
@@ -16,14 +17,16 @@ class DirectBody:
     """Writes parts of one answer that ASGI has begun and will end."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+        # Its scope holds this: a circle would keep each request until the collector comes by.
+        self._cycle = weakref.ref(cycle)
 
     @property
     def is_ready(self) -> bool:
         """A part may be written now: the answer has begun, and its client reads."""
-        cycle = self._cycle
+        cycle = self._cycle()
         return (
-            cycle.chunked_encoding is True
+            cycle is not None
+            and cycle.chunked_encoding is True
             and not cycle.flow.write_paused
             and not cycle.disconnected
             and not cycle.response_complete
@@ -31,7 +34,9 @@ class DirectBody:
 
     def write(self, part: bytes) -> None:
         """Send a part; it must not be empty, which would be the end."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        cycle = self._cycle()
+        assert cycle is not None, "it was ready"
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 def offer_direct_body(cycle: RequestResponseCycle) -> None:

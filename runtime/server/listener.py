@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -10,9 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.api.freed_memory import give_back_memory
 from raydix.runtime.server.bounded_http import BoundedHttp
+from raydix.runtime.server.ebb import Ebb
 
 _BACKLOG = 2048
+_LOOK_S = 5.0
+"""How often connections are counted."""
 _KEEP_ALIVE_S = 620
 """How long an idle connection is kept: longer than clients and load balancers keep theirs.
 
@@ -55,11 +60,25 @@ async def listening(app: ASGIApp, address: TcpAddress, drain_s: float) -> AsyncI
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="raydix-http")
+    tidying = asyncio.create_task(_tidy_up(server), name="raydix-http-memory")
     try:
         yield url_of(_bound_address(listener))
     finally:
+        tidying.cancel()
+        await asyncio.gather(tidying, return_exceptions=True)
         server.should_exit = True
         await serving
+
+
+async def _tidy_up(server: _Server) -> None:
+    """Give back the memory of connections once many have closed."""
+    ebb = Ebb()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if ebb.is_over(len(server.server_state.connections)):
+            # asyncio's transports refer to themselves.
+            gc.collect()
+            await asyncio.to_thread(give_back_memory)
 
 
 def url_of(address: TcpAddress) -> str:
