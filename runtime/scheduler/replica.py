@@ -1,7 +1,6 @@
 """What the Scheduler's decisions share: requests, lanes, the view of L2, rates, the outbox."""
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from raydix.ids import ClientId, ConnectionId, LeaseId, LookupId, RequestId
@@ -31,6 +30,7 @@ from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.publishing import keep_window, publish_rest
 from raydix.runtime.scheduler.rates import decode_rate, load_rate, prefill_rate
 from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.sessions import Sessions
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.timers import Timers
@@ -38,7 +38,6 @@ from raydix.runtime.scheduler.transfers import Promotion
 from raydix.runtime.scheduler.trials import Trials
 from raydix.runtime.scheduler.waiting import Place
 
-_MAX_SESSIONS = 65_536
 _END_WEIGHT = 8
 """To end a request that decodes takes some 0.1 ms: its last pages are published."""
 
@@ -85,8 +84,7 @@ class Replica:
         self.decode_rate = decode_rate(settings)
         self.load_rate = load_rate(settings)
         self.trials = Trials()
-        self._lane_of_session: OrderedDict[str, int] = OrderedDict()
-        """The lane that served a session last."""
+        self.sessions = Sessions()
         self._effects: list[Effect] = []
         self._ids = itertools.count(1)
 
@@ -160,17 +158,6 @@ class Replica:
     def remove_hint(self, hint: PrefetchHint) -> None:
         """A hint was answered, or its client is gone."""
         del self.hints[hint.request_id]
-
-    def lane_of_session(self, session_id: str | None) -> int | None:
-        """The lane that served a session last, whose L1 may hold its prompt."""
-        return None if session_id is None else self._lane_of_session.get(session_id)
-
-    def remember_session(self, session_id: str, lane: int) -> None:
-        """A request of this session goes to a lane."""
-        self._lane_of_session[session_id] = lane
-        self._lane_of_session.move_to_end(session_id)
-        while len(self._lane_of_session) > _MAX_SESSIONS:
-            self._lane_of_session.popitem(last=False)
 
     def wake_at(self, time_s: float, request: RequestState | None = None) -> None:
         """Look at a request, or at all that is late, at this time even if no event comes before."""

@@ -93,7 +93,7 @@ def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
     found, lane = _choose_lane(replica, request, now_s)
     request.move_to(lane.index)
     if request.submit.session_id is not None:
-        replica.remember_session(request.submit.session_id, lane.index)
+        replica.sessions.remember(request.submit.session_id, lane.index)
     admission.enqueue(replica, lane, request, found)
     replica.want_lookup(request, found)
 
@@ -149,7 +149,7 @@ def _choose_lane(
         lanes = [lane for lane in lanes if lane.is_first_of_group]
     if len(lanes) == 1:
         return replica.find_prefix(request, lanes[0]), lanes[0]
-    preferred = replica.lane_of_session(request.submit.session_id)
+    preferred = replica.sessions.lane_of(request.submit.session_id)
     tokens_per_s = replica.prefill_rate.rate(now_s)
     is_sharing = replica.settings.prefix_caching
     coming = [lane.waiting.coming.num_pages(request) if is_sharing else 0 for lane in lanes]
