@@ -14,6 +14,7 @@ from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.use_counts import UseCounts
 
 NewPage = tuple[PageKey, tuple[int, ...]]
 """A page's key, and its id in each KV group; 0 where the group holds nothing of it."""
@@ -44,12 +45,16 @@ go next are copied earlier than they need to be, which is in vain only if they a
 
 
 class BackupQueue:
-    """Owns: which pages of one lane are to be copied to L2, and what is known of their use."""
+    """Owns: which pages of one lane are to be copied to L2."""
 
-    def __init__(self, settings: SchedulerSettings, host: HostView, counters: Counters) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, host: HostView, counters: Counters, uses: UseCounts
+    ) -> None:
+        """`uses`: of the pages of all lanes; kept under `write_through_selective` only."""
         self._settings = settings
         self._host = host
         self._counters = counters
+        self._uses = uses
         self._dirty: list[OrderedDict[PageKey, int]] = [
             OrderedDict() for _ in settings.layout.groups
         ]
@@ -72,8 +77,6 @@ class BackupQueue:
         """Per KV group, pages that were taken since what goes next was looked at."""
         self._most_taken = self._num_taken.copy()
         """The most that these ever were."""
-        self._num_uses: dict[PageKey, int] = {}
-        """Distinct requests that used a page; kept under `write_through_selective` only."""
         self._inspected: dict[bytes, NewPage] = {}
         """Pages that go next and that L2 has or is to get, by short key."""
         self._lost: OrderedDict[bytes, None] = OrderedDict()
@@ -92,8 +95,13 @@ class BackupQueue:
             for page in pages:
                 self._add(page)
 
-    def offer_window(self, group: int, keys: list[PageKey], page_ids: list[int]) -> None:
-        """These pages of a WINDOW group lie before a checkpoint; others are never copied."""
+    def offer_window(
+        self, group: int, keys: list[PageKey], page_ids: list[int], *, is_returning: bool
+    ) -> None:
+        """These pages of a WINDOW group lie before a checkpoint; others are never copied.
+
+        is_returning: of the request, see `count_use`.
+        """
         windows = self._windows[group]
         assert windows is not None, "a FULL group has no windows"
         if not self._settings.has_host_memory:
@@ -106,16 +114,27 @@ class BackupQueue:
                 case WritePolicy.WRITE_BACK:
                     self._unclean[group][key] = page_id
                 case WritePolicy.WRITE_THROUGH_SELECTIVE:
-                    if self._num_uses.get(key, 0) >= self._settings.write_threshold:
+                    num_uses = self._uses.count(key)
+                    if is_returning or num_uses >= self._settings.write_threshold:
                         self._add_to(group, key, page_id)
 
-    def count_use(self, keys: bytes, page_ids: PageIds) -> None:
-        """One more request uses these pages: those that enough requests have used get a copy."""
+    def count_use(self, keys: bytes, page_ids: PageIds, *, is_returning: bool) -> bool:
+        """One more request uses these pages: those that enough requests have used get a copy.
+
+        So do all pages of one that is returning: that goes on where an earlier one has ended, with
+        a page that enough requests have used. Returns whether it is.
+        """
         for page in pages_with_keys(split_keys(keys), page_ids):
-            key = page[0]
-            self._num_uses[key] = self._num_uses.get(key, 0) + 1
-            if self._num_uses[key] >= self._settings.write_threshold:
+            is_wanted = self._uses.add(page[0]) >= self._settings.write_threshold
+            if is_wanted or is_returning:
                 self._add(page)
+            is_returning |= is_wanted and self._uses.is_end(page[0])
+        return is_returning
+
+    def note_end(self, key: PageKey) -> None:
+        """A request has ended, and this is its last full page."""
+        if self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            self._uses.add_end(key)
 
     def add_all(self, tree: RadixTree) -> None:
         """Before a clean stop: under `write_back`, copy all that is in L1 alone, heads first."""
@@ -240,7 +259,7 @@ class BackupQueue:
 
     def forget(self, victim: Victim) -> None:
         """These pages have left L1, in the groups that lose them."""
-        has_state = len(self) or self._num_uses or self._inspected or any(self._windows)
+        has_state = len(self) or self._inspected or any(self._windows)
         if not has_state:
             return
         keys = split_keys(victim.keys)
@@ -255,7 +274,6 @@ class BackupQueue:
             _drop(self._unclean[group], held)
 
         if victim.is_removed:
-            _drop(self._num_uses, keys)
             shorts = [key[:MIRROR_KEY_BYTES] for key in keys]
             _drop(self._inspected, shorts)
             _drop(self._lost, shorts)
@@ -275,7 +293,7 @@ class BackupQueue:
 
     def _clean(self, page: NewPage) -> None:
         is_selective = self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-        if not is_selective or self._num_uses.get(page[0], 0) >= self._settings.write_threshold:
+        if not is_selective or self._uses.count(page[0]) >= self._settings.write_threshold:
             self._add(page)
 
     def _add(self, page: NewPage, most: float | None = None) -> None:

@@ -22,6 +22,7 @@ from raydix.runtime.scheduler.request import Phase, RequestState, Start
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.transfers import Backup, Load
+from raydix.runtime.scheduler.use_counts import UseCounts
 from raydix.runtime.scheduler.waiting import Place, WaitingQueue
 
 
@@ -37,13 +38,14 @@ class Lane:
         settings: SchedulerSettings,
         group: StepGroup,
         host: HostView,
+        uses: UseCounts,
     ) -> None:
         self.index = index
         self.settings = settings
         self.group = group
         width = settings.ranks_per_lane
         self.ranks = range(index * width, (index + 1) * width)
-        self._host = host
+        self._host, self._uses = host, uses
         self.counters = Counters()
         """They go on when its ranks are replaced."""
         self._copy_s = dict.fromkeys(self.ranks, 0.0)
@@ -52,11 +54,10 @@ class Lane:
     def _reset(self) -> None:
         """Start with an empty L1, nobody who waits and nothing in flight."""
         self.waiting = WaitingQueue(self.settings)
-        self.backups = BackupQueue(self.settings, self._host, self.counters)
+        self.backups = BackupQueue(self.settings, self._host, self.counters, self._uses)
         self.l1 = L1(self.settings, self.backups)
         self.promotions = Promotions(self.settings, self.l1, self.waiting)
         self.in_flight = InFlight(self.ranks)
-
         num_slots = self.settings.max_running_requests
         self.running: dict[RequestId, RequestState] = {}
         """Admitted requests: those in `batch` decode, those in `prefilling` do not."""
@@ -249,7 +250,6 @@ class Lane:
         taken = self.backups.take(now_s)
         if not any(keys for keys, _ in taken):
             return None
-
         connection = self._host.connection
         assert connection is not None, "an attached HostMemory has granted the pages"
         grants = [

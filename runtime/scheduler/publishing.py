@@ -47,10 +47,20 @@ def count_use(lane: Lane, request: RequestState) -> None:
     """Count each page of a request's published prefix as used by it, once."""
     if lane.settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
         pages = request.count_pages()
-        lane.backups.count_use(
+        is_returning = lane.backups.count_use(
             request.chain.keys(pages.stop, pages.start),
             request.table.pages(pages.start, pages.stop),
+            is_returning=request.is_returning,
         )
+        if is_returning:
+            request.note_return()
+
+
+def note_end(lane: Lane, request: RequestState) -> None:
+    """A request that runs ends: its last page is where its conversation may go on."""
+    if num_pages := request.num_held_pages:
+        [key] = split_keys(request.chain.keys(num_pages, num_pages - 1))
+        lane.backups.note_end(key)
 
 
 def publish(lane: Lane, request: RequestState, now_s: float) -> list[NewPage]:
@@ -128,7 +138,9 @@ def keep_window(lane: Lane, request: RequestState, end: int) -> None:
         page_ids = request.table.pages(pages.start, pages.stop)[group]
         if page_ids.all():
             keys = split_keys(request.chain.keys(pages.stop, pages.start))
-            lane.backups.offer_window(group, keys, page_ids.tolist())
+            lane.backups.offer_window(
+                group, keys, page_ids.tolist(), is_returning=request.is_returning
+            )
 
 
 def heal(lane: Lane, request: RequestState) -> None:

@@ -27,7 +27,7 @@ from raydix.runtime.scheduler.lookups import Asker, Lookups
 from raydix.runtime.scheduler.orphans import Orphans
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
-from raydix.runtime.scheduler.publishing import keep_window, publish_rest
+from raydix.runtime.scheduler.publishing import keep_window, note_end, publish_rest
 from raydix.runtime.scheduler.rates import decode_rate, load_rate, prefill_rate
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.sessions import Sessions
@@ -36,6 +36,7 @@ from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.timers import Timers
 from raydix.runtime.scheduler.transfers import Promotion
 from raydix.runtime.scheduler.trials import Trials
+from raydix.runtime.scheduler.use_counts import UseCounts
 from raydix.runtime.scheduler.waiting import Place
 
 _END_WEIGHT = 8
@@ -59,8 +60,9 @@ class Replica:
             StepGroup(index, settings)
             for index in range(settings.num_lanes // settings.lanes_per_group)
         ]
+        uses = UseCounts(settings.num_lanes * max(settings.num_pages))
         self.lanes = [
-            Lane(index, settings, group, self.host)
+            Lane(index, settings, group, self.host, uses)
             for group in self.step_groups
             for index in group.lanes
         ]
@@ -273,6 +275,7 @@ class Replica:
         if request.request_id in lane.running:
             publish_rest(lane, request)
             keep_window(lane, request, request.num_held_pages)
+            note_end(lane, request)
             lane.release(request, Phase.ENDED)
         else:
             self.unplaced.pop(request.request_id, None)

@@ -124,6 +124,8 @@ class RequestState:
         self._is_reported = False
         """The client has seen `sources`."""
         self._num_counted_pages = 0
+        self.is_returning = False
+        """It goes on where an earlier request has ended."""
         self._num_scored = 0
         """Prompt tokens whose successors' logprobs the client was told."""
         self._num_sampled = 0
@@ -313,6 +315,10 @@ class RequestState:
         uncounted = range(self._num_counted_pages, self.num_held_pages)
         self._num_counted_pages = max(self._num_counted_pages, self.num_held_pages)
         return uncounted
+
+    def note_return(self) -> None:
+        """It was found to go on where an earlier request has ended."""
+        self.is_returning = True
 
     @property
     def must_score(self) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.policies import WritePolicy
 from tests.runtime.scheduler.core_driver import CoreDriver
-from tests.runtime.scheduler.l2_driver import PROMPT, driver_with, serve
+from tests.runtime.scheduler.l2_driver import PROMPT, driver_with, evict_from_l1, serve
 
 
 def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() -> None:
@@ -78,6 +78,40 @@ def test_selective_write_waits_for_the_second_distinct_request() -> None:
     assert not driver.ready
     serve(driver, [*PROMPT, 99])
     assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def test_selective_write_remembers_uses_of_pages_that_have_left_l1() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    serve(driver, PROMPT)
+    evict_from_l1(driver)
+    assert not driver.ready
+    serve(driver, PROMPT)
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def test_selective_write_remembers_uses_when_ranks_are_replaced() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    serve(driver, PROMPT)
+    driver.lose_rank(0)
+    driver.attach_rank(0, incarnation=2)
+    serve(driver, PROMPT)
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def test_selective_write_copies_a_conversation_whole_from_its_second_turn_on() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    serve(driver, PROMPT)
+    evict_from_l1(driver)
+    second = [*PROMPT, *range(200, 220)]
+    serve(driver, second)
+    assert driver.ready == set(split_keys(driver.keys(second)))
+
+
+def test_selective_write_does_not_copy_what_follows_a_shared_prefix() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    for start in (100, 200, 300):
+        serve(driver, [*PROMPT[:16], *range(start, start + 17)])
+    assert driver.ready == set(split_keys(driver.keys(PROMPT[:16])))
 
 
 def test_selective_write_counts_a_retracted_request_once() -> None:

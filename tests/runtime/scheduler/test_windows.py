@@ -356,6 +356,14 @@ def test_selective_writing_copies_a_window_that_is_used_again() -> None:
     assert windows_in_l2(driver, PROMPT) == [8, 9]
 
 
+def test_selective_writing_copies_windows_of_a_conversation_from_its_second_turn_on() -> None:
+    driver = driver_with(write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE, write_threshold=2)
+    serve(driver, PROMPT, max_tokens=1)
+    second = [*PROMPT, *range(5000, 5008)]
+    serve(driver, second, max_tokens=1)
+    assert windows_in_l2(driver, second)[-2:] == [len(second) // 4 - 2, len(second) // 4 - 1]
+
+
 def test_a_retracted_request_takes_its_window_up_again() -> None:
     driver = driver_with(ALL_WINDOW, num_pages=(14,), max_running_requests=4, max_model_len=200)
     names = [driver.submit([number] * 9, max_tokens=100) for number in range(4)]

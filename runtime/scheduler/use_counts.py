@@ -1,0 +1,55 @@
+"""How many requests have used a page, whether it is cached or not."""
+
+from raydix.ids import PageKey
+
+_NUM_SHARDS = 64
+_MIN_PAGES = 65_536
+_PAGES_PER_L1_PAGE = 4
+"""Remembered at least, some 100 bytes for each; at most twice as many are."""
+_SHORT_BYTES = 8
+"""Of a key: enough to tell millions from each other."""
+_END = b"end"
+"""Before the key of a page with which a request has ended."""
+
+
+class UseCounts:
+    """Owns: by key, how many requests have used each of the pages that were used last, and with
+    which of them requests have ended.
+
+    It outlives the pages in L1, as what returns when L1 has turned over is what L2 is for. Several
+    times as many pages are remembered as L1 has: in each of many small dicts those that were used
+    since it was begun, and in the one before it those that were used before that.
+    """
+
+    def __init__(self, num_l1_pages: int) -> None:
+        num_pages = max(_MIN_PAGES, _PAGES_PER_L1_PAGE * num_l1_pages)
+        self._max_recent = num_pages // _NUM_SHARDS
+        self._recent: list[dict[bytes, int]] = [{} for _ in range(_NUM_SHARDS)]
+        self._former: list[dict[bytes, int]] = [{} for _ in range(_NUM_SHARDS)]
+
+    def add(self, key: PageKey) -> int:
+        """One more request uses a page. Returns how many that are now."""
+        return self._add(key[-1] % _NUM_SHARDS, key[:_SHORT_BYTES])
+
+    def add_end(self, key: PageKey) -> None:
+        """This was the last full page of a request that has ended."""
+        self._add(key[-1] % _NUM_SHARDS, _END + key[:_SHORT_BYTES])
+
+    def is_end(self, key: PageKey) -> bool:
+        """Whether a request has ended with this page: who goes on behind it has returned to it."""
+        return self._count(key[-1] % _NUM_SHARDS, _END + key[:_SHORT_BYTES]) > 0
+
+    def _add(self, shard: int, short: bytes) -> int:
+        recent, former = self._recent[shard], self._former[shard]
+        num_uses = recent.get(short) or former.pop(short, 0)
+        recent[short] = num_uses + 1
+        if len(recent) >= self._max_recent:
+            self._former[shard], self._recent[shard] = recent, {}
+        return num_uses + 1
+
+    def count(self, key: PageKey) -> int:
+        """How many requests have used a page, as far as is remembered."""
+        return self._count(key[-1] % _NUM_SHARDS, key[:_SHORT_BYTES])
+
+    def _count(self, shard: int, short: bytes) -> int:
+        return self._recent[shard].get(short) or self._former[shard].get(short, 0)
