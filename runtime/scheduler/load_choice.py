@@ -4,6 +4,7 @@ What is believed of loads is refuted by loads, and of computing by steps. The wa
 is tried with some of a request's pages when it has not been seen for a while: see `trials.py`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,9 @@ class Assessment:
     loaded: CachedPrefix | None
     """As far as it would be loaded; None: nothing would be."""
     trial_load_s: float | None = None
-    """Some pages would take the way that is believed to be dearer; what is loaded takes so long."""
+    """Some pages would take the way that is believed to be dearer; what a load takes beyond this
+    is a cost of that.
+    """
 
     @property
     def num_start_pages(self) -> int:
@@ -102,7 +105,9 @@ def _trial(
     costs_s = _costs_s(replica, prefix, loaded, now_s)
     if loaded == usual.loaded or sum(costs_s) - usual_s > affordable_s:
         return None
-    return Assessment(prefix=prefix, loaded=loaded, trial_load_s=costs_s[0])
+    # Where computing is tried, the load is the usual way: what it takes is no cost of the trial.
+    most_s = costs_s[0] if usual.loaded is None else math.inf
+    return Assessment(prefix=prefix, loaded=loaded, trial_load_s=most_s)
 
 
 def _costs_s(

@@ -104,6 +104,22 @@ def test_hits_are_loaded_again_soon_after_a_slow_link_is_well(
     _num_until(machine, lambda num_loaded: num_loaded > 0, most=5)
 
 
+def test_slow_loads_beside_a_trial_of_computing_do_not_put_off_trials_of_loads() -> None:
+    machine = Machine()
+    # Computing is dearer, and so dear that it is tried with some of the pages.
+    machine.slow_steps, machine.slow_link = 20.0, 150.0
+    for index in range(2, 6):
+        machine.miss(1000 * index)
+        machine.hit()
+    for _ in range(4):
+        machine.hit()
+
+    machine.slow_link = 1500.0
+    assert 0 < min(machine.hit() for _ in range(3)) < _PAGES
+    machine.slow_link = 150.0
+    _num_until(machine, lambda num_loaded: num_loaded > 0, most=5)
+
+
 @pytest.mark.parametrize("slow_link", [20, 50, 200])
 def test_a_link_that_stays_slow_costs_one_percent_of_the_time(slow_link: float) -> None:
     machine = Machine()
