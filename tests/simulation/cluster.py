@@ -19,7 +19,7 @@ from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
-from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -78,11 +78,11 @@ class Cluster:
         self.processes = Processes(self.clock)
         self.num_faults: Counter[str] = Counter()
         """What was done to actors, links and clients, by kind."""
+        self.num_l2_pages = l2_pages
         self.num_overdue_kills = 0
         self.check_interval = 5
         """Every so many events the cores prove their invariants."""
-        self._num_events = 0
-        self._num_links = 0
+        self._num_events = self._num_links = 0
         self._make_rank = make_rank
         self._hung_pids: set[int] = set()
         self._incarnations: Counter[int] = Counter()
@@ -135,6 +135,11 @@ class Cluster:
         is_decided = self.clock.run(until, limit_s)
         assert is_decided, f"nothing was decided for {limit_s} s: {self.core.stats()}"
 
+    def run_until(self, time_s: float) -> None:
+        """Let everything happen that is due by then."""
+        self.clock.at(time_s, lambda: None)
+        self.run(lambda: self.now_s >= time_s, limit_s=time_s)
+
     def is_check_due(self) -> bool:
         """A core has taken another event: is it to prove its invariants?"""
         self._num_events += 1
@@ -148,6 +153,11 @@ class Cluster:
     def draw_redial_s(self) -> float:
         """How long somebody who has lost a link waits before dialling anew."""
         return 0.0 if self.random.random() < 0.5 else self.clock.draw(self.faults.reconnect_s)
+
+    def draw_step_s(self, plan: StepPlan) -> float:
+        """How long a step with rows takes."""
+        num_tokens = int(plan.row_num_tokens.sum())
+        return self.clock.draw(self.faults.step_s) + num_tokens * self.faults.token_s
 
     @property
     def core(self) -> SchedulerCore:

@@ -11,6 +11,8 @@ class Faults:
     turn_s: float = 0.0002
     """What has arrived waits for so long until the Scheduler or HostMemory takes it."""
     step_s: float = 0.010
+    token_s: float = 0.0
+    """A step takes so much longer for each of its tokens."""
     copy_s: float = 0.020
     report_s: float = 0.001
     """From the end of a copy to its report."""
@@ -40,3 +42,12 @@ class Faults:
     """Of the links to the Scheduler bring all later, even once their process has the next one."""
     outbox_bytes: int = 4096
     """A client that has not read so much is given up."""
+
+    def quieten(self) -> None:
+        """Nothing fails any more, and everything is quick."""
+        self.link_delay_s = self.turn_s = 0.0001
+        self.step_s = self.copy_s = self.report_s = 0.001
+        self.storage_s = 0.0005
+        self.storage_lag_s = self.exists_lag_s = self.load_lag_s = 0.0
+        self.storage_failure_fraction = self.storage_full_fraction = 0.0
+        self.bad_object_fraction = self.not_finite_fraction = self.lag_fraction = 0.0

@@ -337,7 +337,7 @@ class SimulatedRank:
         """The ranks that step together have all begun."""
         self._send_rows_to_experts(plan)
         has_tokens = len(plan.row_slots) > 0 or self.is_met(plan)
-        duration_s = self.cluster.clock.draw(self.cluster.faults.step_s) if has_tokens else 0.0
+        duration_s = self.cluster.draw_step_s(plan) if has_tokens else 0.0
         self.cluster.after(duration_s, lambda: self._compute(plan, duration_s))
 
     def _send_rows_to_experts(self, plan: StepPlan) -> None:

@@ -64,6 +64,8 @@ class SimulatedStorage:
         self.objects: dict[_Name, list[PagePart]] = {}
         self.bad_names: set[_Name] = set()
         self.num_reads: Counter[_Name] = Counter()
+        self.deadline_s = 0.0
+        """What the latest read or write was given."""
 
     @property
     def is_busy(self) -> bool:
@@ -159,8 +161,10 @@ class SimulatedStorage:
             case AskExists():
                 carry_out = partial(self._exists, order)
             case ReadObjects():
+                self.deadline_s = order.deadline_s
                 carry_out = partial(self._read, order, process)
             case WriteObjects():
+                self.deadline_s = order.deadline_s
                 carry_out = partial(self._write, order)
         process.busy.add(order.batch_id)
         self._cluster.after(delay_s, lambda: self._finish(order.batch_id, process, link, carry_out))

@@ -11,6 +11,7 @@ from tests.simulation import (
     test_expert_mutants,
     test_link_mutants,
     test_mutants,
+    test_reuse_laws,
     test_turn_mutants,
     test_window_mutants,
 )
@@ -26,6 +27,7 @@ ROWS = re.findall(
         test_mutants,
         test_window_mutants,
         test_turn_mutants,
+        test_reuse_laws,
         test_link_mutants,
         test_expert_mutants,
         test_device,

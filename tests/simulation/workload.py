@@ -35,8 +35,10 @@ from tests.simulation.layouts import (
     with_windows,
 )
 from tests.simulation.narrow_l2 import narrow_workload
+from tests.simulation.quiet_end import QuietEnd
 from tests.simulation.random_clients import RandomClients
 from tests.simulation.ranks import SimulatedRank
+from tests.simulation.reuse_laws import check_reuse
 from tests.simulation.spells import LONGEST_SPELL_S, slow_loads, slow_storage
 from tests.simulation.step_groups import with_step_groups
 
@@ -120,6 +122,8 @@ class Workload:
     num_scheduler_kills: int = 0
     check_interval: int = 5
     """Every so many events the cores prove their invariants."""
+    has_quiet_end: bool = False
+    """When all is well again, prompts show that every tier is used again."""
     has_sound_leases: bool = True
     """False where leases are made to end early: loads may then be stale."""
 
@@ -267,7 +271,7 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
         seed=workload.seed,
         l2_pages=workload.l2_pages,
         storage=workload.storage,
-        faults=workload.faults,
+        faults=replace(workload.faults),
         make_rank=make_rank,
     )
     cluster.check_interval = workload.check_interval
@@ -287,13 +291,26 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     faults = cluster.faults
     settle_s = _SETTLE_S + LONGEST_SPELL_S + _LONGEST_DRAW * (faults.copy_s + 2 * faults.linger_s)
     end_s = max(cluster.now_s, _FAULT_SPAN * workload.span_s) + settle_s
-    cluster.run(lambda: cluster.now_s > end_s, limit_s=float("inf"))
+    cluster.run_until(end_s)
     check_idle(cluster)
+    if workload.has_quiet_end:
+        _end_in_quiet(cluster, workload.seed)
     num_stale = cluster.count("stale_loads")
     assert not num_stale or not workload.has_sound_leases, (
         f"{num_stale} loads read pages that had changed hands"
     )
     return cluster
+
+
+def _end_in_quiet(cluster: Cluster, seed: int) -> None:
+    """Prove that what the tiers have is used again; the answers are as exact as any others."""
+    num_asked = len(cluster.history)
+    probes = QuietEnd(cluster, seed).run()
+    check_answers(cluster, first=num_asked)
+    check_reuse(probes, cluster.settings.load)
+    cluster.faults.quieten()
+    cluster.run_until(cluster.now_s + _SETTLE_S)
+    check_idle(cluster)
 
 
 def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClients) -> None:

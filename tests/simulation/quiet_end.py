@@ -1,0 +1,245 @@
+"""The quiet end of a run: all is well again, and prompts show which tiers are used again.
+
+The laws are in `reuse_laws.py`; here prompts are asked for one after the other, each after a flush.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from itertools import count
+
+from raydix.ids import RequestId
+from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy, WritePolicy
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.scheduler import events
+from tests.simulation.client_links import Answer
+from tests.simulation.cluster import Cluster
+from tests.simulation.modelled_tokens import VOCABULARY
+from tests.simulation.reuse_laws import Law, Probe
+from tests.simulation.stored_prefix import num_stored_tokens
+
+_HEALED_S = 60.0
+"""Longer than any back-off: by then every tier that is well is to be used again."""
+_WRITTEN_S = 30.0
+"""Within this time pages are copied to L2, and written to an idle L3."""
+_FIRST_SEED = 1_000_000
+"""Ranks know requests by their seeds, which those of the clients before have used."""
+_NUM_RETURNING = 2
+_LONGEST_SHARED = 48
+_SPARE_PAGES = 8
+"""Of L2, granted for backups or being written."""
+_SLOW_READ_S = 3.0
+_TOKEN_S = 0.01
+_SLOWNESS = 1.3
+"""How many times as long as to compute the same it takes to load it; to try that is cheap."""
+_NUM_QUICK_LOADS = 2
+_NUM_SLOW_LOADS = 3
+"""The third is believed."""
+_NUM_LOADS = 8
+_FLUSHED_S = 1.0
+_BETWEEN_LOADS_S = 3.0
+"""In all shorter than what is believed of loads takes to be forgotten by itself."""
+
+
+class QuietEnd:
+    """Owns: the prompts that are asked for at the end of a run, and what became of each."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self._cluster = cluster
+        self._settings = cluster.settings
+        self._random = random.Random(seed)
+        self._numbers = count()
+        self.probes: list[Probe] = []
+
+    def run(self) -> list[Probe]:
+        """Ask, as far as this cluster has the tiers for it."""
+        cluster = self._cluster
+        cluster.faults.quieten()
+        cluster.on_ending = lambda answer: None
+        self._wait(_HEALED_S)
+        if not self._settings.prefix_caching:
+            return self.probes
+
+        self._ask_returning()
+        part = self._random.choice([self._ask_forked, self._ask_forked, self._ask_slow])
+        if self._settings.load is LoadPolicy.AUTO:
+            part = self._random.choice([part, self._ask_loads])
+        part()
+        return self.probes
+
+    def _ask_returning(self) -> None:
+        """What L3 holds of prompts that were asked before is used again."""
+        if self._cluster.storage is None:
+            return
+        known = {
+            (tuple(answer.submit.token_ids.tolist()), answer.submit.cache_salt)
+            for answer in self._cluster.history
+            if answer.ending == "length"
+        }
+        for prompt, salt in self._random.sample(sorted(known, key=repr), len(known))[
+            :_NUM_RETURNING
+        ]:
+            self._ask_from_storage(list(prompt), salt)
+
+    def _ask_from_storage(self, prompt: list[int], cache_salt: str | None = None) -> None:
+        self._flush()
+        num_expected = num_stored_tokens(self._cluster, prompt, cache_salt)
+        if not self._has_room(prompt) or not self._is_fetched(num_expected):
+            return
+        self._announce(prompt, cache_salt)
+        self._ask(Law.STORED, prompt, num_expected, cache_salt)
+
+    def _ask_forked(self) -> None:
+        """A prefix that two requests shared is there for the third, wherever it ends."""
+        settings = self._settings
+        num_tokens = self._random.randrange(1, min(_LONGEST_SHARED, settings.max_model_len // 2))
+        shared = self._tokens(num_tokens)
+        num_expected = num_tokens // settings.page_size * settings.page_size
+        is_selective = settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        num_uses = max(2, settings.write_threshold) if is_selective else 2
+        for _ in range(num_uses):
+            self._ask(Law.FIRST, self._forked(shared), 0)
+        if not settings.has_host_memory or not self._has_room(shared):
+            return
+        if settings.write_policy is WritePolicy.WRITE_BACK:
+            return
+
+        self._wait(_WRITTEN_S)
+        self._flush_l1()
+        self._ask(Law.FORKED, self._forked(shared), num_expected)
+        if not self._is_fetched(num_expected):
+            return
+        self._wait(_WRITTEN_S)
+        prompt = self._forked(shared)
+        self._flush()
+        self._announce(prompt)
+        self._ask(Law.FORKED, prompt, num_expected)
+
+    def _ask_slow(self) -> None:
+        """A storage that has become slow for good, and never fails, is used all the same."""
+        storage = self._cluster.storage
+        # What takes longer the storage actor would have to break off.
+        if storage is None or storage.deadline_s < 2 * _SLOW_READ_S:
+            return
+        prompts = [self._tokens(self._random.randrange(8, _LONGEST_SHARED)) for _ in range(3)]
+        for prompt in prompts:
+            self._ask(Law.FIRST, prompt, 0)
+            self._ask(Law.FIRST, prompt, 0)
+        self._wait(_WRITTEN_S)
+        self._cluster.faults.storage_lag_s = _SLOW_READ_S
+        # The first one may be given up: nobody knew how slow it would be.
+        self._flush()
+        self._announce(prompts[0])
+        self._ask(Law.FIRST, prompts[0], 0)
+        self._wait(_HEALED_S)
+        for prompt in prompts[1:]:
+            self._ask_from_storage(prompt)
+
+    def _ask_loads(self) -> None:
+        """After loads were slow for a while, few hits are computed instead of loaded."""
+        settings = self._settings
+        if not settings.has_host_memory or settings.write_policy is not WritePolicy.WRITE_THROUGH:
+            return
+        num_tokens = min(_LONGEST_SHARED, settings.max_model_len - 2)
+        prompts = [self._tokens(num_tokens) for _ in range(3)]
+        if not self._has_room(prompts[0]):
+            return
+        faults = self._cluster.faults
+        faults.token_s = _TOKEN_S
+        for prompt in prompts:
+            self._ask(Law.FIRST, prompt, 0)
+        for _ in range(_NUM_QUICK_LOADS):
+            self._ask_from_l2(Law.FIRST, prompts[-1])
+        faults.load_lag_s = _SLOWNESS * num_tokens * _TOKEN_S
+        for _ in range(_NUM_SLOW_LOADS):
+            self._ask_from_l2(Law.FIRST, prompts[-1])
+        faults.load_lag_s = 0.0
+        for _ in range(_NUM_LOADS):
+            self._ask_from_l2(Law.LOADED, prompts[-1])
+
+    def _ask_from_l2(self, law: Law, prompt: list[int]) -> None:
+        self._wait(_BETWEEN_LOADS_S)
+        self._flush_l1()
+        self._ask(law, prompt, 0)
+
+    def _is_fetched(self, num_tokens: int) -> bool:
+        """So many tokens are worth a read from L3, for a request or in the time of a hint."""
+        storage = self._cluster.storage_settings
+        if storage is None or num_tokens < storage.min_tokens:
+            return False
+        return self._awaits_all or storage.staged_grace_s >= _WRITTEN_S
+
+    @property
+    def _awaits_all(self) -> bool:
+        return self._settings.prefetch.strategy is PrefetchStrategy.WAIT_COMPLETE
+
+    def _has_room(self, prompt: list[int]) -> bool:
+        num_pages = -(-len(prompt) // self._settings.page_size)
+        return 2 * num_pages + _SPARE_PAGES <= self._cluster.num_l2_pages
+
+    def _tokens(self, num_tokens: int) -> list[int]:
+        return [self._random.randrange(VOCABULARY) for _ in range(num_tokens)]
+
+    def _forked(self, shared: list[int]) -> list[int]:
+        return shared + self._tokens(self._random.randrange(1, 9))
+
+    def _announce(self, prompt: list[int], cache_salt: str | None = None) -> None:
+        """Bring what L3 has of it to L2, unless the request itself is going to wait for that."""
+        if self._awaits_all:
+            return
+        link = self._cluster.client("prober")
+        hint = PrefetchPrompt(
+            asking=link.next_asking(),
+            request_id=RequestId(f"hint {next(self._numbers)}"),
+            token_ids=int32_array(prompt),
+            cache_salt=cache_salt,
+        )
+        self._await(self._cluster.prefetch(hint, "prober"))
+
+    def _ask(
+        self, law: Law, prompt: list[int], num_expected: int, cache_salt: str | None = None
+    ) -> None:
+        link, number = self._cluster.client("prober"), next(self._numbers)
+        message = SubmitRequest(
+            asking=link.next_asking(),
+            request_id=RequestId(f"probe {number}"),
+            token_ids=int32_array(prompt),
+            sampling=DeviceSampling(seed=_FIRST_SEED + number),
+            max_tokens=1,
+            cache_salt=cache_salt,
+        )
+        answer = self._cluster.submit(message, "prober")
+        self._await(answer)
+        self.probes.append(
+            Probe(
+                law=law,
+                num_expected=num_expected,
+                sources=answer.sources or {},
+                prompt=tuple(prompt),
+            )
+        )
+
+    def _await(self, answer: Answer) -> None:
+        limit_s = self._cluster.now_s + 1000.0
+        self._cluster.run(partial(_has_ended, answer), limit_s=limit_s)
+        assert answer.ending is not None, f"{answer.asked} waits for ever"
+
+    def _flush(self) -> None:
+        self._cluster.to_host(host_events.FlushHost())
+        self._flush_l1()
+
+    def _flush_l1(self) -> None:
+        """Flushes go on in pieces."""
+        self._cluster.to_core(events.FlushL1())
+        self._wait(_FLUSHED_S)
+
+    def _wait(self, duration_s: float) -> None:
+        self._cluster.run_until(self._cluster.now_s + duration_s)
+
+
+def _has_ended(answer: Answer) -> bool:
+    return answer.ending is not None

@@ -1,0 +1,55 @@
+"""Laws of reuse, as pure checks over the prompts that were asked for at the quiet end of a run.
+
+Whatever a tier has and is well is used again within a bounded time. Whatever was computed twice,
+while a tier had room for it, is there the third time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from raydix.runtime.config.policies import LoadPolicy
+
+_MAX_RECOMPUTED = 5
+"""Hits after loads are well again."""
+_CACHED = ("l1", "l2", "l3", "computed:last_token")
+_CHEAPER = "computed:recompute_cheaper"
+
+
+class Law(Enum):
+    """What a prompt was asked for."""
+
+    FIRST = "only prepares what follows"
+    STORED = "L3 has these tokens, and is well"
+    FORKED = "two requests before shared these tokens"
+    LOADED = "L2 has all of it, and loads are well again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A prompt that was asked for while nothing else happened."""
+
+    law: Law
+    num_expected: int
+    """Tokens that some tier has."""
+    sources: dict[str, int]
+    """What was told about the prompt's tokens."""
+    prompt: tuple[int, ...] = ()
+
+
+def check_reuse(probes: Sequence[Probe], load: LoadPolicy) -> None:
+    """Every probe found what the tiers had, and few were computed instead of loaded."""
+    # Where loading is a choice, or forbidden, to have found the pages is enough.
+    found = _CACHED if load is LoadPolicy.ALWAYS else (*_CACHED, _CHEAPER)
+    for probe in probes:
+        num_found = sum(probe.sources.get(source, 0) for source in found)
+        assert num_found >= probe.num_expected, (
+            f"{probe.law.value}: found {num_found} of {probe.num_expected} tokens of a prompt of "
+            f"{len(probe.prompt)}: {probe.sources}"
+        )
+
+    loaded = [probe for probe in probes if probe.law is Law.LOADED]
+    num_recomputed = sum(_CHEAPER in probe.sources for probe in loaded)
+    assert num_recomputed <= _MAX_RECOMPUTED, (
+        f"{num_recomputed} of {len(loaded)} hits were computed though loads are well again"
+    )

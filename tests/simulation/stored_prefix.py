@@ -1,0 +1,25 @@
+"""What L3 holds of a prompt, by the objects alone: a model of a lookup that finds everything."""
+
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key, split_keys
+from tests.simulation.cluster import Cluster
+
+
+def num_stored_tokens(cluster: Cluster, prompt: list[int], cache_salt: str | None) -> int:
+    """The longest prefix, in whole pages, whose pages of every group are sound objects of L3.
+
+    A group that looks back over a window needs the last pages alone.
+    """
+    storage, settings = cluster.storage, cluster.settings
+    assert storage is not None
+    root = root_key(cache_salt=cache_salt)
+    keys = split_keys(extend_keys(root, pack_tokens(prompt), settings.page_size))
+    sound = storage.objects.keys() - storage.bad_names
+
+    def is_stored(end: int) -> bool:
+        starts = [0 if reach is None else max(0, end - reach) for reach in settings.reaches]
+        return all(
+            (group, key) in sound for group, start in enumerate(starts) for key in keys[start:end]
+        )
+
+    num_pages = next((end for end in range(len(keys), 0, -1) if is_stored(end)), 0)
+    return num_pages * settings.page_size

@@ -1,0 +1,66 @@
+"""The laws of reuse catch a tier that is not used again, and the engine keeps them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.config.policies import LoadPolicy
+from tests.simulation.faults import Faults
+from tests.simulation.reuse_laws import Law, Probe, check_reuse
+from tests.simulation.test_mutants import FROM_STORAGE, Case, find
+from tests.simulation.workload import Workload
+
+QUIET_END = Workload(
+    seed=0,
+    settings=replace(FROM_STORAGE, num_lanes=1),
+    num_requests=8,
+    salt_fraction=0.0,
+    has_quiet_end=True,
+)
+
+
+def probes_of(law: Law, *sources: dict[str, int]) -> Sequence[Probe]:
+    return [Probe(law=law, num_expected=8, sources=each) for each in sources]
+
+
+@pytest.mark.parametrize("law", [Law.STORED, Law.FORKED])
+def test_tokens_that_a_tier_has_and_nobody_finds_break_the_law(law: Law) -> None:
+    check_reuse(probes_of(law, {"l3": 4, "l1": 3, "computed:last_token": 1}), LoadPolicy.ALWAYS)
+    with pytest.raises(AssertionError, match="found 4 of 8"):
+        check_reuse(probes_of(law, {"l3": 4, "computed:not_found": 5}), LoadPolicy.ALWAYS)
+
+
+def test_found_tokens_may_be_computed_only_where_that_is_a_choice() -> None:
+    probes = probes_of(Law.STORED, {"computed:recompute_cheaper": 8})
+
+    check_reuse(probes, LoadPolicy.AUTO)
+    with pytest.raises(AssertionError, match="found 0 of 8"):
+        check_reuse(probes, LoadPolicy.ALWAYS)
+
+
+def test_sixth_hit_that_is_computed_instead_of_loaded_breaks_the_law() -> None:
+    recomputed = {"computed:recompute_cheaper": 8}
+
+    check_reuse(probes_of(Law.LOADED, *5 * [recomputed], {"l2": 8}), LoadPolicy.AUTO)
+    with pytest.raises(AssertionError, match="6 of 6 hits"):
+        check_reuse(probes_of(Law.LOADED, *6 * [recomputed]), LoadPolicy.AUTO)
+
+
+def storage_is_never_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once storage was left alone it is left alone for good."""
+    monkeypatch.setattr(StorageOrders, "probe_due_s", lambda self, kind: None)
+
+
+CASES = [
+    Case(
+        mutant=storage_is_never_probed,
+        workload=replace(QUIET_END, seed=3, faults=Faults(storage_failure_fraction=0.7)),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
+def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(case, monkeypatch)
