@@ -1,8 +1,8 @@
 """Which pages of WINDOW groups L2 and L3 keep: the windows before checkpoints. Pure functions.
 
 A prefix can be taken up again only where the window before its end is there. L2 and L3 keep windows
-at few places: where a prompt ends and where its output does, where a prefix was taken up or has
-outlived its window, and at regular distances, so that long prefixes can be shared in part.
+at few places: where a prompt ends and where its output does, where a prefix was taken up, where
+prompts part, and at regular distances, so that long prefixes can be shared in part.
 """
 
 from collections.abc import Collection

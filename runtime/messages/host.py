@@ -219,6 +219,10 @@ class LookupProgress:
     """Per KV group: one `PageSource` byte for each page of the chain."""
     is_final: bool
     """No page of any group is PENDING: this is the last report."""
+    num_full_pages: int = 0
+    """Every FULL and LATENT group is known to have so many pages, in some tier; 0 without such
+    groups. A prefix that ends there may lack but a window: whoever computes it is to leave one.
+    """
 
 
 ToHost = (

@@ -18,7 +18,7 @@ from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.load_choice import Assessment, assess, is_load_cheaper
 from raydix.runtime.scheduler.page_needs import PageCounts, add_pages, pages_to_compute
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
-from raydix.runtime.scheduler.publishing import keep_window
+from raydix.runtime.scheduler.publishing import keep_window, places_to_return
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState, Start
 
@@ -291,17 +291,12 @@ def _begin(
 def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Start:
     """Where a request takes up its chain."""
     prefix, num_pages = found.prefix, found.num_start_pages
-
-    # Where a prefix has outlived its window, the window is kept now that it is computed anew.
-    checkpoints = [request.chain.num_prompt_pages]
-    if prefix.num_known_pages > num_pages:
-        checkpoints.append(prefix.num_known_pages)
     return Start(
         num_pages=num_pages,
         tiers=tiers_of(replica.settings, num_pages, found.loads),
         loads=found.loads,
         num_left_pages=prefix.num_pages - num_pages,
-        checkpoints=tuple(checkpoints),
+        checkpoints=places_to_return(request, prefix.num_known_pages),
     )
 
 

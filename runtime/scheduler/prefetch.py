@@ -38,6 +38,8 @@ class PrefetchState:
     """The latest lookup; None once what it brought is leased or not wanted any more."""
     num_l1_pages: int = 0
     """L1 held so many pages of the chain, whatever windows, when it was looked up last."""
+    num_full_pages: int = 0
+    """As in `LookupProgress`."""
     has_report: bool = False
     has_loss: bool = False
     """Some of what L3 brought was gone before it was leased."""
@@ -114,6 +116,7 @@ class PrefetchState:
     def report(self, report: LookupProgress) -> None:
         """HostMemory says more; its last word closes the lookup."""
         self.by_group = report.sources
+        self.num_full_pages = report.num_full_pages
         if self._earlier:
             pairs = zip(self._earlier, report.sources, strict=True)
             self.by_group = tuple([_keep_found(was, now) for was, now in pairs])

@@ -126,6 +126,16 @@ def _keep_windows(lane: Lane, request: RequestState, start: int, stop: int) -> N
         keep_window(lane, request, end)
 
 
+def places_to_return(request: RequestState, num_known_pages: int) -> tuple[int, ...]:
+    """Before which pages a request leaves windows, beside regular ones: later ones return there.
+
+    That is the end of its prompt, and where that parts from all before, which is learnt from what
+    outlived its window in L1 and L2 (`num_known_pages`) or L3, and from the prompts before.
+    """
+    known = num_known_pages, request.prefetch.num_full_pages, request.num_shared_pages or 0
+    return max(known), request.chain.num_prompt_pages
+
+
 def keep_window(lane: Lane, request: RequestState, end: int) -> None:
     """Offer the windows before a place to L2, as far as the request still holds them whole."""
     if any(request.unhealed):

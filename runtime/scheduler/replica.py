@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from raydix.ids import ClientId, ConnectionId, LeaseId, LookupId, RequestId
 from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.cache.recent_prefixes import RecentPrefixes
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.host import (
@@ -41,6 +42,8 @@ from raydix.runtime.scheduler.waiting import Place
 
 _END_WEIGHT = 8
 """To end a request that decodes takes some 0.1 ms: its last pages are published."""
+_NUM_RECENT_PAGES = 1 << 20
+"""Pages of prompts that are remembered: 8 MiB, none of which is used without windows."""
 
 
 class Replica:
@@ -87,6 +90,7 @@ class Replica:
         self.load_rate = load_rate(settings)
         self.trials = Trials()
         self.sessions = Sessions()
+        self.prefixes = RecentPrefixes(_NUM_RECENT_PAGES)
         self._effects: list[Effect] = []
         self._ids = itertools.count(1)
 

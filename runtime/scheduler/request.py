@@ -121,6 +121,8 @@ class RequestState:
         self.batch: DecodeBatch | None = None
         """The batch that it decodes with."""
 
+        self.num_shared_pages: int | None = None
+        """Pages that it shares with a prompt before; None: it was not compared with any."""
         self._is_reported = False
         """The client has seen `sources`."""
         self._num_counted_pages = 0
@@ -150,6 +152,10 @@ class RequestState:
         """The request waits on this lane, where it has used no page yet."""
         self.lane = lane
         self._num_counted_pages = 0
+
+    def note_shared(self, num_pages: int) -> None:
+        """An earlier prompt began with the same pages, so many of them."""
+        self.num_shared_pages = num_pages
 
     def renew_prefetch(self) -> None:
         """What HostMemory said of its chain is of no interest any more."""

@@ -14,7 +14,7 @@ from raydix.runtime.scheduler.decodes import NewTokens
 from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.in_flight import StepInFlight
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.publishing import advance, count_use, heal, publish
+from raydix.runtime.scheduler.publishing import advance, count_use, heal, keep_window, publish
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState, RowOutcome
 from raydix.runtime.scheduler.transfers import Backup, Load
@@ -304,6 +304,7 @@ def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: flo
     replica.lookups.end_claim(request)
     heal(lane, request)
     deferred = request.finish_load()
+    keep_window(lane, request, request.start.num_pages)
     publish(lane, request, now_s)
     for outcome in deferred:
         if request.run != run:

@@ -140,6 +140,11 @@ class SchedulerSettings:
         """Pages from one regular checkpoint of windows to the next; None without windows."""
         return checkpoint_distance(self.layout)
 
+    @property
+    def keeps_windows(self) -> bool:
+        """Windows before checkpoints are copied to L2."""
+        return self.has_windows and self.has_host_memory and self.prefix_caching
+
     @cached_property
     def publish_tokens(self) -> int:
         """A request that decodes publishes its full pages whenever so many tokens are computed.

@@ -78,6 +78,10 @@ def place_requests(replica: Replica, now_s: float) -> None:
         num_left -= chain.extend_keys(num_full, num_left)
         if chain.num_keys < num_full:
             break
+        if replica.settings.keeps_windows and request.num_shared_pages is None:
+            keys = chain.keys(num_full)
+            request.note_shared(replica.prefixes.num_shared(keys))
+            replica.prefixes.meet(keys)
         replica.take_unplaced(request)
         enqueue(replica, request, now_s)
         num_sought += num_full * len(replica.lanes)

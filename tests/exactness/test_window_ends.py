@@ -30,6 +30,8 @@ REGULAR = 160
 NUM_TOKENS = 16
 NUM_ANSWERED = 20
 """Tokens of a turn's answer, which with the last prompt end inside a page."""
+NUM_SHARED = 7 * PAGE_SIZE + 3
+"""Tokens that all prompts of a tenant begin with."""
 TURNS = make_prompts(28, [50, 30, 21])
 
 
@@ -95,6 +97,25 @@ async def test_where_a_prefix_outlived_its_window_the_next_branch_goes_on(
             tier = State.L2 if number < 3 else State.L3
             assert sources[tier.value] == (0 if number < 2 else num_shared)
             await leave_only(engine, State.L2 if number < 2 else State.L3)
+
+
+@pytest.mark.parametrize("tier", [State.L2, State.L3])
+@pytest.mark.parametrize("family", [Family.QWEN3, Family.GEMMA3, Family.GPT_OSS, Family.MISTRAL])
+async def test_third_visit_of_a_tenant_finds_the_prefix_that_its_prompts_share(
+    family: Family, tier: State, references: References, tmp_path: Path
+) -> None:
+    """The prefix ends between checkpoints, and no page is left above the tier between visits."""
+    reference = references(family)
+    num_visits, first_hit = 4, 1 if family is Family.QWEN3 else 2
+    tenants = [make_prompts(40 + n, [140] * num_visits, num_shared=NUM_SHARED) for n in range(2)]
+
+    async with in_process_engine(engine_config(reference.folder, tmp_path)) as engine:
+        for number in range(num_visits):
+            for visits in tenants:
+                sources, _ = await ask(engine, reference, visits[number], 4)
+                hit = NUM_SHARED // PAGE_SIZE * PAGE_SIZE if number >= first_hit else 0
+                assert sources == {"l1": 0, "l2": 0, "l3": 0, tier.value: hit}
+                await leave_only(engine, tier)
 
 
 @pytest.mark.parametrize("family", WINDOWED)

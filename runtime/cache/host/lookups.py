@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId, HostPageId, LookupId
@@ -175,7 +176,7 @@ class HostLookups:
                 if missing:
                     keys = b"".join(lookup.keys[index] for index in missing)
                     self._questions[self._orders.ask_exists(group, keys, now_s)] = (lookup, group)
-                    lookup.note_question()
+                    lookup.note_question(group)
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
         """Do not ask for what was missing a moment ago, nor for what is of no use without that."""
@@ -199,12 +200,18 @@ class HostLookups:
             for index, code in found
             if code != ObjectStatus.OK and not self._pages.is_coming(lookup, group, index)
         )
-        self._pages.fail(lookup, group, failures)
-        self._end_question(lookup)
+        self._end_question(lookup, group, failures)
 
-    def _end_question(self, lookup: OpenLookup) -> None:
+    def _end_question(
+        self, lookup: OpenLookup, group: int, failures: Iterable[tuple[int, PageSource]]
+    ) -> None:
         """Once L3 has answered for every group, fetch what useful prefixes need of it."""
-        if not lookup.note_answer() or lookup.is_final:
+        if lookup.is_final:
+            return
+        self._pages.fail(lookup, group, failures)
+        if lookup.note_answer(group):
+            self._pages.note_change(lookup)
+        if lookup.is_asking or lookup.is_final:
             return
         lookup.begin_fetch()
         is_short = lookup.run_tokens(self._page_size) < self._settings.min_tokens
@@ -258,8 +265,7 @@ class HostLookups:
         lookup, group = self._questions.pop(batch_id, (None, 0))
         if lookup is not None:
             overdue = ((index, PageSource.TIMED_OUT) for index in lookup.missing[group])
-            self._pages.fail(lookup, group, overdue)
-            self._end_question(lookup)
+            self._end_question(lookup, group, overdue)
         self._take_outcomes(self._reads.give_up(batch_id))
 
     def lose(self) -> list[HostPageId]:

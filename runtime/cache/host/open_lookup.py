@@ -1,5 +1,6 @@
 """One lookup that is not final."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from raydix.ids import HostPageId, PageKey
@@ -46,6 +47,9 @@ class OpenLookup:
     may end. A page of a FULL or LATENT group that cannot be had ends the useful prefix for all
     groups. One of a WINDOW group rules out the ends whose window it is in. Windows are fetched only
     for chosen ends.
+
+    Which windows L3 lacks is looked at once it has said how far FULL and LATENT groups reach there:
+    whoever computes a prefix that lacks but its window is to leave one.
     """
 
     def __init__(
@@ -76,8 +80,8 @@ class OpenLookup:
         self.num_read = [0 for _ in num_l1_pages]
         """Per group: pages whose reads were ordered for it."""
         self.is_cancelled = False
-        self._num_questions = 0
-        """Questions to L3, one per group at most, that have no answer yet."""
+        self._asked: set[int] = set()
+        """Groups about which L3 is asked and has not answered yet."""
         self._is_queued = False
 
         self._rule = rule
@@ -91,6 +95,15 @@ class OpenLookup:
         """Per group: pages that L1 holds."""
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
         """Per group and page a `PageSource`, `_WANTED` or `_SPARE`."""
+        self._full_groups = {group for group, reach in enumerate(rule.reaches) if reach is None}
+        self._full_end = len(keys) if self._full_groups else 0
+        """Some FULL or LATENT group is known to lack this page, if it is a page of the chain."""
+        self._num_full = self._full_end
+        """All of these groups are known to have so many pages, whatever windows there are."""
+        self._put_off: PageSource | None = None
+        """Why pages were lost since which ends are to be chosen, once all such groups have an
+        answer.
+        """
 
     def runs_outside_l1(self, group: int) -> tuple[range, range]:
         """Pages that L1 does not hold, in order: what comes before and what comes behind."""
@@ -101,6 +114,12 @@ class OpenLookup:
     def is_final(self) -> bool:
         """No page's source is open."""
         return not any(code in sources for sources in self._sources for code in _AWAITED)
+
+    @property
+    def _is_asking_full(self) -> bool:
+        """How far FULL and LATENT groups reach is to come from L3."""
+        asked = [self._sources[group] for group in self._asked & self._full_groups]
+        return any(code in sources for sources in asked for code in _AWAITED)
 
     @property
     def num_missing(self) -> int:
@@ -141,6 +160,7 @@ class OpenLookup:
             lookup_id=self.lookup_id,
             sources=tuple(bytes(sources.translate(_REPORTED)) for sources in self._sources),
             is_final=self.is_final,
+            num_full_pages=self._num_full,
         )
 
     def look_in_l2(self, group: int, run: range, found: Sequence[HostPageId | None]) -> None:
@@ -154,6 +174,8 @@ class OpenLookup:
 
     def end_arrival(self) -> None:
         """L2 was asked about all pages: missing ones that no reachable end needs do not matter."""
+        first_missing = [self.missing[group][:1] for group in self._full_groups]
+        self._num_full = min([self._num_full, *itertools.chain(*first_missing)])
         self._choose(PageSource.NOT_FOUND)
         if self._has_windows:
             self.forget_missing()
@@ -183,7 +205,11 @@ class OpenLookup:
         """Pages of a group, told in order, will not come. Returns whether that is news."""
         if self._rule.reaches[group] is None:
             first = next(iter(failures), None)
-            return first is not None and self._end_at(*first)
+            if first is None:
+                return False
+            self._full_end = min(self._full_end, first[0])
+            self._num_full = min(self._num_full, first[0])
+            return self._end_at(*first)
 
         sources, source = self._sources[group], None
         for index, reason in failures:
@@ -203,6 +229,7 @@ class OpenLookup:
         """No more pages will come. Returns whether that is news."""
         if self.is_final:
             return False
+        self._asked.clear()
         for group in range(len(self._sources)):
             self._fail_all(group, _OPEN, source)
         return True
@@ -243,6 +270,9 @@ class OpenLookup:
         """
         if not self._has_windows:
             return
+        if self._is_asking_full:
+            self._put_off = source if self._put_off is None else max(self._put_off, source)
+            return
         hopes = [bytes(sources[: self.end].translate(_HOPES)) for sources in self._sources]
         plan = plan_fetch(self._rule, hopes)
 
@@ -269,14 +299,25 @@ class OpenLookup:
         """Nobody waits for it any more."""
         self.is_cancelled = True
 
-    def note_question(self) -> None:
-        """L3 is asked about the missing pages of one group."""
-        self._num_questions += 1
+    @property
+    def is_asking(self) -> bool:
+        """L3 owes an answer, for which somebody waits."""
+        return bool(self._asked)
 
-    def note_answer(self) -> bool:
-        """L3 has answered, or nobody waits for that. Returns whether it was the last question."""
-        self._num_questions -= 1
-        return self._num_questions == 0
+    def note_question(self, group: int) -> None:
+        """L3 is asked about the missing pages of one group."""
+        self._asked.add(group)
+
+    def note_answer(self, group: int) -> bool:
+        """L3 has answered for a group, and `fail` was told of it. Returns whether that is news."""
+        self._asked.discard(group)
+        if group not in self._full_groups or self._is_asking_full:
+            return False
+        self._num_full = self._full_end
+        put_off, self._put_off = self._put_off, None
+        if put_off is not None:
+            self._choose(put_off)
+        return put_off is not None
 
     def join_queue(self) -> bool:
         """It is to wait for its turn to read. Returns whether it did not yet."""

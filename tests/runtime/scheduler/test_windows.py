@@ -226,6 +226,19 @@ def test_only_the_pages_of_a_window_that_l1_lacks_are_loaded() -> None:
     assert driver.answers[name].sources == {"l1": 36, "l2": 4, "computed:partial_page": 1}
 
 
+def test_a_window_that_l1_still_holds_is_in_l2_again_after_a_load_of_another() -> None:
+    """Two lengths of windows: L2 has lost the one, L1 the other."""
+    layout = replace(MIXED, groups=(FULL, WINDOW, replace(WINDOW, layers=(3,), window=12)))
+    driver = driver_with(layout)
+    serve(driver, PROMPT, max_tokens=1)
+    lane_of(driver).l1.evict((0, 0, 1000))
+    driver.drop_from_group(1, driver.keys(PROMPT))
+
+    sources = serve(driver, [*PROMPT, *[99] * 12], max_tokens=1)
+    assert sources == {"l1": 28, "l2": 12, "computed:not_found": 12}
+    assert driver.in_l2(1, driver.keys(PROMPT)) == [False] * 8 + [True] * 2
+
+
 def test_an_aborted_load_gives_the_pages_of_its_window_back() -> None:
     driver = driver_with()
     serve(driver, PROMPT, max_tokens=1)

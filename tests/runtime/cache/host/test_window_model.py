@@ -1,5 +1,6 @@
 """What a lookup comes to with any groups and any luck, against trying every end of its chain."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -75,10 +76,20 @@ def test_lookup_reaches_the_best_end_whose_pages_can_all_be_read(
     here = [["3" if code <= PageSource.L3 else "." for code in codes] for codes in found]
     assert _best_end(rule, here, "3") == _best_end(rule, tiers, "123")
 
+    full = [each for each, reach in zip(tiers, rule.reaches, strict=True) if reach is None]
+    known = host.progress["r"][-1].num_full_pages
+    assert _reach(full, "123") <= known <= _reach(full, "123b")
+
     hoped = {end for end in range(length + 1) if _can_end(rule, tiers, end, "123b")}
     for places_read, reach in zip(reads, rule.reaches, strict=True):
         windows = {i for end in hoped for i in range(0 if reach is None else end - reach, end)}
         assert places_read <= windows, "a page was read that no end could need"
+
+
+def _reach(full: list[list[str]], good: str) -> int:
+    """How many first pages are good in all of these groups; 0 without any."""
+    columns = zip(*full, strict=True)
+    return len(list(itertools.takewhile(lambda places: set(places) <= set(good), columns)))
 
 
 def _best_end(rule: PrefixRule, tiers: list[list[str]], good: str) -> int:
