@@ -98,11 +98,12 @@ CASES = [
     Case(
         mutant=pending_loads_are_backed_up,
         workload=Workload(
-            seed=126,
+            seed=12,
             settings=replace(MIXED, num_pages=(64, 12)),
             storage=None,
             faults=SLOW_COPIES,
-            num_requests=120,
+            num_host_kills=6,
+            num_requests=60,
             num_prefixes=6,
             prefix_tokens=(40,),
             abort_fraction=0.7,
