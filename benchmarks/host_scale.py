@@ -187,7 +187,7 @@ def measure(num_pages: int = NUM_PAGES) -> Mapping[str, float]:
     """Seconds, by what was done; `_turn`: the longest turn of it."""
     gc.collect()
     measured = {"reference_loop": reference_loop()}
-    storage = StorageSettings(exists_deadline_s=3600.0)
+    storage = StorageSettings(patience_s=3600.0, exists_deadline_s=3600.0)
     node = Node(num_pages, storage)
     node.attach_scheduler()
     measured["empty_event"] = usual(lambda: lease_and_release(node))

@@ -175,8 +175,13 @@ class HostMemoryActor:
 
     def stats(self) -> dict[str, Any]:
         """The core's figures, and how many tokens a page has."""
-        own = {PAGE_TOKENS: self._page_tokens, "incarnation": self._incarnation}
-        return {**self._running_core().stats(), **own}
+        stats = self._running_core().stats()
+        stats |= {PAGE_TOKENS: self._page_tokens, "incarnation": self._incarnation}
+        off_since_s = stats.pop("l3_off_since_s", None)
+        if off_since_s is not None:
+            # The clock of the core is nobody else's.
+            stats["l3_off_at_s"] = time.time() - (time.monotonic() - off_since_s)
+        return stats
 
     async def flush(self) -> int:
         """Drop all of L2 that nobody reads or writes.
@@ -267,7 +272,7 @@ class HostMemoryActor:
         # A new storage actor takes the place of one that has not been missed yet.
         self._close_storage()
         connection = self._storage = self._open(link)
-        self._turns.post(StorageAttached(connection, link.hello.pid))
+        self._turns.post(StorageAttached(connection, link.hello.pid, link.hello.patience_s))
         self._storage_attached.set()
 
         try:

@@ -99,6 +99,7 @@ class StorageActor:
             name=setup.backend.backend,
             incarnation=self._incarnation,
             pid=os.getpid(),
+            patience_s=setup.backend.patience_s,
         )
         self._worker.serve(
             self._orders(

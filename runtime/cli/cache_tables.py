@@ -7,6 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from raydix.runtime.cache.host.circuit_breaker import TripCause
 from raydix.runtime.cli.source_table import TIERS, source_table
 from raydix.runtime.messages.host import ObjectStatus, PageSource
 from raydix.runtime.storage.order_counts import Operation
@@ -51,6 +52,10 @@ _EXPERT_FIGURES = (
     "placement_version",
 )
 _HOST_PAGES = ("pages_free", "pages_filling", "pages_ready", "pages_quarantined")
+_OFF: Mapping[str, str] = {
+    TripCause.LATE: "had no answer in time",
+    TripCause.FAILING: "failed, one after another",
+}
 _OPERATIONS = tuple(each for each in Operation if each is not Operation.CLEAR)
 """Those of serving; a flush clears."""
 _FAILURES = (ObjectStatus.IO_ERROR, ObjectStatus.TIMED_OUT, ObjectStatus.FULL)
@@ -230,6 +235,15 @@ def _host_table(host: Figures) -> Table:
 
     table = Table(title="L3 as HostMemory sees it", show_header=False)
     table.add_row("circuit breaker", f"{breaker}, tripped {num_trips:,} times")
+    if "l3_off_at_s" in host:
+        kind, what = host["l3_off_kind"], _OFF[host["l3_off_cause"]]
+        table.add_row("left alone since", f"{_when(host['l3_off_at_s'])}: {kind} {what}")
+    patience = ", ".join(
+        f"{kind} {host[f'l3_{kind}_patience_s']:.3g} s"
+        for kind in ("exists", "read", "write")
+        if f"l3_{kind}_patience_s" in host
+    )
+    table.add_row("answers may take", patience)
     table.add_row("pages waiting to be written", f"{host.get('l3_writes_pending', 0):,}")
     table.add_row("pages offered again later", f"{host.get('l3_writes_put_off', 0):,}")
     table.add_row("writes tried again", f"{host.get('l3_writes_retried', 0):,}")
@@ -242,10 +256,12 @@ def _host_table(host: Figures) -> Table:
 def _errors_table(errors: Figures) -> Table:
     table = Table("backend", "errors", "last", "what it was", title="L3 errors by backend")
     for backend, last in sorted(errors.items()):
-        at = datetime.fromtimestamp(last["at_s"]).astimezone()
-        when = at.isoformat(" ", timespec="seconds")
-        table.add_row(backend, f"{last['num_errors']:,}", when, escape(last["text"]))
+        table.add_row(backend, f"{last['num_errors']:,}", _when(last["at_s"]), escape(last["text"]))
     return table
+
+
+def _when(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s).astimezone().isoformat(" ", timespec="seconds")
 
 
 def _size(num_bytes: float) -> str:

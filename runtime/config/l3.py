@@ -15,6 +15,11 @@ class StoreSection(Section):
         description="true: start and attach also while the store does not answer, "
         "and use it once it does.",
     )
+    patience_s: Annotated[float, Field(gt=0.0)] = Field(
+        10.0,
+        description="Longest time that an answer may take: the deadline of a read or write. "
+        "A store whose answers take longer is left alone.",
+    )
 
 
 class BoundedL3Section(StoreSection):

@@ -28,5 +28,7 @@ class Hello:
     pid: int
     rank: Rank | None = None
     """For GPU actors alone."""
+    patience_s: float | None = None
+    """For storage actors alone: how long an answer of their backend may take."""
     seeks: Role | None = None
     """Whom a client wants, where one address stands for several actors."""

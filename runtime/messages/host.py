@@ -196,11 +196,18 @@ class MirrorUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStatus:
-    """Whether L3 is in use, as only then pages are worth waiting for. Sent first and at changes."""
+    """Whether L3 is in use, as only then pages are worth waiting for, and how long that takes.
+
+    Sent first and at changes.
+    """
 
     is_in_use: bool
     max_staged_pages: tuple[int, ...]
     """Per KV group: how many pages from L3 are kept in L2 at once for requests that wait."""
+    min_tokens: int = 0
+    """L3 is not asked for fewer."""
+    answer_s: float = 0.0
+    """How long it takes at least, these days, from a lookup to a page; 0: not long, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

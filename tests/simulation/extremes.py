@@ -47,7 +47,7 @@ def extreme_storage(draw: random.Random, page_size: int) -> StorageSettings:
         max_write_batches=draw.choice([1, 2]),
         put_off_s=draw.choice([0.05, 1.0, 10.0, 60.0]),
         max_write_attempts=draw.choice([1, 3]),
-        deadline_s=draw.choice([0.1, 10.0]),
+        patience_s=draw.choice([0.1, 10.0]),
         overdue_margin_s=draw.choice([0.05, 5.0]),
         min_read_patience_s=draw.choice([0.02, 2.0]),
         exists_deadline_s=draw.choice([0.05, 1.0]),

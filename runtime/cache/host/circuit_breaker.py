@@ -11,11 +11,25 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
+class TripCause(StrEnum):
+    """Why a backend is left alone."""
+
+    LATE = "late"
+    """A use had no end when it should have."""
+    FAILING = "failing"
+    """Uses failed, one after another."""
+
+
 class CircuitBreaker:
     """Owns: whether a backend may be used.
 
-    Opens after `max_failures` failures in a row, or a use that takes too long. After `backoff_s`,
-    which doubles with each failed probe up to `max_backoff_s`, one use is let through as a probe.
+    Opens after `max_failures` failures in a row, or a use that takes too long. After `backoff_s`
+    one use is let through as a probe.
+
+    It is refuted either way. Where it is open and the backend works, the probe shows it, or an
+    answer that comes late. Where it is closed and the backend fails, so do the uses. A backend that
+    answers probes and nothing else is used less and less: until a use has succeeded beside the
+    probe, each trip doubles the backoff, up to `max_backoff_s`.
     """
 
     def __init__(self, max_failures: int, backoff_s: float, max_backoff_s: float) -> None:
@@ -25,8 +39,15 @@ class CircuitBreaker:
         self._state = BreakerState.CLOSED
         self._num_failures = 0
         self._backoff_s = backoff_s
+        self._is_on_trial = False
+        """Nothing but a probe has succeeded since the last trip."""
         self._retry_at_s = 0.0
+
         self.num_trips = 0
+        self.off_since_s: float | None = None
+        """Since when the backend is left alone; None while it is in use."""
+        self.cause: TripCause | None = None
+        """Of the last trip."""
 
     @property
     def state(self) -> BreakerState:
@@ -55,11 +76,21 @@ class CircuitBreaker:
 
     def succeed(self) -> None:
         """A use succeeded. One that started before the breaker opened does not close it."""
-        if self._state is BreakerState.OPEN:
-            return
-        self._state = BreakerState.CLOSED
-        self._num_failures = 0
-        self._backoff_s = self._first_backoff_s
+        match self._state:
+            case BreakerState.CLOSED:
+                self._num_failures = 0
+                self._is_on_trial = False
+            case BreakerState.HALF_OPEN:
+                self.close()
+            case BreakerState.OPEN:
+                pass
+
+    def close(self) -> None:
+        """The backend works: it is used again."""
+        if self._state is not BreakerState.CLOSED:
+            self._state = BreakerState.CLOSED
+            self._num_failures = 0
+            self.off_since_s = None
 
     def fail(self, now_s: float) -> None:
         """A use failed."""
@@ -67,18 +98,27 @@ class CircuitBreaker:
             return
         self._num_failures += 1
         if self._state is BreakerState.HALF_OPEN or self._num_failures >= self._max_failures:
-            self.trip(now_s)
+            self._open(TripCause.FAILING, now_s)
 
     def trip(self, now_s: float) -> None:
         """A use takes too long: others would, too."""
-        if self._state is BreakerState.OPEN:
-            return
-        if self._state is BreakerState.HALF_OPEN:
-            self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
-        else:
+        if self._state is not BreakerState.OPEN:
+            self._open(TripCause.LATE, now_s)
+
+    def _open(self, cause: TripCause, now_s: float) -> None:
+        if self._state is BreakerState.CLOSED:
             self.num_trips += 1
+            self.off_since_s = now_s
+        longer_s = min(2 * self._backoff_s, self._max_backoff_s)
+        self._backoff_s = longer_s if self._is_on_trial else self._first_backoff_s
+        self._is_on_trial = True
         self._state = BreakerState.OPEN
         self._retry_at_s = now_s + self._backoff_s
+        self.cause = cause
+
+    def hasten(self, now_s: float) -> None:
+        """The backend shows a sign of life: if it is left alone, the next probe may start."""
+        self._retry_at_s = min(self._retry_at_s, now_s)
 
     def abstain(self, now_s: float) -> None:
         """A use ended and told nothing of the backend. If it was the probe, another may start."""

@@ -112,8 +112,9 @@ class HostMemoryCore:
         self._is_first_attach = generations is None
         if generations is None:
             self._storage.reads.allow_allocation()
-        self._known_in_use: bool | None = None
-        """Whether the attached Scheduler was told that L3 is in use; None: it was told nothing."""
+        self._min_tokens = settings.storage.min_tokens
+        self._known_status: StorageStatus | None = None
+        """What the attached Scheduler was told of L3; None: nothing."""
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
         """Take one event; `now_s` is monotonic. Returns what is to be done, in order.
@@ -151,8 +152,8 @@ class HostMemoryCore:
                 self._lose_scheduler()
             case FromStorage(_, message):
                 self._storage.finish(message, self._now_s)
-            case StorageAttached(connection, pid):
-                self._attach_storage(connection, pid)
+            case StorageAttached():
+                self._attach_storage(event)
             case StorageLost():
                 self._lose_storage()
             case ProcessExited(pid):
@@ -244,7 +245,7 @@ class HostMemoryCore:
         if self._scheduler is not None:
             self._lose_scheduler()
         self._scheduler = connection
-        self._known_in_use = None
+        self._known_status = None
         self._is_granting = self._is_first_attach
         self._is_first_attach = False
         self._mirror.start()
@@ -266,10 +267,10 @@ class HostMemoryCore:
         self._quarantine.hold(pids, filling, pinned)
         self._effects.extend(map(WatchProcess, pids))
 
-    def _attach_storage(self, connection: ConnectionId, pid: int) -> None:
+    def _attach_storage(self, event: StorageAttached) -> None:
         self._lose_storage()
-        self._quarantine.let_go(pid)
-        self._storage.attach(connection, pid)
+        self._quarantine.let_go(event.pid)
+        self._storage.attach(event.connection, event.pid, event.patience_s)
 
     def _lose_storage(self) -> None:
         if (pid := self._storage.orders.pid) is not None:
@@ -307,10 +308,17 @@ class HostMemoryCore:
         return grants
 
     def _tell_of_storage(self) -> None:
-        is_in_use = self._storage.orders.is_in_use
-        if self._scheduler is not None and self._known_in_use != is_in_use:
-            self._known_in_use = is_in_use
-            self._send(StorageStatus(is_in_use=is_in_use, max_staged_pages=self._staged.max_pages))
+        if self._scheduler is None:
+            return
+        status = StorageStatus(
+            is_in_use=self._storage.orders.is_in_use,
+            max_staged_pages=self._staged.max_pages,
+            min_tokens=self._min_tokens,
+            answer_s=self._storage.orders.answer_s,
+        )
+        if self._known_status != status:
+            self._known_status = status
+            self._send(status)
 
     def _send(self, message: FromHost) -> None:
         if self._scheduler is not None:
@@ -361,6 +369,7 @@ class HostMemoryCore:
             "l3_breaker_trips": orders.num_trips,
             "l3_writes_pending": self._storage.num_pending,
             "l3_writes_put_off": self._storage.writes.num_put_off,
+            **self._storage.orders.figures(),
         }
         return stats | self.counters
 

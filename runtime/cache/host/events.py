@@ -55,6 +55,8 @@ class StorageAttached:
 
     connection: ConnectionId
     pid: int
+    patience_s: float | None = None
+    """How long its answers may take; None: as long as the settings say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ class StorageSettings:
     """How HostMemory uses L3.
 
     An order that is not answered in time is overdue: L3 is left alone, and tried again by and by.
+    What is in time, its answers show, the late ones above all.
     """
 
     min_tokens: int = 64
@@ -23,10 +24,13 @@ class StorageSettings:
     max_write_attempts: int = 3
     put_off_s: float = 60.0
     """A page whose write has failed so often is left alone for so long."""
-    deadline_s: float = 10.0
-    """What the storage actor is given for a read or a write."""
+    patience_s: float = 10.0
+    """An answer that takes longer is of no use: the storage actor's deadline for a read or a write.
+    A backend that attaches may bring another one."""
     overdue_margin_s: float = 5.0
-    """A write is overdue so long after its deadline; a read is overdue then at the latest."""
+    """A read is overdue so long after its deadline at the latest, a write not before that."""
+    max_write_patience_s: float = 60.0
+    """A write is overdue then at the latest: nobody waits for it, but its pages are pinned."""
     clear_patience_s: float = 600.0
     """The removal of all objects is overdue after this time: there may be millions."""
     min_read_patience_s: float = 2.0
@@ -35,8 +39,8 @@ class StorageSettings:
     """
     exists_deadline_s: float = 1.0
     exists_deadline_per_page_s: float = 0.004
-    """A question whether objects exist is overdue after `exists_deadline_s` and this time for each
-    page that is being asked about.
+    """A question whether objects exist is overdue after `exists_deadline_s`, or several times as
+    long as the slowest recent one took, and this time for each page that is being asked about.
     """
     missing_ttl_s: float = 1.0
     """What L3 was seen to lack is not asked for again for so long."""
@@ -51,6 +55,8 @@ class StorageSettings:
     breaker_backoff_s: float = 1.0
     """How long L3 is left alone at first; each further time it is twice as long."""
     breaker_max_backoff_s: float = 10.0
+    recheck_interval_s: float = 10.0
+    """While L3 is slow it is asked so often how slow, if nobody else asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

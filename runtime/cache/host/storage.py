@@ -66,9 +66,9 @@ class HostStorage:
         times = [self.orders.next_overdue_s, self._probes.next_due_s, self.writes.next_due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
-    def attach(self, connection: ConnectionId, pid: int) -> None:
+    def attach(self, connection: ConnectionId, pid: int, patience_s: float | None) -> None:
         """A storage actor is there, and none from before. Its backend may hold anything."""
-        self.orders.attach(connection, pid)
+        self.orders.attach(connection, pid, patience_s)
         self.writes.trust_anew()
         self.repairs.ask_about_all()
 

@@ -1,17 +1,17 @@
 """Orders that HostMemory has given to the storage actor."""
 
-import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from math import floor, log2
 
 from raydix.errors import AccountingError
-from raydix.ids import BatchId, ConnectionId, PageKey
+from raydix.ids import BatchId, ConnectionId
+from raydix.runtime.cache.host.answer_times import AnswerTimes
 from raydix.runtime.cache.host.circuit_breaker import BreakerState, CircuitBreaker
 from raydix.runtime.cache.host.events import HostEffect, StorageOrder, ToStorage
 from raydix.runtime.cache.host.missing_objects import MissingObjects
 from raydix.runtime.cache.host.settings import StorageSettings
+from raydix.runtime.cache.host.unanswered import ObjectName, Order, OrderKind, Unanswered
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
@@ -25,76 +25,16 @@ from raydix.runtime.messages.host import (
 )
 
 _TROUBLE = (ObjectStatus.IO_ERROR, ObjectStatus.TIMED_OUT)
-_READ_PATIENCE = 4
-"""A read may take so many times as long as the slowest of the last `_NUM_READ_TIMES`."""
-_NUM_READ_TIMES = 16
+_NEUTRAL = (ObjectStatus.CANCELLED, ObjectStatus.FULL)
+_NO_ANSWER = (*_TROUBLE, *_NEUTRAL)
 _MAX_OVERDUE = 8
-"""A backend that owes so many overdue answers is not probed any more."""
+"""A backend that owes so many overdue answers is probed again once it has given one of them."""
+_SLOW_S = 0.125
+"""Answers that come sooner are worth the wait of any request."""
 
 
-class OrderKind(Enum):
-    """Each kind can fail by itself: a mount may still find what it cannot read."""
-
-    EXISTS = "exists"
-    READ = "read"
-    WRITE = "write"
-
-
+_FOR_READING = (OrderKind.EXISTS, OrderKind.READ)
 _WORST_FIRST = (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED)
-
-
-@dataclass(slots=True)
-class _Order:
-    kind: OrderKind
-    sent_s: float
-    num_pages: int
-    """Of a question whether objects exist."""
-    is_overdue: bool = False
-
-
-@dataclass(slots=True)
-class _Unanswered:
-    """Orders of one kind that have no answer.
-
-    Thousands of questions may be open, so nothing here goes over all.
-    """
-
-    current: dict[BatchId, _Order] = field(default_factory=dict)
-    """Those that are not overdue."""
-    overdue_at_s: list[tuple[float, BatchId]] = field(default_factory=list)
-    """A heap that holds every current order; its first entry is current."""
-    num_overdue: int = 0
-    num_pages: int = 0
-    """Of all, overdue or not."""
-
-    @property
-    def next_overdue_s(self) -> float | None:
-        """When the first current order becomes overdue."""
-        return self.overdue_at_s[0][0] if self.overdue_at_s else None
-
-    def add(self, batch_id: BatchId, order: _Order, overdue_at_s: float) -> None:
-        self.current[batch_id] = order
-        self.num_pages += order.num_pages
-        heapq.heappush(self.overdue_at_s, (overdue_at_s, batch_id))
-
-    def remove(self, batch_id: BatchId, order: _Order) -> None:
-        self.num_pages -= order.num_pages
-        if order.is_overdue:
-            self.num_overdue -= 1
-            return
-        del self.current[batch_id]
-        while self.overdue_at_s and self.overdue_at_s[0][1] not in self.current:
-            heapq.heappop(self.overdue_at_s)
-
-    def give_up(self) -> list[BatchId]:
-        """All current orders count as overdue from now on."""
-        given_up = list(self.current)
-        for order in self.current.values():
-            order.is_overdue = True
-        self.current.clear()
-        self.overdue_at_s.clear()
-        self.num_overdue += len(given_up)
-        return given_up
 
 
 class StorageOrders:
@@ -104,6 +44,9 @@ class StorageOrders:
     While L3 is in use without a process, a storage actor is being made. A process that is no longer
     in use still answers what it was asked. No request waits for a backend that does not answer: as
     soon as one question or read is overdue, all others of its kind are given up as well.
+
+    An answer that comes after that says how long answers take: if that is as long as an answer may
+    take at all, L3 is used again at once, and waited for as long as that.
     """
 
     def __init__(
@@ -122,32 +65,52 @@ class StorageOrders:
         self.pid: int | None = None
         self.connection: ConnectionId | None = None
 
-        self._orders: dict[BatchId, _Order] = {}
-        self._unanswered = {kind: _Unanswered() for kind in OrderKind}
-        self._next_id = 0
+        self._orders: dict[BatchId, Order] = {}
+        self._unanswered = {kind: Unanswered() for kind in OrderKind}
+        self._next_batch_id = BatchId(0)
 
         self.missing = MissingObjects(settings.missing_ttl_s, settings.max_missing_names)
-        self._breakers = self._new_breakers()
-        self._read_times_s: deque[float] = deque(maxlen=_NUM_READ_TIMES)
-        self._last_names: dict[OrderKind, tuple[int, PageKey]] = {}
+        self._deadline_s = settings.patience_s
+        """What the storage actor is given for a read or a write."""
+        self._trust_anew()
 
-    def _new_breakers(self) -> dict[OrderKind, CircuitBreaker]:
+        self._last_names: dict[OrderKind, ObjectName] = {}
+        self._good_names: dict[OrderKind, ObjectName] = {}
+        """The last ones for which there was an answer."""
+        self._num_probes = 0
+
+    def _trust_anew(self) -> None:
         settings = self._settings
         limits = (
             settings.breaker_failures,
             settings.breaker_backoff_s,
             settings.breaker_max_backoff_s,
         )
-        return {kind: CircuitBreaker(*limits) for kind in OrderKind}
+        self._breakers = {kind: CircuitBreaker(*limits) for kind in OrderKind}
 
-    def attach(self, connection: ConnectionId, pid: int) -> None:
-        """A storage actor is there; its backend is trusted anew."""
+        in_time_s, transfer_s = self._deadline_s, self._deadline_s + settings.overdue_margin_s
+        exists_s = min(settings.exists_deadline_s, in_time_s)
+        read_s = min(settings.min_read_patience_s, transfer_s)
+        write_s = max(settings.max_write_patience_s, transfer_s)
+        self._times = {
+            OrderKind.EXISTS: AnswerTimes(exists_s, in_time_s, first_s=exists_s),
+            OrderKind.READ: AnswerTimes(read_s, transfer_s, first_s=transfer_s),
+            OrderKind.WRITE: AnswerTimes(transfer_s, write_s, first_s=transfer_s),
+        }
+        self._busy_at_s = dict.fromkeys(OrderKind, 0.0)
+        """When the last order of a kind was given or answered."""
+
+    def attach(self, connection: ConnectionId, pid: int, patience_s: float | None = None) -> None:
+        """A storage actor is there; its backend is trusted anew.
+
+        `patience_s`: how long its answers may take; None: as the settings say.
+        """
         self.is_in_use = True
         self.connection = connection
         self.pid = pid
         self.missing.forget_all()
-        self._breakers = self._new_breakers()
-        self._read_times_s.clear()
+        self._deadline_s = self._settings.patience_s if patience_s is None else patience_s
+        self._trust_anew()
 
     def retire(self) -> None:
         """No order is given any more, until another storage actor attaches."""
@@ -158,15 +121,12 @@ class StorageOrders:
         self.pid = None
         self.connection = None
         self._orders.clear()
-        self._unanswered = {kind: _Unanswered() for kind in OrderKind}
+        self._unanswered = {kind: Unanswered() for kind in OrderKind}
 
     @property
     def is_readable(self) -> bool:
-        """Whether L3 is asked and read; probes alone find out when it is again."""
-        are_closed = all(
-            self._breakers[kind].state is BreakerState.CLOSED
-            for kind in (OrderKind.EXISTS, OrderKind.READ)
-        )
+        """Whether L3 is asked and read; if not, probes and late answers show when it is again."""
+        are_closed = all(self._breakers[kind].state is BreakerState.CLOSED for kind in _FOR_READING)
         return self.is_in_use and self.pid is not None and are_closed
 
     def is_writable(self, now_s: float) -> bool:
@@ -190,14 +150,47 @@ class StorageOrders:
 
     def probe_due_s(self, kind: OrderKind) -> float | None:
         """When the next probe of this kind is due; None if none is."""
-        num_overdue = self._unanswered[kind].num_overdue
-        if not self.is_in_use or self.pid is None or num_overdue >= _MAX_OVERDUE:
+        unanswered = self._unanswered[kind]
+        if not self.is_in_use or self.pid is None or unanswered.num_overdue >= _MAX_OVERDUE:
             return None
+        if self._breakers[kind].state is BreakerState.CLOSED:
+            # No request waits for a slow L3, so that none may notice when it has recovered.
+            has_asked = kind in self._last_names and not unanswered.current
+            is_due = has_asked and self.answer_s > 0.0
+            return self._busy_at_s[kind] + self._settings.recheck_interval_s if is_due else None
         return self._breakers[kind].retry_at_s
 
-    def last_name(self, kind: OrderKind) -> tuple[int, PageKey]:
-        """Group and key of an object that was last asked about or read; there has been one."""
-        return self._last_names[kind]
+    def take_probe_name(self, kind: OrderKind) -> ObjectName:
+        """An object that was asked about or read before; there has been one.
+
+        In turns the last one, and the last one for which there was an answer: it may be this very
+        object, and nothing else, that the backend cannot read.
+        """
+        self._num_probes += 1
+        last = self._last_names[kind]
+        return last if self._num_probes % 2 else self._good_names.get(kind, last)
+
+    @property
+    def answer_s(self) -> float:
+        """What a question and a read take at least, these days; 0 if that is short or not known.
+
+        A power of two, so that it seldom changes.
+        """
+        usual_s = sum(self._times[kind].usual_s for kind in _FOR_READING)
+        return 2.0 ** floor(log2(usual_s)) if usual_s >= _SLOW_S else 0.0
+
+    def figures(self) -> dict[str, str | float]:
+        """How long answers may take; and if L3 is left alone, for what, why and since when."""
+        figures: dict[str, str | float] = {
+            f"l3_{kind.value}_patience_s": times.patience_s for kind, times in self._times.items()
+        }
+        for kind, breaker in self._breakers.items():
+            if self.is_in_use and breaker.cause is not None and breaker.off_since_s is not None:
+                figures["l3_off_kind"] = kind.value
+                figures["l3_off_cause"] = breaker.cause.value
+                figures["l3_off_since_s"] = breaker.off_since_s
+                break
+        return figures
 
     @property
     def breaker_state(self) -> BreakerState:
@@ -218,45 +211,50 @@ class StorageOrders:
         """Ask which of these objects exist."""
         # Questions wait for each other, and some backends ask for each object by itself.
         num_pages = len(keys) // KEY_BYTES
-        num_pages_before = self._unanswered[OrderKind.EXISTS].num_pages
-        per_page_s = self._settings.exists_deadline_per_page_s
-        deadline_s = self._settings.exists_deadline_s + per_page_s * (num_pages_before + num_pages)
-        batch_id = self._start(OrderKind.EXISTS, now_s, deadline_s, num_pages)
-        self._last_names[OrderKind.EXISTS] = (group, PageKey(keys[:KEY_BYTES]))
+        num_ahead = self._unanswered[OrderKind.EXISTS].num_pages
+        allowed_s = self._settings.exists_deadline_per_page_s * (num_ahead + num_pages)
+        order = Order(
+            kind=OrderKind.EXISTS,
+            sent_s=now_s,
+            group=group,
+            keys=keys,
+            num_pages=num_pages,
+            allowed_s=allowed_s,
+        )
+        batch_id = self._start(order)
+        deadline_s = self._patience_s(order)
         self._send(AskExists(batch_id=batch_id, keys=keys, group=group, deadline_s=deadline_s))
         return batch_id
 
     def read(self, group: int, keys: bytes, host_page_ids: Int32Array, now_s: float) -> BatchId:
         """Read objects into FILLING pages, whose generations are in the table."""
-        longest_s = self._settings.deadline_s + self._settings.overdue_margin_s
-        patience_s = longest_s
-        if self._read_times_s:
-            usual_s = _READ_PATIENCE * max(self._read_times_s)
-            patience_s = min(longest_s, max(self._settings.min_read_patience_s, usual_s))
-
-        batch_id = self._start(OrderKind.READ, now_s, patience_s)
-        self._last_names[OrderKind.READ] = (group, PageKey(keys[:KEY_BYTES]))
+        order = Order(kind=OrderKind.READ, sent_s=now_s, group=group, keys=keys)
+        batch_id = self._start(order)
         self._send(
             ReadObjects(
                 batch_id=batch_id,
                 keys=keys,
                 host_page_ids=host_page_ids,
                 group=group,
-                deadline_s=self._settings.deadline_s,
+                deadline_s=self._deadline_s,
             )
         )
         return batch_id
 
     def write(self, make_order: Callable[[BatchId, float], WriteObjects], now_s: float) -> BatchId:
         """Send the order that `make_order(batch_id, deadline_s)` makes."""
-        deadline_s = self._settings.deadline_s
-        batch_id = self._start(OrderKind.WRITE, now_s, deadline_s + self._settings.overdue_margin_s)
-        self._send(make_order(batch_id, deadline_s))
+        batch_id = self._next_batch_id
+        message = make_order(batch_id, self._deadline_s)
+        group, keys = message.group, message.keys
+        order = Order(kind=OrderKind.WRITE, sent_s=now_s, group=group, keys=keys)
+        self._start(order)
+        self._send(message)
         return batch_id
 
     def clear(self, now_s: float) -> BatchId:
         """Have every object of the namespace removed; nothing is written meanwhile."""
-        batch_id = self._start(OrderKind.WRITE, now_s, self._settings.clear_patience_s)
+        order = Order(kind=OrderKind.WRITE, sent_s=now_s)
+        batch_id = self._start(order)
         self._send(DeleteObjects(batch_id=batch_id))
         return batch_id
 
@@ -264,14 +262,20 @@ class StorageOrders:
         assert self.connection is not None
         self._effects.append(ToStorage(self.connection, order))
 
-    def _start(
-        self, kind: OrderKind, now_s: float, patience_s: float, num_pages: int = 0
-    ) -> BatchId:
-        batch_id = BatchId(self._next_id)
-        self._next_id += 1
-        order = self._orders[batch_id] = _Order(kind, now_s, num_pages)
-        self._unanswered[kind].add(batch_id, order, now_s + patience_s)
-        self._breakers[kind].start()
+    def _patience_s(self, order: Order) -> float:
+        if not order.keys:
+            return self._settings.clear_patience_s
+        return self._times[order.kind].patience_s + order.allowed_s
+
+    def _start(self, order: Order) -> BatchId:
+        batch_id = self._next_batch_id
+        self._next_batch_id = BatchId(batch_id + 1)
+        self._orders[batch_id] = order
+        self._unanswered[order.kind].add(batch_id, order, order.sent_s + self._patience_s(order))
+        self._breakers[order.kind].start()
+        self._busy_at_s[order.kind] = order.sent_s
+        if order.keys:
+            self._last_names[order.kind] = order.name(0)
         return batch_id
 
     def cancel(self, batch_id: BatchId) -> None:
@@ -285,32 +289,49 @@ class StorageOrders:
             raise AccountingError(f"storage answers batch {done.batch_id}, which it does not owe")
 
         self._unanswered[order.kind].remove(done.batch_id, order)
-        if order.is_overdue:
-            return
-
+        self._busy_at_s[order.kind] = now_s
         breaker = self._breakers[order.kind]
         num_failed = sum(done.statuses.count(status) for status in _TROUBLE)
-        num_neutral = done.statuses.count(ObjectStatus.CANCELLED) + done.statuses.count(
-            ObjectStatus.FULL
-        )
+        num_neutral = sum(done.statuses.count(status) for status in _NEUTRAL)
 
         if 2 * num_failed >= max(1, len(done.statuses)):
-            breaker.fail(now_s)
-        elif num_neutral == len(done.statuses):
+            # Failures of long ago say nothing of today.
+            if not order.is_overdue:
+                breaker.fail(now_s)
+        elif num_neutral < len(done.statuses):
+            self._take_success(order, done.statuses, now_s)
+        elif not order.is_overdue:
             breaker.abstain(now_s)
+
+    def _take_success(self, order: Order, statuses: bytes, now_s: float) -> None:
+        breaker, times = self._breakers[order.kind], self._times[order.kind]
+        time_s = now_s - order.sent_s
+        if order.is_overdue and time_s > times.longest_s:
+            # It answers, though too late. How long it takes today, a probe shows.
+            breaker.hasten(now_s)
+            return
+
+        if order.keys:
+            times.note(max(0.0, time_s - order.allowed_s))
+            first = next(i for i, status in enumerate(statuses) if status not in _NO_ANSWER)
+            self._good_names[order.kind] = order.name(first)
+        if order.is_overdue:
+            breaker.close()
         else:
             breaker.succeed()
-            if order.kind is OrderKind.READ:
-                self._read_times_s.append(now_s - order.sent_s)
 
     def take_overdue(self, now_s: float) -> list[BatchId]:
         """Batches to be given up as of now: those that are late, and all others of their kind."""
         given_up: list[BatchId] = []
         for kind, unanswered in self._unanswered.items():
-            next_s = unanswered.next_overdue_s
-            if next_s is not None and next_s <= now_s:
-                self._breakers[kind].trip(now_s)
-                given_up += unanswered.give_up()
+            # Late answers to others may have come since the order was given.
+            while (order := unanswered.first_due(now_s)) is not None:
+                overdue_at_s = order.sent_s + self._patience_s(order)
+                if overdue_at_s <= now_s:
+                    self._breakers[kind].trip(now_s)
+                    given_up += unanswered.give_up()
+                else:
+                    unanswered.postpone(overdue_at_s)
         self._counters["l3_overdue_batches"] += len(given_up)
         return given_up
 

@@ -1,10 +1,14 @@
-"""Finds out, by the clock, whether an L3 that was left alone is back. No request waits for that."""
+"""Finds out, by the clock, whether an L3 that was left alone is back, or a slow one is fast again.
+
+No request waits for that.
+"""
 
 from raydix.ids import BatchId, HostPageId
 from raydix.runtime.cache.host.events import HostEffect, SetGenerations
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.reads import HostReads
-from raydix.runtime.cache.host.storage_orders import OrderKind, StorageOrders
+from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.host.unanswered import OrderKind
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone
 
@@ -12,7 +16,7 @@ from raydix.runtime.messages.host import ObjectsDone
 class StorageProbes:
     """Owns: probes under way, and the FILLING page of each read among them.
 
-    The page is given back unread. A probe repeats the last question or read. Writes probe by
+    The page is given back unread. A probe repeats an earlier question or read. Writes probe by
     themselves, since nobody waits for them.
     """
 
@@ -30,12 +34,12 @@ class StorageProbes:
     def dispatch(self, now_s: float) -> None:
         """Send what is due."""
         if self._orders.is_probe_due(OrderKind.EXISTS, now_s):
-            group, key = self._orders.last_name(OrderKind.EXISTS)
+            group, key = self._orders.take_probe_name(OrderKind.EXISTS)
             self._orders.ask_exists(group, key, now_s)
 
         self._is_starved = False
         if self._orders.is_probe_due(OrderKind.READ, now_s):
-            group, key = self._orders.last_name(OrderKind.READ)
+            group, key = self._orders.take_probe_name(OrderKind.READ)
             page_id = self._allocator.allocate(group)
             self._is_starved = page_id is None
             if page_id is not None:

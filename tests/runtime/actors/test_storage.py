@@ -54,7 +54,7 @@ class World:
     async def start_only(self) -> None:
         await self.actor.start(
             StorageSetup(
-                backend=FakeL3Section(backend="fake"),
+                backend=FakeL3Section(backend="fake", patience_s=7.0),
                 namespace=NAMESPACE,
                 arena=self.arena.location,
                 host_address=self.address,
@@ -87,6 +87,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.listener.close()
     assert not world.failed.is_set()
     world.arena.close()
+
+
+async def test_hello_says_how_long_answers_may_take(world: World) -> None:
+    assert (await world.link()).hello.patience_s == 7.0
 
 
 def write(batch: int, page: int = 0) -> WriteObjects:

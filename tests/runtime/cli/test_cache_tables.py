@@ -163,3 +163,20 @@ def test_the_documentation_gives_every_source_with_its_meaning() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
     for source, meaning in MEANINGS.items():
         assert f"| `{source.label}` | {meaning} |" in text
+
+
+def test_stats_say_since_when_and_why_storage_is_left_alone() -> None:
+    host = HOST | {
+        "l3_breaker": "open",
+        "l3_off_kind": "read",
+        "l3_off_cause": "late",
+        "l3_off_at_s": 1_700_000_000.0,
+        "l3_exists_patience_s": 1.0,
+        "l3_read_patience_s": 12.0,
+        "l3_write_patience_s": 15.0,
+    }
+    text = shown(*stats_tables({"scheduler": SCHEDULER, "host": host, "storage": storage()}))
+    assert "left alone since" in text
+    assert "2023-11-1" in text
+    assert "read had no answer in time" in text
+    assert "exists 1 s, read 12 s, write 15 s" in text

@@ -132,6 +132,7 @@ class HostScript:
         self._objects = ScriptedObjects(len(page_sizes))
         self.num_retirements = 0
         self.knows_storage: bool | None = None
+        self.knows_answer_s = 0.0
         """What the Scheduler has heard of L3."""
 
     @property
@@ -225,10 +226,10 @@ class HostScript:
         connection, self.scheduler = self.scheduler, None
         self.tell(SchedulerLost(connection))
 
-    def attach_storage(self, pid: int) -> None:
+    def attach_storage(self, pid: int, patience_s: float | None = None) -> None:
         """A storage actor connects."""
         self.storage = self._connect()
-        self.tell(StorageAttached(self.storage, pid))
+        self.tell(StorageAttached(self.storage, pid, patience_s))
 
     def lose_storage(self) -> None:
         """The storage actor's link closes; what it was asked is not answered."""
@@ -241,6 +242,7 @@ class HostScript:
         match message:
             case StorageStatus():
                 self.knows_storage = message.is_in_use
+                self.knows_answer_s = message.answer_s
             case PagesGranted():
                 pairs = list(
                     zip(message.host_page_ids.tolist(), message.generations.tolist(), strict=True)

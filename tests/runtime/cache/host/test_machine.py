@@ -304,7 +304,7 @@ class HostWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.host.orders)
     @rule()
     def storage_is_silent(self) -> None:
-        self.time_passes(draws.SETTINGS.deadline_s + draws.SETTINGS.overdue_margin_s)
+        self.time_passes(draws.SETTINGS.patience_s + draws.SETTINGS.overdue_margin_s)
 
     @rule(seconds=st.sampled_from([0.0, 0.0, 0.5, 40.0]))
     def time_passes(self, seconds: float) -> None:

@@ -1,0 +1,44 @@
+"""How long L3 takes to answer one kind of order, and how long it may."""
+
+from collections import deque
+
+_NUM_TIMES = 16
+_NUM_USUAL = 4
+_SLACK = 4
+"""An answer may take so many times as long as the slowest of the last `_NUM_TIMES`."""
+
+
+class AnswerTimes:
+    """Owns: how long the latest answers took.
+
+    The patience refutes itself either way. An answer that comes too late counts like any other, so
+    a patience that is too short has grown once the first late answer is there. Each answer pushes
+    an old one out, so a patience that is too long has shrunk after `_NUM_TIMES` answers.
+    """
+
+    def __init__(self, shortest_s: float, longest_s: float, first_s: float) -> None:
+        """The patience keeps between two bounds; `first_s`: before any answer."""
+        self._shortest_s = shortest_s
+        self.longest_s = longest_s
+        self._first_s = first_s
+        self._times_s: deque[float] = deque(maxlen=_NUM_TIMES)
+
+    def note(self, time_s: float) -> None:
+        """An answer took so long."""
+        self._times_s.append(time_s)
+
+    @property
+    def patience_s(self) -> float:
+        """How long an answer may take."""
+        if not self._times_s:
+            return self._first_s
+        return min(self.longest_s, max(self._shortest_s, _SLACK * max(self._times_s)))
+
+    @property
+    def usual_s(self) -> float:
+        """The fastest of the last few answers; 0 if there was none.
+
+        A store that is slow now and then is not a slow one, and the first fast answer shows that it
+        has recovered.
+        """
+        return min(list(self._times_s)[-_NUM_USUAL:], default=0.0)
