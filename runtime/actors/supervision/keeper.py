@@ -220,7 +220,10 @@ class Keeper:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _beat(self, actor: RunningActor) -> None:
-        """Ask the actor for a sign of life, again and again. Raises EngineDead without one."""
+        """Ask the actor for a sign of life, again and again. Raises EngineDead without one.
+
+        One that was merely slow is lost wrongly once: its next incarnation is asked anew.
+        """
         deadline_s = self._supervision.heartbeat_deadline_s
         while True:
             try:

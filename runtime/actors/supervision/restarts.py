@@ -24,6 +24,9 @@ class Supervision:
     """For a killed process to end; a process with much registered memory takes seconds."""
     drain_timeout_s: float = DRAIN_S
     """At a clean stop: for requests to end, then for copies to L2, then for writes to L3."""
+    storage_retry_s: float = 300.0
+    """A storage backend whose actor ended too often is tried again so often: a start of the actor
+    takes less than a hundredth of that."""
     max_crashes: int = 5
     crash_window_s: float = 300.0
     first_backoff_s: float = 0.1
@@ -41,7 +44,11 @@ class Supervision:
 
 
 class CrashHistory:
-    """Owns: when one actor ended lately."""
+    """Owns: when one actor ended lately.
+
+    That it cannot be kept is tested by its last restart, and ends the engine, but for storage,
+    which is tried again; that it can be kept, by each further end.
+    """
 
     def __init__(self, supervision: Supervision) -> None:
         self._supervision = supervision

@@ -168,6 +168,8 @@ class StorageSwitch:
         """Those that may have a process."""
         self.current: AttachedStorage | None = None
         self._has_ended = False
+        self._retrying: asyncio.Task[None] | None = None
+        """While the engine goes on without a backend that was given up."""
         self._errors: dict[str, ErrorLog] = {}
         """By backend: why its actor ended or could not be used."""
 
@@ -188,24 +190,27 @@ class StorageSwitch:
         async with self._switching:
             if self._has_ended:
                 raise EngineDead("the engine ends")
-            storage = self._attached(section)
-            storage.start()
-            try:
-                await self._open(storage)
-            except BaseException:
-                await storage.end()
-                raise
+            return await self._switch_to(section)
 
-            former = self.current
-            try:
-                name = await self._retire()
-                self.current = storage
-                storage.serve()
-                await self._meet_host(storage)
-            except BaseException as error:
-                await self._go_back(former, error)
-                raise
-            return name
+    async def _switch_to(self, section: L3Section) -> str | None:
+        storage = self._attached(section)
+        storage.start()
+        try:
+            await self._open(storage)
+        except BaseException:
+            await storage.end()
+            raise
+
+        former = self.current
+        try:
+            name = await self._retire()
+            self.current = storage
+            storage.serve()
+            await self._meet_host(storage)
+        except BaseException as error:
+            await self._go_back(former, error)
+            raise
+        return name
 
     async def _open(self, storage: AttachedStorage) -> None:
         timeout_s = self._supervision.open_timeout_s
@@ -278,6 +283,8 @@ class StorageSwitch:
     async def detach(self) -> str | None:
         """Leave the backend in use. Returns its name; None if there is none."""
         async with self._switching:
+            if self._retrying is not None:
+                self._retrying.cancel()
             former = self.current
             try:
                 return await self._retire()
@@ -299,6 +306,9 @@ class StorageSwitch:
     async def end(self) -> None:
         """End all actors now: of the backend in use, and of one that is being attached."""
         self._has_ended = True
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.gather(self._retrying, return_exceptions=True)
         await self._end_all()
 
     async def _end_all(self) -> None:
@@ -350,13 +360,35 @@ class StorageSwitch:
                 self._errors[storage.section.backend].take_over(LastError.from_values(last))
 
     async def _lose(self, storage: AttachedStorage) -> None:
-        """The actor cannot be kept: the engine goes on without L3."""
+        """The actor cannot be kept: the engine goes on without L3, and tries it again later."""
         if self.current is not storage:
             return
+        # During a switch it is the caller's error, who has asked for this backend.
+        if not self._switching.locked() and not self._has_ended:
+            # Before anything is waited for, so that who detaches meanwhile finds it.
+            self._retrying = asyncio.create_task(self._retry(storage.section))
         try:
             await self._forget()
         except RaydixError as error:
             logger.error("HostMemory was not told that there is no storage: %s", error)
+
+    async def _retry(self, section: L3Section) -> None:
+        """Use a backend that was given up once it works again, unless another is used by then."""
+        log, retry_s = self._errors[section.backend], self._supervision.storage_retry_s
+        while True:
+            cause = "it ended too often" if log.last is None else log.last.text
+            log.note(f"given up, and tried again after {retry_s:g} s: {cause}", num_errors=0)
+            await asyncio.sleep(retry_s)
+            async with self._switching:
+                if self.current is not None or self._has_ended:
+                    return
+                try:
+                    await self._switch_to(section)
+                    return
+                except RaydixError as error:
+                    logger.warning(
+                        "the storage backend %s is still no use: %s", section.backend, error
+                    )
 
     async def _forget(self) -> None:
         # First, so that a HostMemory which starts just now knows it.

@@ -1,6 +1,7 @@
 """Switching between backends whose actors and HostMemory the test plays."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ class FakeActor:
 class Bench:
     """What surrounds a switch, and a log of what happens in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage_retry_s: float = 300.0) -> None:
         self.log: list[str] = []
         self.actors: list[FakeActor] = []
         self.open_error: Exception | None = None
@@ -59,7 +60,7 @@ class Bench:
         self.last_error: dict[str, Any] | None = None
         self.hangs = False
         self.is_drained = True
-        self.switch = StorageSwitch(self, QUICK)
+        self.switch = StorageSwitch(self, replace(QUICK, storage_retry_s=storage_retry_s))
 
     async def make_storage(self, number: int, incarnation: int) -> FakeActor:
         self.actors.append(FakeActor(self, number))
@@ -229,6 +230,42 @@ async def test_backend_whose_actor_keeps_ending_is_given_up() -> None:
     await bench.until("detach_storage")
     assert bench.switch.current is None
     assert await bench.switch.detach() is None
+    await bench.switch.end()
+
+
+async def given_up(bench: Bench) -> None:
+    await bench.switch.attach(SECTION)
+    bench.open_error = OSError("gone")
+    bench.actors[0].ended.set()
+    await bench.until("detach_storage")
+
+
+async def test_backend_that_was_given_up_is_tried_until_it_works_again() -> None:
+    bench = Bench(storage_retry_s=0.0)
+    await given_up(bench)
+    await bench.until("end 2")
+    bench.open_error = None
+    await bench.until("wait_storage")
+    assert bench.switch.current is not None
+    assert "gone" in bench.switch.last_errors(None)["fake"].text
+    await bench.switch.end()
+
+
+@pytest.mark.parametrize("attaches", [False, True])
+async def test_backend_that_was_given_up_is_not_tried_once_something_else_is_asked_for(
+    attaches: bool,
+) -> None:
+    bench = Bench(storage_retry_s=0.01)
+    await given_up(bench)
+    bench.open_error = None
+    await (bench.switch.attach(SECTION) if attaches else bench.switch.detach())
+    num_actors = len(bench.actors)
+    current = bench.switch.current
+    assert bench.switch._retrying is not None
+    await asyncio.wait([bench.switch._retrying])
+    assert len(bench.actors) == num_actors
+    assert bench.switch.current is current
+    await bench.switch.end()
 
 
 async def test_backend_that_is_given_up_while_it_is_attached_is_an_error_of_the_caller() -> None:
@@ -309,6 +346,7 @@ async def test_backend_that_dies_for_good_before_host_memory_met_it_does_not_hol
         await attaching
     assert bench.switch.current is None
     assert await bench.switch.detach() is None
+    await bench.switch.end()
 
 
 async def test_detach_that_host_memory_does_not_answer_leaves_the_backend_in_use() -> None:
