@@ -22,19 +22,23 @@ MEANINGS: Mapping[PageSource, str] = {
         "the last token is always computed: the first output token comes from it"
     ),
     PageSource.PARTIAL_PAGE: "fills no whole page, and only whole pages are kept",
-    PageSource.NOT_FOUND: "no tier had it",
+    PageSource.NOT_FOUND: "no tier had it, or one before it",
     PageSource.BELOW_MIN_TOKENS: (
         "so few tokens are not fetched from storage: cache.prefetch.min_tokens"
     ),
     PageSource.TIMED_OUT: "storage was asked, and took longer than it may",
     PageSource.CANCELLED: (
-        "the request did not wait for storage any longer: cache.prefetch.strategy and .cap"
+        "nobody waited for storage any longer: cache.prefetch.strategy and .cap, storage that is "
+        "slower than these allow or was detached, or a request that ended"
     ),
     PageSource.RECOMPUTE_CHEAPER: "computing it was predicted to be faster than loading it",
     PageSource.NO_HOST_PAGE: "the host arena had no room for it",
     PageSource.BAD_OBJECT: "what storage had did not pass verification, and was removed",
     PageSource.IO_ERROR: "storage or the host arena failed, or is left alone since it did",
     PageSource.CACHING_OFF: "cache.prefix_caching is false",
+    PageSource.NO_WINDOW: (
+        "no tier had the pages of the sliding window with which one could have gone on from there"
+    ),
     PageSource.PROMPT_LOGPROBS: "prompt_logprobs were asked for, and caches hold no logits",
 }
 _MEANINGS_BY_LABEL = {source.label: meaning for source, meaning in MEANINGS.items()}

@@ -39,6 +39,7 @@ class PageSource(IntEnum):
     IO_ERROR = 19
     CACHING_OFF = 20
     PROMPT_LOGPROBS = 21
+    NO_WINDOW = 22
     PENDING = 30
     """Not yet known: a read is in flight or waits for its turn. Never final."""
 
@@ -215,7 +216,8 @@ class LookupProgress:
     """Where the pages of a chain come from, as far as is known. Stale if nobody waits for it.
 
     What `num_l1_pages` names says L1. In all groups the other pages from the first one on that a
-    FULL or LATENT group cannot have say why. A page of a WINDOW group that cannot be had says so
+    FULL or LATENT group cannot have say why; those that are of no use for want of a window that no
+    tier has say NO_WINDOW. A page of a WINDOW group that cannot be had says so
     for itself; one that no end needs for which pages are fetched says NOT_FOUND, unless it is in
     L2. It may turn to PENDING while the report is not final: if another page does not come, the
     next best end is fetched for. The best end that the reports allow never moves back.

@@ -171,11 +171,16 @@ def _waits_for_prefetch(
         return False
 
     num_tokens = num_pending * settings.page_size
+    if not prefetch.has_report and num_tokens < replica.host.min_l3_tokens:
+        # HostMemory will not ask L3, so nothing is on its way.
+        prefetch.give_up(PageSource.BELOW_MIN_TOKENS)
+        return False
     deadline_s = prefetch_deadline_s(
         settings.prefetch,
         first_runnable_s=prefetch.note_runnable(now_s),
         pending_tokens=num_tokens,
         recompute_s=replica.prefill_rate.predict_s(num_tokens, now_s),
+        answer_s=replica.host.l3_answer_s,
     )
     if deadline_s is not None and now_s < deadline_s and prefetch.alarm.advance(deadline_s, now_s):
         replica.wake_at(deadline_s, request)

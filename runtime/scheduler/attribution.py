@@ -20,8 +20,15 @@ Sources = NDArray[np.uint8]
 """A `PageSource` per page or token: arrays, for a prompt may have thousands."""
 
 # Plain numbers, for numpy takes ten times as long to compare with members of an enum.
-_L2, _L3, _NOT_FOUND, _PENDING = map(
-    int, (PageSource.L2, PageSource.L3, PageSource.NOT_FOUND, PageSource.PENDING)
+_L2, _L3, _NOT_FOUND, _NO_WINDOW, _PENDING = map(
+    int,
+    (
+        PageSource.L2,
+        PageSource.L3,
+        PageSource.NOT_FOUND,
+        PageSource.NO_WINDOW,
+        PageSource.PENDING,
+    ),
 )
 
 
@@ -99,15 +106,22 @@ def _why_computed(
     """The reason for each full page in [start, stop), of which some KV group lacks the first.
 
     A page that all groups have is computed all the same, as the one before it is: it has the same
-    reason.
+    reason. Where windows alone are missing, that is the reason.
     """
     if start == stop or not settings.prefix_caching:
         return np.full(stop - start, int(PageSource.CACHING_OFF), dtype=np.uint8)
     reasons = np.zeros(stop - start, dtype=np.uint8)
-    for sources in prefetch.by_group:
-        np.maximum(reasons, _column(sources)[start:stop], out=reasons)
+    in_windows = np.zeros(stop - start, dtype=np.uint8)
+    # There are none of a request that was never looked up.
+    for sources, reach in zip(prefetch.by_group, settings.reaches, strict=False):
+        column = reasons if reach is None else in_windows
+        np.maximum(column, _column(sources)[start:stop], out=column)
+    lacks_windows = bool(prefetch.by_group) and settings.has_windows and settings.has_full
+    if lacks_windows:
+        in_windows[(in_windows == _NOT_FOUND) & (reasons != _NOT_FOUND)] = _NO_WINDOW
+    np.maximum(reasons, in_windows, out=reasons)
     if reasons[0] <= _L3:
-        reasons[0] = _NOT_FOUND
+        reasons[0] = _NO_WINDOW if lacks_windows else _NOT_FOUND
 
     places = np.where(reasons > _L3, np.arange(len(reasons)), 0)
     reasons = reasons[np.maximum.accumulate(places)]
@@ -122,7 +136,7 @@ def _column(sources: bytes) -> Sources:
 def _not_awaited(prefetch: PrefetchState, settings: SchedulerSettings) -> PageSource:
     """Why pages are computed that might still have come."""
     if prefetch.first_runnable_s is None:
-        # It was in L2 when the request was admitted, so nothing was waited for.
+        # It was in L2 when the request was admitted, or there is no L3: nothing was waited for.
         return PageSource.NOT_FOUND
     # Until HostMemory has reported, storage may not have been asked at all.
     is_patient = settings.prefetch.strategy is PrefetchStrategy.TIMEOUT

@@ -60,6 +60,7 @@ def on_host_lost(replica: Replica) -> None:
     _wake_all(replica)
 
     for asker in former.askers():
+        asker.prefetch.give_up(PageSource.IO_ERROR)
         asker.prefetch.close()
         if isinstance(asker, PrefetchHint):
             end_hint(replica, asker, PageSource.IO_ERROR)
@@ -119,7 +120,7 @@ def on_host_message(replica: Replica, message: FromHost) -> None:
                 lane.waiting.pages_came(ready)
                 lane.backups.note_dropped(dropped)
         case StorageStatus():
-            replica.host.note_storage(is_in_use=message.is_in_use)
+            replica.host.note_storage(message)
             replica.lookups.set_room(_room_for_lookups(replica, message))
             _wake_all(replica)
         case LookupProgress():
@@ -316,6 +317,7 @@ def _give_up_question(replica: Replica, question: LeaseId | LookupId) -> None:
         _give_up_lease(replica, LeaseId(question))
     asker = replica.lookups.find(LookupId(question))
     if asker is not None:
+        asker.prefetch.give_up(PageSource.IO_ERROR)
         replica.cancel_lookup(asker)
     if isinstance(asker, PrefetchHint):
         # Storage may never have been asked, so the reason is not that it was late.

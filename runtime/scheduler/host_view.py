@@ -12,6 +12,7 @@ from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
     MirrorUpdate,
     PagesGranted,
+    StorageStatus,
 )
 from raydix.runtime.scheduler.lookups import Unanswered
 from raydix.runtime.scheduler.request import Phase, RequestState
@@ -52,6 +53,10 @@ class HostView:
         self.is_silent = False
         self.has_storage: bool | None = None
         """L3 is in use; None until HostMemory has said so. Without L3 nobody waits for pages."""
+        self.min_l3_tokens = 0
+        """L3 is not asked for fewer."""
+        self.l3_answer_s = 0.0
+        """How long L3 takes to answer at least, as far as is known."""
         self.leases: dict[LeaseId, LeaseWanted] = {}
         """Leases asked for and not yet answered."""
         self.unanswered: Unanswered[LeaseId | LookupId] = Unanswered()
@@ -107,9 +112,11 @@ class HostView:
         """It has said something."""
         self.is_silent = False
 
-    def note_storage(self, *, is_in_use: bool) -> None:
-        """It has said whether there is an L3."""
-        self.has_storage = is_in_use
+    def note_storage(self, status: StorageStatus) -> None:
+        """It has said whether there is an L3, and what is to be expected of it."""
+        self.has_storage = status.is_in_use
+        self.min_l3_tokens = status.min_tokens
+        self.l3_answer_s = status.answer_s
 
     def note_drained(self) -> None:
         """It is told that no copy of an earlier connection is in flight."""

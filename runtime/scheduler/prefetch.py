@@ -181,15 +181,20 @@ def _farthest(was: int, now: int) -> int:
 
 
 def prefetch_deadline_s(
-    settings: PrefetchSettings, *, first_runnable_s: float, pending_tokens: int, recompute_s: float
+    settings: PrefetchSettings,
+    *,
+    first_runnable_s: float,
+    pending_tokens: int,
+    recompute_s: float,
+    answer_s: float = 0.0,
 ) -> float | None:
     """When a runnable request stops to wait for its prefetch; None: not before all is there.
 
     `first_runnable_s`: when it would have been admitted but for its prefetch. `recompute_s`:
-    predicted time to compute the `pending_tokens` instead. Nothing is believed of storage: each
-    request waits, so storage that has become quick is used again at once, and slow storage costs a
-    request no more than computing does. A `recompute_s` that is too short lets prompts be computed,
-    which corrects it; one that is too long is bounded by the patience that is set.
+    predicted time to compute the `pending_tokens` instead. One that is too short lets prompts be
+    computed, which corrects it; one that is too long is bounded by the patience that is set.
+    `answer_s`: how long L3 takes to answer at least; a request that would not wait for so long does
+    not begin to. As such requests do not test that, HostMemory does, by the clock.
     """
     match settings.strategy:
         case PrefetchStrategy.BEST_EFFORT:
@@ -200,4 +205,4 @@ def prefetch_deadline_s(
             patience_s = settings.base_s + settings.per_1k_tokens_s * pending_tokens / 1024
             if settings.cap_at_recompute:
                 patience_s = min(patience_s, recompute_s)
-            return first_runnable_s + patience_s
+            return first_runnable_s + (patience_s if patience_s >= answer_s else 0.0)

@@ -337,13 +337,20 @@ class Replica:
                 PageSource.PROMPT_LOGPROBS, num_full, num_groups=self.settings.num_groups
             )
             return
-        if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
+        if not self.settings.prefix_caching or not num_full:
+            return
+        if not self.host.is_usable:
+            if self.settings.has_host_memory:
+                request.prefetch.rule_out(
+                    PageSource.IO_ERROR, num_full, num_groups=self.settings.num_groups
+                )
             return
 
         ends = ends_in_l1(self.settings, found.match, num_full)
         request.prefetch.make_due(ends, num_full)
         lacking = range(found.num_known_pages, num_full)
-        if lacking and self.host.has_storage is not False:
+        is_asked = len(lacking) * self.settings.page_size >= self.host.min_l3_tokens
+        if lacking and is_asked and self.host.has_storage is not False:
             place = self.lanes[request.lane].waiting.key(request)
             self.lookups.enqueue(request, request.chain.short_keys(lacking), place)
         else:

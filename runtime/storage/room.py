@@ -31,7 +31,8 @@ class Room:
     """Owns: what a bounded store holds, in order of use, and room for what is written. Thread-safe.
 
     An object that cannot be deleted stays on record, as if it had just been used: its bytes are
-    taken, and others are tried before it is tried again.
+    taken, and others are tried before it is tried again. That it is stuck is thus tested with each
+    round of evictions; that it is there although somebody else has deleted it, with its own.
     """
 
     def __init__(self, max_bytes: int | None, remove: Remove) -> None:

@@ -57,6 +57,7 @@ def extreme_storage(draw: random.Random, page_size: int) -> StorageSettings:
         staged_grace_s=draw.choice([0.0, 0.01, 30.0]),
         breaker_failures=draw.choice([1, 5]),
         breaker_backoff_s=draw.choice([0.01, 1.0]),
+        recheck_interval_s=draw.choice([0.01, 10.0]),
     )
 
 

@@ -112,7 +112,6 @@ class HostMemoryCore:
         self._is_first_attach = generations is None
         if generations is None:
             self._storage.reads.allow_allocation()
-        self._min_tokens = settings.storage.min_tokens
         self._known_status: StorageStatus | None = None
         """What the attached Scheduler was told of L3; None: nothing."""
 
@@ -308,15 +307,8 @@ class HostMemoryCore:
         return grants
 
     def _tell_of_storage(self) -> None:
-        if self._scheduler is None:
-            return
-        status = StorageStatus(
-            is_in_use=self._storage.orders.is_in_use,
-            max_staged_pages=self._staged.max_pages,
-            min_tokens=self._min_tokens,
-            answer_s=self._storage.orders.answer_s,
-        )
-        if self._known_status != status:
+        status = self._storage.status
+        if self._scheduler is not None and self._known_status != status:
             self._known_status = status
             self._send(status)
 
@@ -365,11 +357,9 @@ class HostMemoryCore:
             "lookup_times": self._lookups.times.figure(),
             "pages_reading": self._storage.reads.num_filling,
             "pages_staged": self._staged.num_pins,
-            "l3_breaker": orders.breaker_state.value if orders.is_in_use else "none",
-            "l3_breaker_trips": orders.num_trips,
             "l3_writes_pending": self._storage.num_pending,
             "l3_writes_put_off": self._storage.writes.num_put_off,
-            **self._storage.orders.figures(),
+            **orders.figures(),
         }
         return stats | self.counters
 

@@ -9,6 +9,8 @@ class MissingObjects:
     """Owns: names that L3 lacked when it was last asked.
 
     A hint with a short life, for another engine may write them at any time; bounded in number, too.
+    What is wrongly believed missing is asked for again after that life, what is wrongly believed to
+    be there is found missing by its read.
     """
 
     def __init__(self, ttl_s: float, max_names: int) -> None:

@@ -265,7 +265,8 @@ class OpenLookup:
     def _choose(self, source: PageSource) -> None:
         """Choose the ends to fetch for, after pages were lost for the reason `source`.
 
-        The best end only ever moves to an earlier place, so FULL pages behind it get that reason.
+        The best end only ever moves to an earlier place. FULL pages behind it get that reason, but
+        for those that nobody said to be missing: it is a window that is.
         Without windows there is no choice: the best end is the first page that was lost.
         """
         if not self._has_windows:
@@ -275,6 +276,8 @@ class OpenLookup:
             return
         hopes = [bytes(sources[: self.end].translate(_HOPES)) for sources in self._sources]
         plan = plan_fetch(self._rule, hopes)
+        if source is PageSource.NOT_FOUND:
+            source = PageSource.NO_WINDOW
 
         for sources, reach in zip(self._sources, self._rule.reaches, strict=True):
             if reach is None:

@@ -28,7 +28,8 @@ class HostRepairs:
     asked about every page that L2 holds then and that it is not to get anyway: pages that lookups
     use go first, and then those used most recently. Later L3 is asked about a page again when a
     lookup uses it and `exists_interval_s` has passed since the last question, or for a new page
-    since its first use. What L3 lacks is noted.
+    since its first use. What L3 lacks is noted. That L3 has a page is thus tested while the page is
+    used; that it lacks one, by a write.
 
     No page is missed. One that is dropped meanwhile needs no question, and one that is filled after
     the attach is being written to this backend or was read from it, as its generation shows.

@@ -14,7 +14,7 @@ class StorageSettings:
     """
 
     min_tokens: int = 64
-    """A shorter run is computed instead of fetched."""
+    """A shorter run is computed instead of fetched. What is set is believed: nothing tests it."""
     batch_pages: int = 32
     """Pages of one read or write."""
     max_read_batches: int = 4

@@ -18,7 +18,7 @@ from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.storage_probes import StorageProbes
 from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.cache.host.writes import HostWrites
-from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, StorageStatus
 
 _PIECE = 256
 """Overdue batches that are given up with one event."""
@@ -36,6 +36,8 @@ class HostStorage:
         counters: Counter[str],
     ) -> None:
         storage = settings.storage
+        self._min_tokens = storage.min_tokens
+        self._staged = staged
         self._index = index
         self._effects = effects
         self._counters = counters
@@ -49,6 +51,16 @@ class HostStorage:
         self._is_retiring = False
         self._overdue: deque[BatchId] = deque()
         """Batches that are to be given up, some at a time."""
+
+    @property
+    def status(self) -> StorageStatus:
+        """What the Scheduler is to know of L3."""
+        return StorageStatus(
+            is_in_use=self.orders.is_in_use,
+            max_staged_pages=self._staged.max_pages,
+            min_tokens=self._min_tokens,
+            answer_s=self.orders.answer_s,
+        )
 
     @property
     def num_pending(self) -> int:

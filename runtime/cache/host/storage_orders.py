@@ -28,7 +28,9 @@ _TROUBLE = (ObjectStatus.IO_ERROR, ObjectStatus.TIMED_OUT)
 _NEUTRAL = (ObjectStatus.CANCELLED, ObjectStatus.FULL)
 _NO_ANSWER = (*_TROUBLE, *_NEUTRAL)
 _MAX_OVERDUE = 8
-"""A backend that owes so many overdue answers is probed again once it has given one of them."""
+"""A backend that owes so many overdue answers is probed again once it has given one of them: until
+then its threads are taken, and a probe would wait behind them. Only a new actor has others.
+"""
 _SLOW_S = 0.125
 """Answers that come sooner are worth the wait of any request."""
 
@@ -180,10 +182,16 @@ class StorageOrders:
         return 2.0 ** floor(log2(usual_s)) if usual_s >= _SLOW_S else 0.0
 
     def figures(self) -> dict[str, str | float]:
-        """How long answers may take; and if L3 is left alone, for what, why and since when."""
+        """Of the breakers, and how long answers may take.
+
+        If L3 is left alone, for what, why and since when.
+        """
         figures: dict[str, str | float] = {
-            f"l3_{kind.value}_patience_s": times.patience_s for kind, times in self._times.items()
+            "l3_breaker": self.breaker_state.value if self.is_in_use else "none",
+            "l3_breaker_trips": self.num_trips,
         }
+        for kind, times in self._times.items():
+            figures[f"l3_{kind.value}_patience_s"] = times.patience_s
         for kind, breaker in self._breakers.items():
             if self.is_in_use and breaker.cause is not None and breaker.off_since_s is not None:
                 figures["l3_off_kind"] = kind.value
@@ -298,7 +306,7 @@ class StorageOrders:
             # Failures of long ago say nothing of today.
             if not order.is_overdue:
                 breaker.fail(now_s)
-        elif num_neutral < len(done.statuses):
+        elif num_failed + num_neutral < len(done.statuses):
             self._take_success(order, done.statuses, now_s)
         elif not order.is_overdue:
             breaker.abstain(now_s)

@@ -1,14 +1,17 @@
 """Every prompt token has a source, and every computed one a reason that `explain` gives."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy
-from raydix.runtime.messages.host import PageSource
+from raydix.runtime.messages.host import PageSource, StorageStatus
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.attribution import attribute
+from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.storage_cluster import (
@@ -21,6 +24,8 @@ from tests.runtime.scheduler.storage_cluster import (
     settle,
 )
 from tests.simulation.faults import Faults
+from tests.simulation.layouts import FULL_AND_WINDOW
+from tests.simulation.workload import BASE_SETTINGS
 
 PROMPT = list(range(17))
 L1, L2, L3, PENDING = PageSource.L1, PageSource.L2, PageSource.L3, PageSource.PENDING
@@ -43,6 +48,10 @@ WORLDS: dict[PageSource, dict[str, Any]] = {
     PageSource.IO_ERROR: {"faults": Faults(storage_failure_fraction=1.0)},
     PageSource.CACHING_OFF: {"prefix_caching": False},
     PageSource.PROMPT_LOGPROBS: {},
+    PageSource.NO_WINDOW: {
+        "layout": FULL_AND_WINDOW,
+        "num_pages": BASE_SETTINGS.num_pages * 2,
+    },
 }
 """What makes each reason come up when a prompt is asked for again after L1 and L2 were emptied."""
 
@@ -61,6 +70,10 @@ def test_explain_gives_each_reason(reason: PageSource) -> None:
         assert cluster.storage is not None
         cluster.storage.objects.clear()
         serve(cluster, "warm", prompt)
+    if reason is PageSource.NO_WINDOW:
+        assert cluster.storage is not None
+        for name in [name for name in cluster.storage.objects if name[0] == 1]:
+            del cluster.storage.objects[name]
     num_prompt_logprobs = 0 if reason is PageSource.PROMPT_LOGPROBS else None
     again = [*prompt, *range(8)] if reason is PageSource.NOT_FOUND else prompt
     serve(cluster, "again", again, num_prompt_logprobs)
@@ -177,6 +190,70 @@ def test_page_that_left_l1_for_l2_while_the_request_waited_counts_as_l1() -> Non
         "computed:partial_page": 1,
     }
     assert driver.core.stats()["loaded_pages"] == 2
+
+
+def asked_of_storage(prompt: list[int], status: StorageStatus) -> dict[str, int]:
+    """Sources of a prompt that is admitted before HostMemory has said anything of it."""
+    driver = CoreDriver(has_host_memory=True, lookup_deadline_s=100.0)
+    driver.hear_host(status)
+    name = driver.submit(prompt, max_tokens=1)
+    driver.to_host.clear()
+    driver.wait(5.0)
+    driver.run()
+    return driver.answers[name].sources or {}
+
+
+@pytest.mark.parametrize(
+    ("status", "source"),
+    [
+        (StorageStatus(is_in_use=True, max_staged_pages=(9,), min_tokens=17), "below_min_tokens"),
+        (StorageStatus(is_in_use=True, max_staged_pages=(9,), min_tokens=16), "cancelled"),
+        (StorageStatus(is_in_use=False, max_staged_pages=(9,), min_tokens=17), "not_found"),
+    ],
+)
+def test_cold_prompt_that_storage_is_not_asked_for_says_why(
+    status: StorageStatus, source: str
+) -> None:
+    sources = asked_of_storage(PROMPT, status)
+    assert sources == {f"computed:{source}": 16, "computed:partial_page": 1}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_prompt_that_waited_for_a_host_memory_which_fails_says_so(is_lost: bool) -> None:
+    driver = CoreDriver(has_host_memory=True, prefetch=PATIENT, lookup_deadline_s=1.0)
+    name = driver.submit(PROMPT, max_tokens=1)
+    driver.to_host.clear()
+    if is_lost:
+        driver.lose_host()
+    else:
+        driver.wait(2.0)
+    later = driver.submit([1, *PROMPT], max_tokens=1)
+    driver.run()
+    for each in (name, later):
+        assert driver.answers[each].sources == {
+            "computed:io_error": 16,
+            "computed:partial_page": 2 if each == later else 1,
+        }
+
+
+@pytest.mark.parametrize(
+    ("report", "source"),
+    [
+        ([[L2] * 4, [NOT_FOUND] * 4], "no_window"),
+        ([[PageSource.NO_WINDOW] * 4, [NOT_FOUND] * 4], "no_window"),
+        ([[NOT_FOUND] * 4, [NOT_FOUND] * 4], "not_found"),
+        ([[PageSource.IO_ERROR] * 4, [PageSource.IO_ERROR] * 4], "io_error"),
+    ],
+)
+def test_pages_that_lack_only_their_window_say_so(
+    report: list[list[PageSource]], source: str
+) -> None:
+    settings = replace(BASE_SETTINGS, layout=FULL_AND_WINDOW)
+    prefetch = PrefetchState(by_group=tuple(map(bytes, report)), has_report=True)
+    assert attribute(17, prefetch, settings, tiers=b"", num_left_pages=0) == [
+        (0, 16, PageSource[source.upper()]),
+        (16, 17, PageSource.PARTIAL_PAGE),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(25))

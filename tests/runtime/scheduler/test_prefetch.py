@@ -136,6 +136,19 @@ def test_default_timeout_for_1024_tokens_is_a_second_and_a_quarter() -> None:
     assert deadline_s == 6.25
 
 
+@pytest.mark.parametrize(("answer_s", "deadline_s"), [(0.0, 6.25), (1.0, 6.25), (2.0, 5.0)])
+def test_request_does_not_begin_to_wait_for_storage_that_is_slower_than_its_patience(
+    answer_s: float, deadline_s: float
+) -> None:
+    assert deadline_s == prefetch_deadline_s(
+        PrefetchSettings(cap_at_recompute=False),
+        first_runnable_s=5.0,
+        pending_tokens=1024,
+        recompute_s=0.01,
+        answer_s=answer_s,
+    )
+
+
 def test_waiting_does_not_flood_the_core_with_wakeups() -> None:
     driver = driver_with(PrefetchSettings(base_s=10.0, cap_at_recompute=False))
     submit(driver)

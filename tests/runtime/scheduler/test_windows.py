@@ -290,7 +290,7 @@ def test_a_prefix_is_used_up_to_the_last_checkpoint_that_has_come() -> None:
 
     assert serve(driver, [*PROMPT, 99], max_tokens=1) == {
         "l2": 16,
-        "computed:not_found": 24,
+        "computed:no_window": 24,
         "computed:partial_page": 1,
     }
     assert windows_in_l2(driver, PROMPT) == [2, 3, 8, 9]

@@ -9,13 +9,7 @@ from raydix.runtime.cache.host.events import RetireStorage, Tick
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.cache.page_key import split_keys
-from raydix.runtime.messages.host import (
-    AskExists,
-    ObjectStatus,
-    PageSource,
-    ReadObjects,
-    Urgency,
-)
+from raydix.runtime.messages.host import AskExists, ObjectStatus, PageSource, ReadObjects, Urgency
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
 TIERS = {
@@ -24,6 +18,7 @@ TIERS = {
     PageSource.L3: "3",
     PageSource.PENDING: "?",
     PageSource.NOT_FOUND: ".",
+    PageSource.NO_WINDOW: ".",
     PageSource.IO_ERROR: "!",
     PageSource.BAD_OBJECT: "b",
     PageSource.TIMED_OUT: "t",
@@ -343,6 +338,14 @@ def test_model_of_windows_alone_is_looked_up_by_its_last_window() -> None:
     assert reads(host, 0) == [6, 7]
     host.answer_all()
     assert tiers(host) == ["......33."]
+
+
+def test_full_pages_that_l3_has_say_that_a_window_is_missing() -> None:
+    host = with_windows()
+    host.store(range(6))
+    host.lookup("r", range(6))
+    host.answer_all()
+    assert host.sources("r", FULL) == [PageSource.NO_WINDOW] * 6
 
 
 def test_two_windows_end_together() -> None:
