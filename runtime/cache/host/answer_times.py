@@ -4,8 +4,10 @@ from collections import deque
 
 _NUM_TIMES = 16
 _NUM_USUAL = 4
-_SLACK = 4
-"""An answer may take so many times as long as the slowest of the last `_NUM_TIMES`."""
+_SLACK = 2
+"""An answer may take so many times as long as the slowest of the last `_NUM_TIMES`. A hang costs
+requests as much, and a patience that was too short costs little: the late answer mends it.
+"""
 
 
 class AnswerTimes:

@@ -8,7 +8,7 @@ def test_patience_keeps_between_its_bounds() -> None:
     assert times.patience_s == 15.0
     times.note(0.01)
     assert times.patience_s == 2.0
-    times.note(1.0)
+    times.note(2.0)
     assert times.patience_s == 4.0
     times.note(9.0)
     assert times.patience_s == 15.0

@@ -173,7 +173,7 @@ def test_read_is_silent_when_it_takes_several_times_as_long_as_others_did() -> N
     host.store(pages("a") + pages("b") + pages("c"))
     host.lookup("a", pages("a"))
     host.answer()
-    host.now_s += 1.0
+    host.now_s += 2.0
     host.answer()
     host.lookup("b", pages("b"))
     host.answer()
