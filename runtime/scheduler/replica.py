@@ -331,19 +331,15 @@ class Replica:
     def want_lookup(self, request: RequestState, found: CachedPrefix) -> None:
         """Have a waiting request looked up: at once, or in its turn if L3 may have some of it."""
         request.renew_prefetch()
-        num_full = request.chain.num_prompt_pages
+        num_full, num_groups = request.chain.num_prompt_pages, self.settings.num_groups
         if request.must_score:
-            request.prefetch.rule_out(
-                PageSource.PROMPT_LOGPROBS, num_full, num_groups=self.settings.num_groups
-            )
+            request.prefetch.rule_out(PageSource.PROMPT_LOGPROBS, num_full, num_groups=num_groups)
             return
         if not self.settings.prefix_caching or not num_full:
             return
         if not self.host.is_usable:
             if self.settings.has_host_memory:
-                request.prefetch.rule_out(
-                    PageSource.IO_ERROR, num_full, num_groups=self.settings.num_groups
-                )
+                request.prefetch.rule_out(PageSource.IO_ERROR, num_full, num_groups=num_groups)
             return
 
         ends = ends_in_l1(self.settings, found.match, num_full)
