@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy
+from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy, WritePolicy
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ def narrow(draw: random.Random, workload: Workload) -> Workload:
         prefix_tokens=_prefixes(draw, workload.settings),
         max_suffix_tokens=2 * workload.settings.page_size,
         max_output_tokens=3 * workload.settings.page_size,
+        comes_in_turns=True,
+        num_prefixes=6,
         num_requests=40,
-        span_s=6.0,
+        span_s=30.0,
         num_flushes=_NUM_FLUSHES,
         num_storage_switches=0,
         num_storage_flushes=0,
@@ -77,6 +79,7 @@ def _settings(draw: random.Random, settings: SchedulerSettings) -> SchedulerSett
         prefetch=prefetch,
         lookup_deadline_s=5.0,
         load=draw.choice([LoadPolicy.ALWAYS, LoadPolicy.ALWAYS, LoadPolicy.ALWAYS, *LoadPolicy]),
+        write_policy=draw.choice([WritePolicy.WRITE_THROUGH] * 3 + [*WritePolicy]),
         min_part_bytes=draw.choice([0, 2 * settings.layout.payload_bytes(0), 8 << 20, 8 << 20]),
     )
 
