@@ -20,10 +20,10 @@ from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.modelled_tokens import VOCABULARY
 from tests.simulation.reuse_laws import Law, Probe
-from tests.simulation.stored_prefix import num_stored_tokens
+from tests.simulation.stored_prefix import l2_names, l3_names, num_stored_tokens
 
-_HEALED_S = 60.0
-"""Longer than any back-off: by then every tier that is well is to be used again."""
+_HEALED_S = 150.0
+"""More than twice any back-off: by then every tier that is well is to be used again."""
 _WRITTEN_S = 30.0
 """Within this time pages are copied to L2, and written to an idle L3."""
 _FIRST_SEED = 1_000_000
@@ -34,6 +34,7 @@ _SPARE_PAGES = 8
 """Of L2, granted for backups or being written."""
 _SLOW_READ_S = 3.0
 _TOKEN_S = 0.01
+_QUICK_BYTES_PER_S = 1e9
 _SLOWNESS = 1.3
 """How many times as long as to compute the same it takes to load it; to try that is cheap."""
 _NUM_QUICK_LOADS = 2
@@ -53,7 +54,10 @@ class QuietEnd:
         self._settings = cluster.settings
         self._random = random.Random(seed)
         self._numbers = count()
+        self._num_forks = 0
         self.probes: list[Probe] = []
+        self.num_unwritten = 0
+        """Pages of L2 that L3 lacked when all had been well for long."""
 
     def run(self) -> list[Probe]:
         """Ask, as far as this cluster has the tiers for it."""
@@ -61,6 +65,7 @@ class QuietEnd:
         cluster.faults.quieten()
         cluster.on_ending = lambda answer: None
         self._wait(_HEALED_S)
+        self.num_unwritten = len(l2_names(cluster) - l3_names(cluster))
         if not self._settings.prefix_caching:
             return self.probes
 
@@ -101,7 +106,10 @@ class QuietEnd:
         num_expected = num_tokens // settings.page_size * settings.page_size
         is_selective = settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         num_uses = max(2, settings.write_threshold) if is_selective else 2
-        for _ in range(num_uses):
+        for number in range(num_uses):
+            if number:
+                self._wait(_WRITTEN_S)
+                self._random.choice([self._flush, self._flush_l1, lambda: None])()
             self._ask(Law.FIRST, self._forked(shared), 0)
         if not settings.has_host_memory or not self._has_room(shared):
             return
@@ -144,6 +152,9 @@ class QuietEnd:
         settings = self._settings
         if not settings.has_host_memory or settings.write_policy is not WritePolicy.WRITE_THROUGH:
             return
+        # What is believed at the start has to be too quick, or nothing is ever tried.
+        if settings.start_load_bytes_per_s < _QUICK_BYTES_PER_S:
+            return
         num_tokens = min(_LONGEST_SHARED, settings.max_model_len - 2)
         prompts = [self._tokens(num_tokens) for _ in range(3)]
         if not self._has_room(prompts[0]):
@@ -178,14 +189,19 @@ class QuietEnd:
         return self._settings.prefetch.strategy is PrefetchStrategy.WAIT_COMPLETE
 
     def _has_room(self, prompt: list[int]) -> bool:
+        """L2 has room for it, and once more for what L3 brings for a hint."""
         num_pages = -(-len(prompt) // self._settings.page_size)
-        return 2 * num_pages + _SPARE_PAGES <= self._cluster.num_l2_pages
+        num_times = 2 if self._awaits_all else 4
+        return num_times * num_pages + _SPARE_PAGES <= self._cluster.num_l2_pages
 
     def _tokens(self, num_tokens: int) -> list[int]:
         return [self._random.randrange(VOCABULARY) for _ in range(num_tokens)]
 
     def _forked(self, shared: list[int]) -> list[int]:
-        return shared + self._tokens(self._random.randrange(1, 9))
+        """What follows differs at once from what did the last few times."""
+        self._num_forks += 1
+        tail = self._tokens(self._random.randrange(8))
+        return [*shared, self._num_forks % VOCABULARY, *tail]
 
     def _announce(self, prompt: list[int], cache_salt: str | None = None) -> None:
         """Bring what L3 has of it to L2, unless the request itself is going to wait for that."""

@@ -53,3 +53,8 @@ def check_reuse(probes: Sequence[Probe], load: LoadPolicy) -> None:
     assert num_recomputed <= _MAX_RECOMPUTED, (
         f"{num_recomputed} of {len(loaded)} hits were computed though loads are well again"
     )
+
+
+def check_written(num_unwritten: int) -> None:
+    """L3 had time and room for everything, so it has every page of L2."""
+    assert not num_unwritten, f"{num_unwritten} pages of L2 were not written to L3"

@@ -1,7 +1,22 @@
-"""What L3 holds of a prompt, by the objects alone: a model of a lookup that finds everything."""
+"""What L3 holds, by its objects alone, and how far a lookup that finds everything would get."""
 
+from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key, split_keys
 from tests.simulation.cluster import Cluster
+
+
+def l2_names(cluster: Cluster) -> set[tuple[int, PageKey]]:
+    """Groups and keys of the pages that L2 holds."""
+    if cluster.host is None:
+        return set()
+    pages = map(HostPageId, range(cluster.geometry.num_host_pages))
+    names = map(cluster.host._index.name, pages)
+    return {name for name in names if name is not None}
+
+
+def l3_names(cluster: Cluster) -> set[tuple[int, PageKey]]:
+    """Groups and keys of the objects that L3 holds, sound or not."""
+    return set() if cluster.storage is None else {*cluster.storage.objects}
 
 
 def num_stored_tokens(cluster: Cluster, prompt: list[int], cache_salt: str | None) -> int:

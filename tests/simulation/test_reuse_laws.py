@@ -5,9 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from raydix.runtime.cache.host.answer_times import AnswerTimes
 from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.host.unwritten import UnwrittenPages
 from raydix.runtime.config.policies import LoadPolicy
+from raydix.runtime.scheduler import admission, load_choice
 from tests.simulation.faults import Faults
+from tests.simulation.layouts import FULL_AND_WINDOW
 from tests.simulation.reuse_laws import Law, Probe, check_reuse
 from tests.simulation.test_mutants import FROM_STORAGE, Case, find
 from tests.simulation.workload import Workload
@@ -53,10 +57,59 @@ def storage_is_never_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StorageOrders, "probe_due_s", lambda self, kind: None)
 
 
+def late_answers_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long L3 may take is learnt from the answers that are in time."""
+    note = AnswerTimes.note
+
+    def note_in_time(self: AnswerTimes, time_s: float) -> None:
+        if time_s <= self.patience_s:
+            note(self, time_s)
+
+    monkeypatch.setattr(AnswerTimes, "note", note_in_time)
+
+
+def writes_that_failed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page whose writes have failed is not offered to L3 again."""
+    monkeypatch.setattr(
+        UnwrittenPages, "put_off", lambda self, page_id, retry_at_s: self.finish(page_id)
+    )
+
+
+def no_window_where_prompts_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests leave windows before the ends of their prompts, and not where these part."""
+    monkeypatch.setattr(
+        admission, "places_to_return", lambda request, known: (request.chain.num_prompt_pages,)
+    )
+
+
+def slow_loads_are_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is believed to be dearer is not done, so that nothing refutes it."""
+    monkeypatch.setattr(load_choice, "is_worth_a_trial", lambda *arguments: False)
+
+
 CASES = [
     Case(
         mutant=storage_is_never_probed,
-        workload=replace(QUIET_END, seed=3, faults=Faults(storage_failure_fraction=0.7)),
+        workload=replace(QUIET_END, faults=Faults(storage_failure_fraction=0.7)),
+    ),
+    Case(mutant=late_answers_teach_nothing, workload=QUIET_END),
+    Case(
+        mutant=writes_that_failed_are_dropped,
+        workload=replace(QUIET_END, faults=Faults(storage_failure_fraction=0.5)),
+    ),
+    Case(
+        mutant=no_window_where_prompts_part,
+        workload=replace(
+            QUIET_END,
+            settings=replace(QUIET_END.settings, layout=FULL_AND_WINDOW, num_pages=(64, 64)),
+        ),
+    ),
+    Case(
+        mutant=slow_loads_are_never_tried,
+        workload=replace(
+            QUIET_END,
+            settings=replace(QUIET_END.settings, load=LoadPolicy.AUTO, start_load_bytes_per_s=10e9),
+        ),
     ),
 ]
 

@@ -38,7 +38,7 @@ from tests.simulation.narrow_l2 import narrow_workload
 from tests.simulation.quiet_end import QuietEnd
 from tests.simulation.random_clients import RandomClients
 from tests.simulation.ranks import SimulatedRank
-from tests.simulation.reuse_laws import check_reuse
+from tests.simulation.reuse_laws import check_reuse, check_written
 from tests.simulation.spells import LONGEST_SPELL_S, slow_loads, slow_storage
 from tests.simulation.step_groups import with_step_groups
 
@@ -63,6 +63,8 @@ _EXTREME_FRACTION = 0.3
 """Of workloads are at the edges of what may be configured."""
 _ROUTED_FRACTION = 0.2
 """Of workloads schedule by routing keys."""
+_QUIET_FRACTION = 0.5
+"""Of workloads end in quiet."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
 _LONGEST_DRAW = 19.0
@@ -176,7 +178,9 @@ def draw_workload(seed: int) -> Workload:
         workload = _crowd(workload)
     workload = with_odd_prefixes(hard_draw, workload)
     workload = with_slow_writes(hard_draw, with_spells(hard_draw, workload))
-    return narrow_workload(random.Random(seed + 14), workload)
+    workload = narrow_workload(random.Random(seed + 14), workload)
+    is_quiet = random.Random(seed + 15).random() < _QUIET_FRACTION
+    return replace(workload, has_quiet_end=is_quiet)
 
 
 def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
@@ -294,7 +298,7 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     cluster.run_until(end_s)
     check_idle(cluster)
     if workload.has_quiet_end:
-        _end_in_quiet(cluster, workload.seed)
+        _end_in_quiet(cluster, workload)
     num_stale = cluster.count("stale_loads")
     assert not num_stale or not workload.has_sound_leases, (
         f"{num_stale} loads read pages that had changed hands"
@@ -302,12 +306,18 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     return cluster
 
 
-def _end_in_quiet(cluster: Cluster, seed: int) -> None:
+def _end_in_quiet(cluster: Cluster, workload: Workload) -> None:
     """Prove that what the tiers have is used again; the answers are as exact as any others."""
     num_asked = len(cluster.history)
-    probes = QuietEnd(cluster, seed).run()
+    end = QuietEnd(cluster, workload.seed)
+    check_reuse(end.run(), cluster.settings.load)
     check_answers(cluster, first=num_asked)
-    check_reuse(probes, cluster.settings.load)
+
+    # Objects that were lost or deleted, or not met after a switch, come back as they are used.
+    num_losses = workload.num_storage_flushes + workload.num_storage_switches
+    are_kept = not num_losses and not workload.faults.bad_object_fraction
+    if workload.storage is not None and are_kept and not workload.num_weather_changes:
+        check_written(end.num_unwritten)
     cluster.faults.quieten()
     cluster.run_until(cluster.now_s + _SETTLE_S)
     check_idle(cluster)
