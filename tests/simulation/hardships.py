@@ -13,7 +13,7 @@ from tests.simulation.layouts import PAGE_SIZE
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload
 
-TURNED_OVER_FRACTION = 0.35
+TURNED_OVER_FRACTION = 0.45
 """Of workloads have prompts that return when L1 and L2 have forgotten them."""
 _ODD_FRACTION = 0.35
 """Of workloads share prefixes that end anywhere."""
@@ -51,9 +51,9 @@ def turn_over(draw: random.Random, workload: Workload) -> Workload:
         settings=settings,
         l2_pages=round(draw.choice([24, 40, 64]) * scale),
         comes_in_turns=True,
-        num_prefixes=draw.choice([8, 10]),
+        num_prefixes=draw.choice([6, 8]),
         prefix_tokens=(40, 48, 60),
-        num_requests=40,
+        num_requests=30,
         span_s=draw.choice([10.0, 30.0]),
         max_suffix_tokens=draw.choice([1, 6]),
         max_output_tokens=8,

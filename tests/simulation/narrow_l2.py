@@ -39,7 +39,7 @@ def narrow(draw: random.Random, workload: Workload) -> Workload:
         max_output_tokens=3 * workload.settings.page_size,
         comes_in_turns=True,
         num_prefixes=6,
-        num_requests=40,
+        num_requests=30,
         span_s=30.0,
         num_flushes=_NUM_FLUSHES,
         num_storage_switches=0,

@@ -63,7 +63,7 @@ _EXTREME_FRACTION = 0.3
 """Of workloads are at the edges of what may be configured."""
 _ROUTED_FRACTION = 0.2
 """Of workloads schedule by routing keys."""
-_QUIET_FRACTION = 0.5
+_QUIET_FRACTION = 0.35
 """Of workloads end in quiet."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
