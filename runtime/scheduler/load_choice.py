@@ -6,7 +6,7 @@ is tried with some of a request's pages when it has not been seen for a while: s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix
@@ -109,11 +109,13 @@ def _trial(
     found = replica.find_prefix(request, lane, prefix.num_l1_pages + num_loaded)
     loaded = found if found.num_l2_pages else None
     costs_s = _costs_s(replica, prefix, loaded, now_s)
-    if loaded == usual.loaded or sum(costs_s) - usual_s > affordable_s:
+    tried = Assessment(prefix=prefix, loaded=loaded)
+    is_usual = tried.num_start_pages == usual.num_start_pages
+    if is_usual or sum(costs_s) - usual_s > affordable_s:
         return None
     # Where computing is tried, the load is the usual way: what it takes is no cost of the trial.
     most_s = costs_s[0] if usual.loaded is None else math.inf
-    return Assessment(prefix=prefix, loaded=loaded, trial_load_s=most_s)
+    return replace(tried, trial_load_s=most_s)
 
 
 def _costs_s(

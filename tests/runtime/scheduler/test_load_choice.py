@@ -104,6 +104,22 @@ def test_hits_are_loaded_again_soon_after_a_slow_link_is_well(
     _num_until(machine, lambda num_loaded: num_loaded > 0, most=5)
 
 
+@pytest.mark.parametrize("slow_link", [1, 10, 100])
+@pytest.mark.parametrize("every_s", [0.1, 4.0])
+def test_trials_are_weighed_for_hits_that_begin_in_l1(slow_link: float, every_s: float) -> None:
+    machine = Machine()
+    machine.slow_link = slow_link
+    for _ in range(20):
+        evict_from_l1(machine)
+        began_s = machine.now_s
+        machine.submit(machine.prompts[0][:33], max_tokens=1)
+        machine.work()
+        machine.submit(machine.prompts[0], max_tokens=1)
+        machine.work()
+        machine.now_s = max(machine.now_s, began_s + every_s)
+    assert machine.num_loaded > 0
+
+
 def test_slow_loads_beside_a_trial_of_computing_do_not_put_off_trials_of_loads() -> None:
     machine = Machine()
     # Computing is dearer, and so dear that it is tried with some of the pages.
