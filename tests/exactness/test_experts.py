@@ -47,6 +47,7 @@ NUM_TOKENS = 16
 LONG = 60
 WAIT_S = 60
 PROMPTS = make_prompts(61, [100, 70, 3, 49, 1])
+SHORT_PROMPTS = make_prompts(62, [7] * 12)
 Places = Mapping[str, int]
 
 
@@ -197,8 +198,11 @@ async def test_steps_of_fixed_shapes_give_the_same_tokens(
     config = engine_config(reference.folder, parallel=places)
     async with in_process_engine(config, ranks.build) as engine:
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        # Some of these are in one step, which is as small as a captured one.
+        short_outputs = await run(engine, SHORT_PROMPTS, NUM_TOKENS)
 
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        await assert_all_exact(engine, reference.expect(SHORT_PROMPTS), short_outputs)
         small, *others = [
             [shape for shape in each.replayed if not shape.num_prompt_tiles] for each in steps
         ]
