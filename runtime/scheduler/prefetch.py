@@ -168,14 +168,14 @@ def _unknown(num_l1_pages: Sequence[int], num_pages: int) -> tuple[bytes, ...]:
 def _keep_found(earlier: bytes, later: bytes) -> bytes:
     """What an earlier lookup found or brought is nearer by now, and counts for where it was.
 
-    What found no room then and is in L1 now has come from L3, too.
+    What found no room then and is in L1 or L2 now has come from L3, too.
     """
     pairs = zip(earlier, later, strict=True)
     return bytes([_farthest(was, now) for was, now in pairs])
 
 
 def _farthest(was: int, now: int) -> int:
-    if was == PageSource.NO_HOST_PAGE and now == PageSource.L1:
+    if was == PageSource.NO_HOST_PAGE and now <= PageSource.L2:
         return PageSource.L3
     return max(was, now) if was <= PageSource.L3 >= now else now
 
