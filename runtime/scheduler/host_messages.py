@@ -322,6 +322,9 @@ def _give_up_question(replica: Replica, question: LeaseId | LookupId) -> None:
     if isinstance(asker, PrefetchHint):
         # Storage may never have been asked, so the reason is not that it was late.
         end_hint(replica, asker, PageSource.IO_ERROR)
+    elif asker is not None:
+        # HostMemory may have been heard again, and the request waited on, since all were woken.
+        replica.lanes[asker.lane].waiting.wake(asker)
 
 
 def abandon_transfers(replica: Replica, lane: Lane) -> None:

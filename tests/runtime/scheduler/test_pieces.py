@@ -9,8 +9,10 @@ from raydix.ids import ClientId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
+from raydix.runtime.messages.arrays import empty
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler import pieces as pieces_module
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.replica import Replica
@@ -373,3 +375,25 @@ def test_what_runs_on_a_lost_rank_is_not_published_or_given_back_page_by_page(
     driver.attach_rank(0, incarnation=2)
     driver.run()
     assert all(driver.answers[name].tokens == [1] * 50 for name in names)
+
+
+def test_who_is_given_up_after_it_was_woken_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces_module, "_PIECE", 2)
+    driver = CoreDriver(
+        has_host_memory=True,
+        lookup_deadline_s=1.0,
+        prefetch=PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE),
+    )
+    names = [driver.submit([number, *range(4)], max_tokens=1) for number in range(9)]
+    driver.send_tick()
+    driver.now_s += 2.0
+    # They are still being woken when it turns out that HostMemory owes answers, and is there.
+    status = host.StorageStatus(is_in_use=True, max_staged_pages=(1000,))
+    driver.hear_host(status)
+    driver.send_tick()
+    assert driver.core.stats()["host_silences"] == 1
+    driver.to_host.clear()
+    driver.hear_host(host.PagesGranted(host_page_ids=empty(), generations=empty()))
+    driver.wait(0.0)
+    driver.run()
+    assert sorted(driver.endings) == names
