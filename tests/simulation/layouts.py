@@ -79,6 +79,21 @@ def pool_sizes(
     )
 
 
+def least_pages(settings: SchedulerSettings) -> tuple[int, ...]:
+    """Per KV group, pages without which a request that runs alone may wait for ever.
+
+    The configuration makes no pools that are smaller.
+    """
+    context = -(-settings.max_model_len // settings.page_size)
+    least = least_window_pages(settings.layout, settings.prefill_budget_tokens)
+    return tuple(
+        [
+            context if reach is None or not settings.chunked_prefill else min(context, fewest)
+            for reach, fewest in zip(settings.reaches, least, strict=True)
+        ]
+    )
+
+
 def with_windows(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
     """The same settings where some layers look back over a window, with pages of any size."""
     layout = draw_windows(draw, settings.layout)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy, WritePolicy
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from tests.simulation.layouts import least_pages
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload
@@ -66,15 +67,18 @@ def _settings(draw: random.Random, settings: SchedulerSettings) -> SchedulerSett
         base_s=draw.choice([0.3, 100.0]),
         cap_at_recompute=False,
     )
+    settings = replace(
+        settings, max_model_len=_MAX_PAGES * settings.page_size, chunked_prefill=True
+    )
+    # Pools of windows were drawn for shorter prompts, perhaps for such as are never cut.
+    pools = zip(settings.reaches, settings.num_pages, least_pages(settings), strict=True)
     num_pages = [
-        draw.choice([_MAX_PAGES, 100, 200]) if reach is None else pages
-        for reach, pages in zip(settings.reaches, settings.num_pages, strict=True)
+        draw.choice([_MAX_PAGES, 100, 200]) if reach is None else max(pages, fewest)
+        for reach, pages, fewest in pools
     ]
     return replace(
         settings,
-        max_model_len=_MAX_PAGES * settings.page_size,
         num_pages=tuple(num_pages),
-        chunked_prefill=True,
         prefix_caching=True,
         prefetch=prefetch,
         lookup_deadline_s=5.0,

@@ -2,11 +2,13 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from raydix.runtime.cache.host import fetch_turns, lookups, reads, storage
 from raydix.runtime.scheduler import core, pieces, waiting
 from tests.simulation.checks import sources_of, storage_share
+from tests.simulation.layouts import least_pages
 from tests.simulation.workload import Workload, draw_workload, run_workload
 
 _NUM_SEEDS = 150
@@ -50,6 +52,12 @@ def test_random_workloads_reach_every_tier_and_reason() -> None:
     reasons |= {"bad_object", "io_error", "caching_off"}
     assert reached.keys() >= {"l1", "l2", "l3", *(f"computed:{reason}" for reason in reasons)}
     assert storage_share(reached) >= 0.1, "the faults of L3 are hardly met"
+
+
+def test_pools_of_drawn_workloads_have_room_for_any_request() -> None:
+    for seed in (*range(300), 10196, 10765):
+        settings = draw_workload(seed).settings
+        assert all(np.greater_equal(settings.num_pages, least_pages(settings))), seed
 
 
 def test_a_third_of_workloads_has_each_hardship() -> None:
