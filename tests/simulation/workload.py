@@ -313,9 +313,8 @@ def _end_in_quiet(cluster: Cluster, workload: Workload) -> None:
     check_reuse(end.run(), cluster.settings.load)
     check_answers(cluster, first=num_asked)
 
-    # Objects that were lost or deleted, or not met after a switch, come back as they are used.
-    num_losses = workload.num_storage_flushes + workload.num_storage_switches
-    are_kept = not num_losses and not workload.faults.bad_object_fraction
+    # Objects that were lost or deleted come back as they are used.
+    are_kept = not workload.num_storage_flushes and not workload.faults.bad_object_fraction
     if workload.storage is not None and are_kept and not workload.num_weather_changes:
         check_written(end.num_unwritten)
     cluster.faults.quieten()

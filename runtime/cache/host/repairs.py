@@ -29,7 +29,8 @@ class HostRepairs:
     use go first, and then those used most recently. Later L3 is asked about a page again when a
     lookup uses it and `exists_interval_s` has passed since the last question, or for a new page
     since its first use. What L3 lacks is noted. That L3 has a page is thus tested while the page is
-    used; that it lacks one, by a write.
+    used; that it lacks one, by a write. A question that told nothing of a page is repeated, whether
+    the page is used or not, once that time has passed: no sooner, as this page alone may fail.
 
     No page is missed. One that is dropped meanwhile needs no question, and one that is filled after
     the attach is being written to this backend or was read from it, as its generation shows.
@@ -47,6 +48,8 @@ class HostRepairs:
         self._orders = orders
         self._counters = counters
         self._due: OrderedDict[HostPageId, None] = OrderedDict()
+        self._put_off: OrderedDict[HostPageId, float] = OrderedDict()
+        """Pages of which a question told nothing, and when each is due again; earliest first."""
         self._walk: Iterator[HostPageId] | None = None
         """Over the pages that were READY when the backend attached; None: all have been met."""
         self._num_ahead = 0
@@ -72,6 +75,13 @@ class HostRepairs:
     def has_work(self) -> bool:
         """The walk can go on at once."""
         return self._walk is not None and self._question is None and self._orders.is_readable
+
+    @property
+    def next_retry_s(self) -> float | None:
+        """When the first page that was put off may be asked about again; None: at no known time."""
+        if self._question is not None or not self._orders.is_readable:
+            return None
+        return next(iter(self._put_off.values()), None)
 
     def ask_about_all(self) -> None:
         """A storage actor has attached: ask whether it has every READY page."""
@@ -112,6 +122,8 @@ class HostRepairs:
             return
         if not self._due:
             self._go_on(now_s)
+        if not self._due:
+            self._retry(now_s)
 
         names: list[tuple[int, PageKey]] = []
         while self._due and len(names) < self._settings.batch_pages:
@@ -138,6 +150,15 @@ class HostRepairs:
             self._walk = None
             self._num_ahead = 0
 
+    def _retry(self, now_s: float) -> None:
+        """What was put off until now is due."""
+        for _ in range(min(_WALK_PAGES, len(self._put_off))):
+            page_id, retry_at_s = next(iter(self._put_off.items()))
+            if retry_at_s > now_s:
+                break
+            del self._put_off[page_id]
+            self._due[page_id] = None
+
     def finish(self, done: ObjectsDone, now_s: float) -> bool:
         """Take the answer to the question. False: it is not ours."""
         if self._question is None or done.batch_id != self._question[0]:
@@ -148,16 +169,28 @@ class HostRepairs:
         for (group, key), code in zip(names, done.statuses, strict=True):
             if code == ObjectStatus.MISSING:
                 self._orders.missing.note(group, key, now_s)
+            elif code != ObjectStatus.OK:
+                self._put_off_name(group, key, now_s)
         return True
 
-    def give_up(self, batch_id: BatchId) -> None:
-        """A batch is overdue; if it is the question, L3 is asked at the next use of its pages."""
-        if self._question is not None and self._question[0] == batch_id:
-            self._question = None
+    def give_up(self, batch_id: BatchId, now_s: float) -> None:
+        """A batch is overdue; if it is the question, L3 is asked about its pages once more."""
+        if self._question is None or self._question[0] != batch_id:
+            return
+        for group, key in self._question[1]:
+            self._put_off_name(group, key, now_s)
+        self._question = None
+
+    def _put_off_name(self, group: int, key: PageKey, now_s: float) -> None:
+        page_id = self._index.find(group, key)
+        if page_id is not None:
+            self._put_off[page_id] = now_s + self._settings.exists_interval_s
+            self._put_off.move_to_end(page_id)
 
     def clear(self) -> None:
         """The storage actor is gone or not to be asked; the next one is asked for everything."""
         self._question = None
         self._due.clear()
+        self._put_off.clear()
         self._walk = None
         self._num_ahead = 0

@@ -75,7 +75,12 @@ class HostStorage:
     @property
     def next_deadline_s(self) -> float | None:
         """When time alone changes something; None: never."""
-        times = [self.orders.next_overdue_s, self._probes.next_due_s, self.writes.next_due_s]
+        times = [
+            self.orders.next_overdue_s,
+            self._probes.next_due_s,
+            self.writes.next_due_s,
+            self.repairs.next_retry_s,
+        ]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def attach(self, connection: ConnectionId, pid: int, patience_s: float | None) -> None:
@@ -129,7 +134,7 @@ class HostStorage:
             batch_id = self._overdue.popleft()
             self.lookups.give_up(batch_id)
             self.writes.give_up_flush(batch_id)
-            self.repairs.give_up(batch_id)
+            self.repairs.give_up(batch_id, now_s)
 
         for group, key in self.orders.missing.take_news():
             page_id = self._index.find(group, key)

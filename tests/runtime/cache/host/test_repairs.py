@@ -12,6 +12,7 @@ from raydix.runtime.cache.host.events import (
     RetireStorage,
     Tick,
 )
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     AskExists,
     ObjectsDone,
@@ -182,6 +183,51 @@ def test_question_about_pages_of_l2_without_an_answer_is_given_up() -> None:
     host.lookup("a", range(4))
     assert host.stat("l3_overdue_batches") == 1
     assert host.core.is_drained
+
+
+def attach_with_question(num_pages: int) -> tuple[HostScript, AskExists]:
+    """An empty backend has attached, and is being asked about all that L2 holds."""
+    host = HostScript(64)
+    host.attach_scheduler()
+    host.commit(range(num_pages))
+    host.attach_storage(50)
+    [question] = host.orders
+    assert isinstance(question, AskExists)
+    host.orders.clear()
+    return host, question
+
+
+def wait_until_drained(host: HostScript, until_s: float) -> None:
+    """Answer all, and give every tick when it is due."""
+    host.answer_all()
+    while (due_s := host.core.next_deadline_s()) is not None and due_s <= until_s:
+        host.now_s = max(host.now_s, due_s)
+        host.tell(Tick())
+        host.answer_all()
+
+
+def test_page_whose_question_failed_is_asked_about_again_though_nobody_uses_it() -> None:
+    host, question = attach_with_question(4)
+    statuses = [ObjectStatus.MISSING, ObjectStatus.IO_ERROR, ObjectStatus.MISSING]
+    answer = bytes([*statuses, ObjectStatus.TIMED_OUT])
+    host.hear_storage(ObjectsDone(batch_id=question.batch_id, statuses=answer))
+    host.answer_all()
+    assert set(host.objects) == {*split_keys(question.keys)[::2]}
+    assert host.core.is_drained
+
+    wait_until_drained(host, host.now_s + STORAGE.exists_interval_s)
+
+    assert set(host.objects) == {make_key(name) for name in range(4)}
+    assert host.stat("l3_pages_asked_about") == 6
+
+
+def test_pages_whose_question_was_overdue_are_asked_about_again_though_nobody_uses_them() -> None:
+    host, _ = attach_with_question(4)
+
+    wait_until_drained(host, host.now_s + 2 * STORAGE.exists_interval_s)
+
+    assert host.stat("l3_overdue_batches") == 1
+    assert set(host.objects) == {make_key(name) for name in range(4)}
 
 
 @pytest.mark.parametrize("seed", range(5))
