@@ -82,15 +82,15 @@ def _is_trial_due(replica: Replica, usual: Assessment, now_s: float) -> bool:
     load, prefill = replica.load_rate, replica.prefill_rate
     num_bytes = replica.bytes_of(map(len, usual.prefix.loads))
     num_tokens = usual.prefix.num_l2_pages * replica.settings.page_size
-    load_test_s, prefill_test_s = load.last_test_s(num_bytes), prefill.last_test_s(num_tokens)
+    load_s, prefill_s = load.predict_s(num_bytes, now_s), prefill.predict_s(num_tokens, now_s)
+    load_test_s = load.last_test_s(num_bytes, prefill_s)
+    prefill_test_s = prefill.last_test_s(num_tokens, load_s)
 
     # Were the dearer way tried again before the usual one is seen, nothing would refute that.
     if usual.loaded is None:
-        usual_s = prefill.predict_s(num_tokens, now_s)
-        is_worth = is_worth_a_trial(load, num_bytes, usual_s, now_s)
+        is_worth = is_worth_a_trial(load, num_bytes, prefill_s, now_s)
         return is_worth and load_test_s <= prefill_test_s
-    usual_s = load.predict_s(num_bytes, now_s)
-    return is_worth_a_trial(prefill, num_tokens, usual_s, now_s) and prefill_test_s <= load_test_s
+    return is_worth_a_trial(prefill, num_tokens, load_s, now_s) and prefill_test_s <= load_test_s
 
 
 def _trial(

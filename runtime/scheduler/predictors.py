@@ -183,8 +183,8 @@ class TimePredictor:
         self._observed_s = 0.0
         self._best = Line(fixed_s, 1.0 / start_rate)
         """The quickest that was ever believed."""
-        self._tested_s: dict[int, float] = {}
-        """When a piece of this size was observed last; sizes are powers of two."""
+        self._tests: dict[int, tuple[float, float]] = {}
+        """When a piece of this size was observed last, and its seconds; sizes are powers of two."""
         self._line: Line | None = None
         """While nothing is observed, and nothing forgotten; None: to be computed."""
         self._slow = _SlowPieces()
@@ -195,7 +195,7 @@ class TimePredictor:
         if not 1e-6 <= seconds < math.inf or amount <= 0:
             return
         line = self.line(now_s)
-        self._tested_s[math.frexp(amount)[1]] = now_s
+        self._tests[math.frexp(amount)[1]] = now_s, seconds
         if line.predict_s(self._full_amount) < self._best.predict_s(self._full_amount):
             self._best = line
         believed_s = self._slow.believe_s(amount, seconds, line)
@@ -229,13 +229,19 @@ class TimePredictor:
         """Seconds that `amount` units take if all goes well: half of the least ever believed."""
         return self._best.predict_s(amount) / _SURPRISE
 
-    def last_test_s(self, amount: float) -> float:
-        """When a piece of about that size, or a larger one, was observed last.
+    def last_test_s(self, amount: float, other_s: float) -> float:
+        """When it was last seen whether so many units take less than `other_s`.
 
-        One of the full amount tells of any that are larger.
+        A piece of about that size, or a larger one, shows it, and one of the full amount for any
+        that are larger; a smaller piece does if it took no less itself.
         """
         least = math.frexp(min(amount, self._full_amount))[1] - 1
-        return max((at for size, at in self._tested_s.items() if size >= least), default=-math.inf)
+        times_s = (
+            at_s
+            for size, (at_s, seconds) in self._tests.items()
+            if size >= least or seconds >= other_s
+        )
+        return max(times_s, default=-math.inf)
 
     def rate(self, now_s: float) -> float:
         """Units per second, once a piece of work is under way."""

@@ -45,7 +45,7 @@ class Trials:
 
 def is_worth_a_trial(dear: TimePredictor, amount: float, cheap_s: float, now_s: float) -> bool:
     """Whether the dearer way might be the cheaper one, and has not been observed lately."""
-    is_untested = now_s - dear.last_test_s(amount) >= _UNTESTED_S
+    is_untested = now_s - dear.last_test_s(amount, cheap_s) >= _UNTESTED_S
     return is_untested and dear.hoped_s(amount) < cheap_s
 
 

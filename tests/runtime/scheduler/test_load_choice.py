@@ -149,6 +149,20 @@ def test_trials_of_computing_leave_hits_by_which_loads_are_seen_to_be_well() -> 
     assert num_loaded.count(0) <= 5
 
 
+def test_few_pages_that_take_longer_to_compute_than_all_to_load_are_not_tried_at_every_hit() -> (
+    None
+):
+    machine = Machine()
+    # Computing was quicker than loading is now, and no more than a few pages are ever paid for.
+    machine.slow_link, machine.slow_steps = 10.0, 20.0
+    for first in (50_000, 51_000, 52_000):
+        machine.miss(first)
+
+    num_loaded = [machine.hit(every_s=4.0) for _ in range(8)]
+
+    assert num_loaded.count(_PAGES) >= 4
+
+
 @pytest.mark.parametrize("slow_link", [20, 50, 200])
 def test_a_link_that_stays_slow_costs_one_percent_of_the_time(slow_link: float) -> None:
     machine = Machine()

@@ -47,3 +47,5 @@ def test_only_what_was_not_seen_lately_and_may_be_the_cheaper_way_is_tried() -> 
     assert is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=10.0)
     loads.observe(100, 0.1, now_s=10.0)
     assert is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=10.0), "a small one tells little"
+    loads.observe(100, 0.6, now_s=10.0)
+    assert not is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=11.0), "a larger one takes longer"
