@@ -131,14 +131,21 @@ class SchedulerProcess:
     def _read(
         self, link: Link, event_of: Callable[[Any], events.Event], lost: events.Event
     ) -> None:
-        """Post what a link brings, and its end; some readers lag behind the next link."""
+        """Post what a link brings, and its end; some readers lag behind the next link.
+
+        Once none is to lag any more, what comes then waits for nothing but what came before.
+        """
         turns, cluster = self._turns, self._cluster
         lags = cluster.random.random() < cluster.faults.lag_fraction
         lag_s = cluster.clock.draw(cluster.faults.reconnect_s) if lags else 0.0
+        posted_s = 0.0
 
         def post(event: events.Event) -> None:
-            if lag_s:
-                cluster.after(lag_s, lambda: turns.post(event))
+            nonlocal posted_s
+            if lag_s and cluster.faults.lag_fraction:
+                posted_s = cluster.now_s + lag_s
+            if posted_s > cluster.now_s:
+                cluster.clock.at(posted_s, lambda: turns.post(event))
             else:
                 turns.post(event)
 

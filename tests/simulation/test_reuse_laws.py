@@ -44,6 +44,14 @@ def test_found_tokens_may_be_computed_only_where_that_is_a_choice() -> None:
         check_reuse(probes, LoadPolicy.ALWAYS)
 
 
+def test_pages_without_room_in_l2_are_excused_only_behind_those_that_were_not_loaded() -> None:
+    no_room = {"computed:no_host_page": 4}
+
+    check_reuse(probes_of(Law.STORED, {"computed:recompute_cheaper": 4} | no_room), LoadPolicy.AUTO)
+    with pytest.raises(AssertionError, match="found 4 of 8"):
+        check_reuse(probes_of(Law.STORED, {"l3": 4} | no_room), LoadPolicy.AUTO)
+
+
 def test_sixth_hit_that_is_computed_instead_of_loaded_breaks_the_law() -> None:
     recomputed = {"computed:recompute_cheaper": 8}
 
