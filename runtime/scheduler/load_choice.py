@@ -14,7 +14,7 @@ from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.page_needs import PageCounts
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.trials import is_worth_a_trial, num_affordable
+from raydix.runtime.scheduler.trials import is_worth_a_trial, num_affordable, num_soon_done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +96,24 @@ def _is_trial_due(replica: Replica, usual: Assessment, now_s: float) -> bool:
 def _trial(
     replica: Replica, lane: Lane, request: RequestState, usual: Assessment, now_s: float
 ) -> Assessment | None:
-    """As many pages in the dearer way as may be paid for; None: not one."""
+    """As many pages in the dearer way as are soon done and paid for; None: not one."""
     prefix, affordable_s = usual.prefix, replica.trials.affordable_s(now_s)
     num_pages = prefix.num_l2_pages
     load_s, compute_s = (_costs_s(replica, prefix, loaded, now_s) for loaded in (prefix, None))
     usual_s = min(sum(load_s), sum(compute_s))
-    extra_s = max(sum(load_s), sum(compute_s)) - usual_s
-    num_tried = num_affordable(num_pages, extra_s / num_pages, affordable_s)
-    num_loaded = num_tried if usual.loaded is None else num_pages - num_tried
+    page_s = (max(sum(load_s), sum(compute_s)) - usual_s) / num_pages
+    num_most = num_affordable(num_pages, page_s, affordable_s)
+    if not num_most:
+        return None
+
+    num_tried = num_soon_done(num_most, page_s)
+    if usual.loaded is None:
+        found = _find_loadable(replica, lane, request, prefix, range(num_tried, num_most + 1))
+    else:
+        found = replica.find_prefix(request, lane, prefix.num_pages - num_tried)
+    loaded = found if found.num_l2_pages else None
 
     # Of windows the same is loaded for any number of pages, so the cost is looked at once more.
-    found = replica.find_prefix(request, lane, prefix.num_l1_pages + num_loaded)
-    loaded = found if found.num_l2_pages else None
     costs_s = _costs_s(replica, prefix, loaded, now_s)
     tried = Assessment(prefix=prefix, loaded=loaded)
     is_usual = tried.num_start_pages == usual.num_start_pages
@@ -116,6 +122,27 @@ def _trial(
     # Where computing is tried, the load is the usual way: what it takes is no cost of the trial.
     most_s = costs_s[0] if usual.loaded is None else math.inf
     return replace(tried, trial_load_s=most_s)
+
+
+def _find_loadable(
+    replica: Replica,
+    lane: Lane,
+    request: RequestState,
+    prefix: CachedPrefix,
+    nums_pages: range,
+) -> CachedPrefix:
+    """What L1 holds of a prefix, and about the fewest pages of L2 that can be loaded.
+
+    `nums_pages`: how many these may be. Where windows are missing a request can be taken up at few
+    places; so the number is doubled until there is one, which costs no more than to look at twice
+    as many pages.
+    """
+    num_pages, num_most = nums_pages[0], nums_pages[-1]
+    found = replica.find_prefix(request, lane, prefix.num_l1_pages + num_pages)
+    while not found.num_l2_pages and num_pages < num_most:
+        num_pages = min(2 * num_pages, num_most)
+        found = replica.find_prefix(request, lane, prefix.num_l1_pages + num_pages)
+    return found
 
 
 def _costs_s(

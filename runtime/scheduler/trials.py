@@ -14,7 +14,9 @@ from raydix.runtime.scheduler.predictors import TimePredictor
 _SHARE = 0.01
 """Of the time, for what trials cost beyond the cheaper way."""
 _MAX_COST_S = 0.05
-"""Of one trial of several pages, however long there was none: a single request waits for it."""
+"""Of one trial of more pages than have to be tried together, however long there was none: a single
+request waits for it.
+"""
 _UNTESTED_S = 3.0
 """A way that was observed so lately needs no trial."""
 
@@ -50,8 +52,14 @@ def is_worth_a_trial(dear: TimePredictor, amount: float, cheap_s: float, now_s: 
 
 
 def num_affordable(num_pages: int, page_s: float, affordable_s: float) -> int:
-    """How many of so many pages to try if each costs so much more: one, or what is soon done."""
+    """How many of so many pages may be tried if each costs so much more."""
     if page_s <= 0.0:
         return num_pages
-    num_soon = int(min(affordable_s, _MAX_COST_S) / page_s)
-    return min(num_pages, max(num_soon, int(page_s <= affordable_s)))
+    return int(min(num_pages, affordable_s / page_s))
+
+
+def num_soon_done(num_pages: int, page_s: float) -> int:
+    """How many of so many affordable pages to try: what is soon done, but one at least."""
+    if page_s <= 0.0:
+        return num_pages
+    return min(num_pages, max(1, int(_MAX_COST_S / page_s)))

@@ -2,13 +2,16 @@
 again."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from raydix.runtime.cache.page_key import KEY_BYTES
+from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, TransfersDone
-from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.l2_driver import evict_from_l1
 
 _PAGES = 64
@@ -16,6 +19,16 @@ _PAGE_BYTES = 512
 _LINK_BYTES_PER_S = 32e6
 _TOKENS_PER_S = 20_000.0
 _STEP_S = 0.002
+_WINDOW_PAGES = 4
+WINDOWED = replace(
+    BASE.layout,
+    groups=(
+        *BASE.layout.groups,
+        replace(
+            BASE.layout.groups[0], kind=GroupKind.WINDOW, layers=(2,), window=4 * _WINDOW_PAGES
+        ),
+    ),
+)
 
 
 class Machine(CoreDriver):
@@ -24,11 +37,13 @@ class Machine(CoreDriver):
     While all is well, a prompt of `_PAGES` is loaded in 1 ms and computed in 13.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layout: KvLayout = BASE.layout) -> None:
+        """L2 holds what sees everything, and of windows the last one before a prompt ends."""
         super().__init__(
+            layout=layout,
             has_host_memory=True,
             load=LoadPolicy.AUTO,
-            num_pages=(256,),
+            num_pages=(256,) * len(layout.groups),
             max_model_len=1024,
             prefill_budget_tokens=256,
             start_prefill_tokens_per_s=_TOKENS_PER_S,
@@ -40,7 +55,9 @@ class Machine(CoreDriver):
             [1000 * index + place for place in range(4 * _PAGES + 1)] for index in (0, 1)
         ]
         for prompt in self.prompts:
-            self.fill_l2(prompt)
+            keys = self.keys(prompt)
+            for group, reach in enumerate(self.settings.reaches):
+                self.fill_group(group, keys if reach is None else keys[-reach * KEY_BYTES :])
 
     def hit(self, *, every_s: float = 1.0) -> int:
         """Ask for what only L2 holds, and wait for the next turn; returns pages loaded."""
@@ -102,6 +119,19 @@ def test_hits_are_loaded_again_soon_after_a_slow_link_is_well(
         machine.hit()
     machine.slow_link = 1.0
     _num_until(machine, lambda num_loaded: num_loaded > 0, most=5)
+
+
+def test_a_prompt_that_can_be_loaded_as_a_whole_alone_is_loaded_again_once_that_is_well() -> None:
+    """Only behind all of it there is a window to take it up: no part of it can be tried."""
+    machine = Machine(WINDOWED)
+    assert [machine.hit() for _ in range(10)] == [_PAGES + _WINDOW_PAGES] * 10
+    machine.slow_link = 200.0
+    for _ in range(4):
+        machine.hit()
+    machine.slow_link = 1.0
+
+    # One percent of so many seconds pays for the whole.
+    _num_until(machine, lambda num_loaded: num_loaded > 0, most=20)
 
 
 @pytest.mark.parametrize("slow_link", [1, 10, 100])

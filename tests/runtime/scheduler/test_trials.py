@@ -1,10 +1,12 @@
 """How much of a way that is believed to be dearer is tried, and when."""
 
+import math
+
 import pytest
 
 from raydix.ids import RequestId
 from raydix.runtime.scheduler.predictors import TimePredictor
-from raydix.runtime.scheduler.trials import Trials, is_worth_a_trial, num_affordable
+from raydix.runtime.scheduler.trials import Trials, is_worth_a_trial, num_affordable, num_soon_done
 
 _NAME = RequestId("request")
 
@@ -28,13 +30,23 @@ def test_what_a_trial_takes_beyond_what_was_expected_is_paid_before_the_next_one
     assert trials.affordable_s(31.0) == pytest.approx(0.01)
 
 
-def test_one_page_is_tried_once_it_is_paid_for_and_more_as_long_as_they_are_soon_done() -> None:
-    assert num_affordable(64, page_s=2.0, affordable_s=1.9) == 0
-    assert num_affordable(64, page_s=2.0, affordable_s=100.0) == 1
-    assert num_affordable(64, page_s=0.01, affordable_s=0.031) == 3
-    assert num_affordable(64, page_s=0.01, affordable_s=100.0) == 5
-    assert num_affordable(64, page_s=1e-4, affordable_s=0.02) == 64
-    assert num_affordable(64, page_s=0.0, affordable_s=0.0) == 64
+@pytest.mark.parametrize(
+    ("page_s", "affordable_s", "num_most", "num_tried"),
+    [
+        (2.0, 1.9, 0, 0),
+        (2.0, 100.0, 50, 1),
+        (0.01, 0.031, 3, 3),
+        (0.01, 100.0, 64, 5),
+        (0.01, math.inf, 64, 5),
+        (1e-4, 0.02, 64, 64),
+        (0.0, 0.0, 64, 64),
+    ],
+)
+def test_one_page_is_tried_once_it_is_paid_for_and_more_as_long_as_they_are_soon_done(
+    page_s: float, affordable_s: float, num_most: int, num_tried: int
+) -> None:
+    assert num_affordable(64, page_s, affordable_s) == num_most
+    assert num_soon_done(num_most, page_s) == num_tried
 
 
 def test_only_what_was_not_seen_lately_and_may_be_the_cheaper_way_is_tried() -> None:
