@@ -54,6 +54,11 @@ class Prometheus:
         groups = self._get("/api/v1/rules")["data"]["groups"]
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
+    def troubles(self) -> dict[str, str]:
+        """Why the last scrape of an endpoint failed, by its address; empty if none has."""
+        targets = self._get("/api/v1/targets")["data"]["activeTargets"]
+        return {of["scrapeUrl"]: of["lastError"] for of in targets if of["lastError"]}
+
     def wait_ready(self) -> None:
         """Return once it answers."""
         deadline_s = time.monotonic() + _START_S

@@ -38,6 +38,8 @@ SERVE_ENDS_S = 10.0
 CABLE_S = 15.0
 """For a client to notice that nothing comes from its engine's host any more."""
 PROMPT = list(range(40))
+_ANY_HOST_S = 300.0
+"""Time for what is running to end, on however slow a host."""
 LONG = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 
 
@@ -65,7 +67,7 @@ async def fragile(ray_cluster: PrivateCluster, checkpoint: Path) -> AsyncIterato
             "cache": {"l1": {"num_pages": 128}, "l2": {"bytes_per_node": "4MiB"}},
         }
     )
-    supervision = Supervision(max_crashes=0, heartbeat_interval_s=0.5)
+    supervision = Supervision(max_crashes=0, heartbeat_interval_s=0.5, drain_timeout_s=_ANY_HOST_S)
     handle = await asyncio.to_thread(
         start_engine, config, own_name("fragile"), supervision=supervision
     )
