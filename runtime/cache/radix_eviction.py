@@ -73,9 +73,9 @@ class RadixEviction:
             self._windows.split(upper, node)
         return upper
 
-    def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
+    def inspect_ahead(self, num_pages: int) -> Iterator[RadixNode]:
         """Look at the next `num_pages` pages to be evicted; yields those not inspected before."""
-        return (leaf.as_victim() for leaf in self._order.inspect_ahead(num_pages))
+        return self._order.inspect_ahead(num_pages)
 
     def unlocked(self) -> Iterator[Victim]:
         """All pages that no lock protects, heads of chains before their tails."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.cache.radix_node import Victim
+from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.scheduler.counters import Count, Counters
@@ -77,8 +77,10 @@ class BackupQueue:
         """Per KV group, pages that were taken since what goes next was looked at."""
         self._most_taken = self._num_taken.copy()
         """The most that these ever were."""
-        self._inspected: dict[bytes, NewPage] = {}
-        """Pages that go next and that L2 has or is to get, by short key."""
+        self._inspected: dict[bytes, tuple[NewPage, RadixNode]] = {}
+        """Pages that L2 has or is to get, by short key, and the leaf with which each was inspected:
+        as long as that leaf is, they go next.
+        """
         self._lost: OrderedDict[bytes, None] = OrderedDict()
         """Short keys of inspected pages that L2 has lost since, in some group; a set in order.
 
@@ -184,19 +186,22 @@ class BackupQueue:
         """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
         for _ in range(min(len(self._lost), _MAX_INSPECTED_PAGES)):
             short, _ = self._lost.popitem(last=False)
-            page = self._inspected.get(short)
-            if page is not None:
+            page, leaf = self._inspected[short]
+            if leaf.is_inspected:
                 self._clean(page)
+            else:
+                # It has been used since: it is inspected anew when it goes next once more.
+                del self._inspected[short]
 
         # The tree knows how far it was inspected: a step looks only at what has come since, and
         # at a bounded number of pages.
         per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
         num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
-        for victim in tree.inspect_ahead(wanted):
-            num_left -= victim.num_pages
-            keys = split_keys(victim.keys)
-            pages = list(pages_with_keys(keys, victim.page_ids))
-            self._inspected.update((page[0][:MIRROR_KEY_BYTES], page) for page in pages)
+        for leaf in tree.inspect_ahead(wanted):
+            num_left -= leaf.num_pages
+            keys = split_keys(leaf.keys)
+            pages = list(pages_with_keys(keys, leaf.page_ids))
+            self._inspected.update((page[0][:MIRROR_KEY_BYTES], (page, leaf)) for page in pages)
             # As a rule L2 has all of them.
             groups = range(len(self._dirty))
             lacking = {key for group in groups for key in self._host.lacking(group, keys)}

@@ -199,3 +199,20 @@ def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
 
     assert driver.core.stats()["dropped_pages"] > 0
     assert not driver.core.stats().get("backed_up_pages")
+
+
+def test_what_l2_has_lost_is_copied_again_only_while_it_goes_next() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH, num_pages=(32,))
+    prompts = [list(range(start, start + 17)) for start in range(100, 1300, 100)]
+    # L1 has room for six: the first of those goes next, and then does not, for it is used.
+    for prompt in prompts[:6]:
+        serve(driver, prompt)
+    serve(driver, prompts[0])
+    driver.drop_from_l2(driver.keys(prompts[0]))
+    lost = set(split_keys(driver.keys(prompts[0])))
+
+    serve(driver, prompts[6])
+    assert not driver.ready & lost
+    for prompt in prompts[7:]:
+        serve(driver, prompt)
+    assert driver.ready >= lost
