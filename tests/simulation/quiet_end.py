@@ -142,8 +142,9 @@ class QuietEnd:
             self._ask(Law.FIRST, prompt, 0)
             self._ask(Law.FIRST, prompt, 0)
         self._wait(_WRITTEN_S)
-        # By the way in which pages are written, L3 may have only some of them.
-        prompts = [each for each in prompts if num_stored_tokens(self._cluster, each, None)]
+        # By the way in which pages are written, L3 may have only some of them. One that is not read
+        # from L3 would not show how slow that is.
+        prompts = [prompt for prompt in prompts if self._is_read(prompt)]
         if not prompts:
             return
         self._cluster.faults.storage_lag_s = _SLOW_READ_S
@@ -184,6 +185,11 @@ class QuietEnd:
         self._wait(_BETWEEN_LOADS_S)
         self._flush_l1()
         self._ask(law, prompt, 0)
+
+    def _is_read(self, prompt: list[int]) -> bool:
+        """L3 has as much of it as is worth a read, and L2 has room for that."""
+        num_stored = num_stored_tokens(self._cluster, prompt, None)
+        return self._has_room(prompt) and self._is_fetched(num_stored)
 
     def _is_fetched(self, num_tokens: int) -> bool:
         """So many tokens are worth a read from L3, for a request or in the time of a hint."""

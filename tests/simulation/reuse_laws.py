@@ -15,6 +15,7 @@ _MAX_RECOMPUTED = 5
 _CACHED = ("l1", "l2", "l3", "computed:last_token")
 _CHEAPER = "computed:recompute_cheaper"
 _NO_ROOM = "computed:no_host_page"
+_NO_WINDOW = "computed:no_window"
 
 
 class Law(Enum):
@@ -56,11 +57,15 @@ def check_reuse(probes: Sequence[Probe], load: LoadPolicy) -> None:
 
 def _found(probe: Probe, load: LoadPolicy) -> Sequence[str]:
     """Where tokens may have come from that some tier has."""
-    # Where loading is a choice, or forbidden, to have found the pages is enough. Those that are not
-    # loaded make no room in L2 for the ones behind them, which are computed as well.
-    if load is LoadPolicy.ALWAYS:
+    # Where loading is a choice, or forbidden, to have found the pages is enough.
+    if load is LoadPolicy.ALWAYS or _CHEAPER not in probe.sources:
         return _CACHED
-    return (*_CACHED, _CHEAPER, _NO_ROOM) if _CHEAPER in probe.sources else _CACHED
+    if _NO_ROOM not in probe.sources:
+        return *_CACHED, _CHEAPER
+
+    # Those that are not loaded make no room in L2 for the ones behind them, which are computed as
+    # well. So are pages of a prefix whose window was to come with these.
+    return *_CACHED, _CHEAPER, _NO_ROOM, _NO_WINDOW
 
 
 def check_written(num_unwritten: int) -> None:

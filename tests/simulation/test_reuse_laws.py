@@ -52,6 +52,16 @@ def test_pages_without_room_in_l2_are_excused_only_behind_those_that_were_not_lo
         check_reuse(probes_of(Law.STORED, {"l3": 4} | no_room), LoadPolicy.AUTO)
 
 
+def test_a_missing_window_is_excused_only_where_l2_had_no_room_behind_what_was_not_loaded() -> None:
+    cheaper, no_room = {"computed:recompute_cheaper": 4}, {"computed:no_host_page": 1}
+    no_window = {"computed:no_window": 3}
+
+    check_reuse(probes_of(Law.STORED, cheaper | no_window | no_room), LoadPolicy.AUTO)
+    for sources in (cheaper | no_window, {"l3": 4} | no_window | no_room):
+        with pytest.raises(AssertionError, match="found 4 of 8"):
+            check_reuse(probes_of(Law.STORED, sources), LoadPolicy.AUTO)
+
+
 def test_sixth_hit_that_is_computed_instead_of_loaded_breaks_the_law() -> None:
     recomputed = {"computed:recompute_cheaper": 8}
 
