@@ -4,12 +4,15 @@ BIN := .venv/bin
 SOURCES := .
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Of tests with many cases each commit draws a tenth, and ten commits all (tests/parts.py).
+PART ?= $(shell git rev-list --count HEAD 2>/dev/null || echo all)
+
 .DEFAULT_GOAL := help
 .PHONY: help venv format check lint types layers sizes test demo
 
 help:
 	@echo "make demo    set up, then serve a small model through all three cache tiers (DEMO_FLAGS=--verify)"
-	@echo "make test    set up, then run every test that needs no GPU (TEST_FLAGS='-k radix')"
+	@echo "make test    set up, then run the tests that need no GPU (TEST_FLAGS='-k radix', PART=all)"
 	@echo "make check   format, lint, types, layers, size limits"
 	@echo "make format  rewrite the sources in the project's format"
 
@@ -44,7 +47,7 @@ sizes: venv
 
 # Several processes, one more than cores, as the one with all tests of Ray often waits. Which tests stay together: tests/processes.py.
 test: venv
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 --part $(PART) $(TEST_FLAGS)
 
 demo: venv
 	@$(BIN)/python -m raydix demo $(DEMO_FLAGS)

@@ -15,6 +15,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
     "tests.hub_cache",
+    "tests.parts",
     "tests.processes",
     "tests.ray_cluster",
     "tests.runtime.actors.bereaved_client",

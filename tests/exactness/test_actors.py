@@ -19,6 +19,7 @@ if NUM_RANKS == 4:
 PROMPTS = make_prompts(71, [100, 49, 1, 130])
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])

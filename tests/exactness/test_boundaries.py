@@ -34,6 +34,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("family", "state", "tp"), ENDS)
 async def test_match_ends_at_each_page_boundary(
     family: Family, state: State, tp: int, references: References, tmp_path: Path
@@ -54,6 +55,7 @@ async def test_match_ends_at_each_page_boundary(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", WINDOWED)
 @pytest.mark.parametrize("state", TIERS)
 async def test_a_branch_begins_at_the_last_page_before_it_that_has_its_window(

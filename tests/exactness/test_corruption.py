@@ -122,6 +122,7 @@ def nonzero(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("kind", Corruption)
 async def test_damaged_object(kind: Corruption, victim: Victim) -> None:
     await victim.store()

@@ -25,6 +25,7 @@ DEGREES = (2, 1, 4, 2)
 PROMPTS = make_prompts(61, [100, 70, 90, 49])
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 async def test_each_degree_goes_on_from_the_pages_of_those_before(
     device: str, caching_kind: Family, references: References, tmp_path: Path
@@ -49,6 +50,7 @@ async def test_each_degree_goes_on_from_the_pages_of_those_before(
             await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     ("family", "group", "writers", "readers"),
     [

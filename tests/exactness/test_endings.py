@@ -92,6 +92,7 @@ async def test_overload_is_told_at_once_and_hurts_nobody_else(references: Refere
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     ("family", "state", "tp"),
     [

@@ -131,6 +131,7 @@ async def test_a_rank_without_requests_serves_its_experts(
         assert min(stats[rank]["compute_s"] for rank in ("gpu0", "gpu1")) > 0.0
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
 async def test_steps_in_two_halves_give_the_same_tokens(
@@ -181,6 +182,7 @@ async def test_steps_stay_whole_on_the_cpu_unless_told_otherwise(
         assert max(stats[rank]["num_halved_steps"] for rank in ("gpu0", "gpu1")) == 0
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
 async def test_steps_of_fixed_shapes_give_the_same_tokens(

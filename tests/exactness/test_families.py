@@ -25,6 +25,7 @@ NUM_TOKENS_OF_RANKS = 24
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", list(Family))
 async def test_tokens_equal_those_of_transformers_from_every_tier(
     family: Family,
@@ -73,6 +74,7 @@ async def test_tokens_equal_those_of_transformers_from_every_tier(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", list(Family))
 async def test_logprobs_equal_those_of_transformers(family: Family, references: References) -> None:
     reference = references(family)

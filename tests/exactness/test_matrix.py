@@ -125,6 +125,7 @@ def assert_reached(case: Case, stats: dict[str, Any], outputs: Sequence[RequestO
         assert found[state.value] > 0, found
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 async def test_tokens_do_not_depend_on_cache_or_schedule(

@@ -31,6 +31,7 @@ CASES = [
 ]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("family", "state", "kind", "tp", "group"), CASES)
 async def test_comparison_fails_on_a_wrong_page(
     family: Family,

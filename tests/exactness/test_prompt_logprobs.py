@@ -90,6 +90,7 @@ async def assert_all_scored(
     assert all(output.prompt_logprobs is None for output in both[1])
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("state", [State.COLD, State.L1, State.L2, State.L3])
 async def test_prompts_are_scored_as_by_transformers_in_every_state(
@@ -109,6 +110,7 @@ async def test_prompts_are_scored_as_by_transformers_in_every_state(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("chunk", [PAGE_SIZE, 2 * PAGE_SIZE, None])
 async def test_scores_do_not_depend_on_chunks(

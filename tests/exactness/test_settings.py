@@ -109,6 +109,7 @@ async def test_a_seed_gives_the_same_sample_in_every_state(
     assert samples[0] != greedy
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     ("family", "eviction"),
     [

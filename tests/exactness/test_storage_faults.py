@@ -53,6 +53,7 @@ async def ask(
         return outputs[0], await engine.check(), explanation
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("kind", list(Corruption))
 @pytest.mark.parametrize("backend", ["file", "nixl"])
 async def test_bad_file_is_a_counted_miss_and_replaced(

@@ -55,6 +55,7 @@ async def ask(
     return sources, list(outputs[0].outputs[0].token_ids)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("page_size", [4, PAGE_SIZE])
 @pytest.mark.parametrize("family", WINDOWED)
 async def test_branches_of_a_long_context_begin_at_its_checkpoints(
@@ -99,6 +100,7 @@ async def test_where_a_prefix_outlived_its_window_the_next_branch_goes_on(
             await leave_only(engine, State.L2 if number < 2 else State.L3)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("tier", [State.L2, State.L3])
 @pytest.mark.parametrize("family", [Family.QWEN3, Family.GEMMA3, Family.GPT_OSS, Family.MISTRAL])
 async def test_third_visit_of_a_tenant_finds_the_prefix_that_its_prompts_share(
@@ -139,6 +141,7 @@ async def test_each_turn_goes_on_where_the_last_answer_ended(
             await leave_only(engine, tier)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     ("family", "damage"),
     [

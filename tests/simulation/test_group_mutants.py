@@ -95,6 +95,7 @@ CASES = [
 ]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
 def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     find(case, monkeypatch)

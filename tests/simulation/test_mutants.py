@@ -360,6 +360,7 @@ def find(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         run_workload(replace(case.workload, seed=sound_seed))
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
 def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     find(case, monkeypatch)

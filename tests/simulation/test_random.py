@@ -16,6 +16,7 @@ _SEEDS_PER_TEST = 10
 _NUM_FOR_REACH = 40
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("first_seed", range(_NUM_FOR_REACH, _NUM_SEEDS, _SEEDS_PER_TEST))
 def test_random_workloads_end_exactly(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + _SEEDS_PER_TEST):

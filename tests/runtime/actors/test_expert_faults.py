@@ -75,6 +75,7 @@ async def _until_moved(group: SharedEngine, engine: AsyncLLM) -> None:
             await generate(engine, 1, num_tokens=NUM_MET_TOKENS)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("lost", ["gpu0", "gpu1"])
 async def test_tokens_survive_sigkill_of_a_rank_whose_experts_come_back_from_the_store(
     group: SharedEngine, lost: str

@@ -301,6 +301,7 @@ def lane(
     asyncio.run(handle.shutdown())
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("lost", "first_seed"), [("gpu0", 70), ("gpu1", 90)])
 async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
     lane: SharedEngine, lost: str, first_seed: int

@@ -170,6 +170,7 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("name", "family", "overrides"), CASES, ids=[case[0] for case in CASES])
 def test_tokens_and_logits_are_those_of_transformers(
     name: str, family: Family, overrides: dict[str, Any], tmp_path: Path

@@ -69,6 +69,7 @@ def test_second_write_keeps_the_first_bytes(bench: Bench, store: Store) -> None:
     assert bench.read([1]) == [OK]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("kind", Corruption)
 def test_bad_object_is_found_and_removed(bench: Bench, store: Store, kind: Corruption) -> None:
     bench.write([1, 2, 3])

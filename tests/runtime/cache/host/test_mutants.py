@@ -212,6 +212,7 @@ MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
 ]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("mutant", "machine"), MUTANTS, ids=lambda value: value.__name__)
 def test_broken_rule_is_found(
     mutant: Patch, machine: type[RuleBasedStateMachine], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,44 @@
+"""Tests of many cases run a tenth at a time: `--part` draws which, and all without it.
+
+A case that looks at one more seed, family or state of the same claim is marked `part`. Whatever
+number is given, ten that follow each other run each of these once; what is not marked always runs.
+"""
+
+from collections import Counter
+from zlib import crc32
+
+import pytest
+
+NUM_PARTS = 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option."""
+    text = f"a number, by which a {NUM_PARTS}th of the tests marked `part` runs; or: all"
+    parser.addoption("--part", default="all", type=_number, help=text, metavar="NUMBER")
+
+
+def _number(text: str) -> int | None:
+    return None if text == "all" else int(text)
+
+
+def part_of(function: str, index: int) -> int:
+    """To which part a function's case belongs. Functions of few cases have them in other parts."""
+    return (crc32(function.encode()) + index) % NUM_PARTS
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the other parts out."""
+    number = config.getoption("--part")
+    if number is None:
+        return
+    num_seen: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        is_marked = item.get_closest_marker("part") is not None
+        is_drawn = part_of(function, num_seen[function]) == number % NUM_PARTS
+        num_seen[function] += 1
+        (kept if is_drawn or not is_marked else left_out).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
