@@ -61,7 +61,9 @@ class WaitingQueue:
         self._lacks: dict[RequestId, bytes] = {}
         """The page that a request lacks first, by its short key."""
         self._came: dict[RequestId, RequestState] = {}
-        """Those of which it has come, and that are still to have their turn again."""
+        """Those of which it has come, or whose leader has stopped, and that are still to have their
+        turn again.
+        """
 
         self._followers: dict[RequestId, dict[RequestId, RequestState]] = {}
         self._leaders: dict[RequestId, RequestId] = {}
@@ -194,7 +196,7 @@ class WaitingQueue:
         self._came.update(came)
 
     def wake_some(self) -> bool:
-        """Give some of those of which a page has come their turn again; True: others are left."""
+        """Give some of those in `_came` their turn again; True: others are left."""
         for name in list(itertools.islice(self._came, _PIECE)):
             self.wake(self._came.pop(name))
         return bool(self._came)
@@ -224,9 +226,14 @@ class WaitingQueue:
         return self._leader_of.get(key)
 
     def leader_stopped(self, leader: RequestId) -> None:
-        """A request brings no more pages, or others: whoever waited for it looks again."""
-        for request in list(self._followers.get(leader, {}).values()):
-            self.wake(request)
+        """A request brings no more pages, or others: whoever waited for it looks again.
+
+        Thousands may follow it: `wake_some` gives them their turn again.
+        """
+        followers = self._followers.pop(leader, {})
+        for name in followers:
+            del self._leaders[name]
+        self._came.update(followers)
 
     def check(self, running: Iterable[RequestState]) -> None:
         """Raise AccountingError unless the counts and all places and turns agree."""

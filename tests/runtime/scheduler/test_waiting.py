@@ -107,9 +107,29 @@ def test_follower_comes_back_when_its_leader_stops() -> None:
     queue.add(follower, num_cached_pages=0, lacks=None)
     queue.park(follower, lacks=key_of(7), leader=RequestId("leader"))
     queue.leader_stopped(RequestId("other"))
+    queue.wake_some()
     assert queue.next_turn() is None
     queue.leader_stopped(RequestId("leader"))
+    queue.wake_some()
     assert queue.next_turn() is follower
+    queue.check([])
+
+
+def test_no_event_wakes_all_that_follow_one_who_stops() -> None:
+    queue = WaitingQueue(FCFS)
+    followers = [request(serial) for serial in range(1000)]
+    for each in followers:
+        queue.add(each, num_cached_pages=0, lacks=None)
+        queue.park(each, lacks=key_of(7), leader=RequestId("leader"))
+    queue.page_came(key_of(7))
+    queue.leader_stopped(RequestId("leader"))
+    assert queue.next_turn() is None, "they are woken piece by piece"
+    queue.discard(followers[0])
+    while queue.wake_some():
+        queue.check([])
+    for each in followers[1:]:
+        assert queue.next_turn() is each
+        queue.discard(each)
     queue.check([])
 
 
@@ -123,6 +143,7 @@ def test_request_that_left_the_queue_is_not_woken() -> None:
     queue.page_came(key_of(7))
     queue.wake_some()
     queue.leader_stopped(RequestId("leader"))
+    queue.wake_some()
     queue.wake(gone)
     assert queue.next_turn() is None
     assert not len(queue)
