@@ -274,13 +274,16 @@ def _begin(
     table = _first_table(replica, found, start, load_pages)
     lane.admit(request, lock, table, start, now_s)
     lane.lead(request, found.prefix.num_l1_pages)
-    if found.trial_load_s is not None:
-        replica.trials.begin(request.request_id, found.trial_load_s, now_s)
+    lease_id = None
     if found.loaded is not None:
         replica.counters.count(Count.LOAD_DECISIONS)
         request.wait_for_lease()
         stop = start.num_pages
-        replica.ask_lease(request, [pages[0] if pages else stop for pages in start.loads], stop)
+        starts = [pages[0] if pages else stop for pages in start.loads]
+        lease_id = replica.ask_lease(request, starts, stop)
+    if found.trial_load_s is not None:
+        replica.trials.begin(lease_id, found.trial_load_s, now_s)
+    if lease_id is not None:
         # Only now, for the lease takes over from the lookup what is kept in L2.
         replica.cancel_lookup(request)
         return

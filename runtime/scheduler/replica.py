@@ -180,7 +180,7 @@ class Replica:
         starts: Sequence[int],
         stop: int,
         promotion: Promotion | None = None,
-    ) -> None:
+    ) -> LeaseId:
         """Ask for host pages, of each KV group from its start up to `stop`.
 
         They are for a request's promotion, or for its run.
@@ -194,6 +194,7 @@ class Replica:
         keys = request.chain.keys(stop, first)
         counted = tuple([start - first for start in starts])
         self.tell_host(LeasePages(lease_id=lease_id, keys=keys, starts=counted))
+        return lease_id
 
     def release_lease(self, lease_id: LeaseId, connection: ConnectionId) -> None:
         """Give a lease back over the connection that granted it, if that is still there."""

@@ -272,7 +272,7 @@ def _learn_load(replica: Replica, load: Load, now_s: float) -> None:
 def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None:
     _learn_load(replica, load, now_s)
     replica.release_lease(load.lease_id, load.host_connection)
-    replica.trials.note_load(load.request_id, load.age_s(now_s))
+    replica.trials.note_load(load.lease_id, load.age_s(now_s))
     request = replica.requests.get(load.request_id)
     promotion = lane.promotions.of_load(load)
     is_for_run = request is not None and request.load is load

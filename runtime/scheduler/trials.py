@@ -8,7 +8,7 @@ that is as dear as believed has cost no more than that; one that is cheaper corr
 
 import math
 
-from raydix.ids import RequestId
+from raydix.ids import LeaseId
 from raydix.runtime.scheduler.predictors import TimePredictor
 
 _SHARE = 0.01
@@ -27,20 +27,26 @@ class Trials:
     def __init__(self) -> None:
         self._paid_s = -math.inf
         """The time since then pays for the next trial."""
-        self._open: tuple[RequestId, float] | None = None
-        """Whose load is a trial, and how long it may take."""
+        self._open: tuple[LeaseId, float] | None = None
+        """Which load is a trial, and how long it may take. No other load has its lease, while a
+        later request may have the name of this one.
+        """
 
     def affordable_s(self, now_s: float) -> float:
         """What a trial may cost now: its part of the time since the last one."""
         return _SHARE * max(0.0, now_s - self._paid_s)
 
-    def begin(self, request_id: RequestId, expected_s: float, now_s: float) -> None:
-        """A request takes the dearer way, for which there is enough time since the last one."""
-        self._paid_s, self._open = now_s, (request_id, expected_s)
+    def begin(self, lease_id: LeaseId | None, expected_s: float, now_s: float) -> None:
+        """A request takes the dearer way, for which there is enough time since the last one.
 
-    def note_load(self, request_id: RequestId, seconds: float) -> None:
-        """A request's load took so long: if it is a trial, its surplus is paid, too."""
-        if self._open is not None and self._open[0] == request_id:
+        `lease_id`: by which it loads; None: it computes all.
+        """
+        self._paid_s = now_s
+        self._open = None if lease_id is None else (lease_id, expected_s)
+
+    def note_load(self, lease_id: LeaseId, seconds: float) -> None:
+        """A load took so long: if it is a trial, its surplus is paid, too."""
+        if self._open is not None and self._open[0] == lease_id:
             self._paid_s += max(0.0, seconds - self._open[1]) / _SHARE
             self._open = None
 

@@ -179,6 +179,35 @@ def test_trials_of_computing_leave_hits_by_which_loads_are_seen_to_be_well() -> 
     assert num_loaded.count(0) <= 5
 
 
+def test_a_load_of_a_later_request_of_the_same_name_is_no_cost_of_a_trial() -> None:
+    machine = Machine()
+    # Loads were slow, and are tried; who tries goes before its load is there.
+    machine.slow_link = 50.0
+    for _ in range(4):
+        machine.hit()
+    machine.now_s += 4.0
+    evict_from_l1(machine)
+    machine.submit(machine.prompts[0], max_tokens=1, name="same")
+    assert machine.core._replica.host.leases, "it is a trial"
+    tried_s = machine.now_s
+    machine.abort("same")
+    machine.work()
+    # What is known of loads is forgotten, so the next one of that name is loaded as a matter of
+    # course, over a link that is held up.
+    machine.now_s += 3600.0
+    machine.miss(50_000)
+    machine.slow_link = 5000.0
+    evict_from_l1(machine)
+    del machine.answers["same"]
+    machine.submit(machine.prompts[0], max_tokens=1, name="same")
+    assert machine.core._replica.host.leases
+    machine.work()
+
+    since_s = machine.now_s - tried_s
+    affordable_s = machine.core._replica.trials.affordable_s(machine.now_s)
+    assert affordable_s == pytest.approx(0.01 * since_s, abs=0.01)
+
+
 def test_few_pages_that_take_longer_to_compute_than_all_to_load_are_not_tried_at_every_hit() -> (
     None
 ):

@@ -4,29 +4,29 @@ import math
 
 import pytest
 
-from raydix.ids import RequestId
+from raydix.ids import LeaseId
 from raydix.runtime.scheduler.predictors import TimePredictor
 from raydix.runtime.scheduler.trials import Trials, is_worth_a_trial, num_affordable, num_soon_done
 
-_NAME = RequestId("request")
+_LEASE = LeaseId(1)
 
 
 def test_a_trial_may_cost_one_percent_of_the_time_since_the_last_one() -> None:
     trials = Trials()
-    trials.begin(_NAME, expected_s=1.0, now_s=10.0)
-    trials.note_load(_NAME, 1.0)
+    trials.begin(_LEASE, expected_s=1.0, now_s=10.0)
+    trials.note_load(_LEASE, 1.0)
     assert trials.affordable_s(10.0) == 0.0
     assert trials.affordable_s(15.0) == pytest.approx(0.05)
 
 
 def test_what_a_trial_takes_beyond_what_was_expected_is_paid_before_the_next_one() -> None:
     trials = Trials()
-    trials.begin(_NAME, expected_s=0.1, now_s=10.0)
-    trials.note_load(RequestId("another"), 5.0)
-    trials.note_load(_NAME, 0.3)
+    trials.begin(_LEASE, expected_s=0.1, now_s=10.0)
+    trials.note_load(LeaseId(2), 5.0)
+    trials.note_load(_LEASE, 0.3)
     assert trials.affordable_s(29.0) == 0.0
     assert trials.affordable_s(31.0) == pytest.approx(0.01)
-    trials.note_load(_NAME, 9.0)
+    trials.note_load(_LEASE, 9.0)
     assert trials.affordable_s(31.0) == pytest.approx(0.01)
 
 
