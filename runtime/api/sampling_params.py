@@ -60,12 +60,17 @@ _RANGES = {
     ),
     "presence_penalty": _Range(-2, 2, "a number in [-2, 2]"),
     "frequency_penalty": _Range(-2, 2, "a number in [-2, 2]"),
-    "seed": _Range(0, _MAX_INT64, "0 to 2**63 - 1. Leave it out for a random one"),
+    "seed": _Range(
+        -_MAX_INT64 - 1, _MAX_INT64, "-2**63 to 2**63 - 1. Leave it out for a random one"
+    ),
     "max_tokens": _Range(1, _MAX_INT64, "1 to 2**63 - 1. Leave it out for the rest of the context"),
     "min_tokens": _Range(0, _MAX_INT32, "0 to 2**31 - 1"),
     "logprobs": _Range(0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}. Leave it out for none"),
     "prompt_logprobs": _Range(0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}. Leave it out for none"),
 }
+
+
+_RANDOM_SEED = -1
 
 
 class OutputKind(StrEnum):
@@ -101,6 +106,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    """None, and -1 as in vLLM: a random one. Other negative ones are kept as 2**63 more."""
     logit_bias: Mapping[int | str, float] | None = field(default=None, hash=False)
     """Of up to 1,024 token ids, a number from -100 to 100 that is added to the token's logit.
 
@@ -145,6 +151,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "output_kind", _output_kind(self.output_kind))
         self._check_numbers()
+        object.__setattr__(self, "seed", _kept_seed(self.seed))
         self._check_switches()
         self._check_contradictions()
 
@@ -279,6 +286,11 @@ def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
             else f"Use one of {', '.join(sorted(_VALID_NAMES))}."
         )
         raise BadRequest(f"{name!r} is no sampling parameter. {advice}")
+
+
+def _kept_seed(seed: int | None) -> int | None:
+    """A seed that the device takes, which are those from 0; None for a random one."""
+    return None if seed is None or seed == _RANDOM_SEED else seed % (_MAX_INT64 + 1)
 
 
 def _require(is_valid: bool, name: str, value: object, expected: str) -> None:

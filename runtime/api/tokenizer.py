@@ -124,7 +124,8 @@ class Tokenizer:
         """Ids of a conversation under the chat template.
 
         `template_arguments` go to transformers' `apply_chat_template`: `tools`,
-        `add_generation_prompt` (True unless given), `enable_thinking` and whatever else the
+        `add_generation_prompt` (True unless given, or unless `continue_final_message` is),
+        `enable_thinking` and whatever else the
         template knows. The text parts of one message become lines of it. Raises BadRequest if
         there is no template, if it refuses, or if a message has no text, or more than text.
         """
@@ -158,7 +159,12 @@ class Tokenizer:
             )
         turns = [_with_text(message, number) for number, message in enumerate(messages)]
 
-        options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
+        begins_a_turn = not template_arguments.get("continue_final_message", False)
+        options = {
+            "add_generation_prompt": begins_a_turn,
+            **template_arguments,
+            "tokenize": False,
+        }
         try:
             text: str = self._wrapped.apply_chat_template(turns, **options)
         except (TemplateError, *_TEMPLATE_ERRORS) as error:

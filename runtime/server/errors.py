@@ -121,7 +121,7 @@ def failure_of_validation(errors: Sequence[Mapping[str, Any]]) -> HttpFailure:
 
 def _is_unsupported(error: Mapping[str, Any]) -> bool:
     """The field is none of ours, or it asks for more than nothing."""
-    is_not_empty = error["type"] == "too_long" and error["ctx"]["max_length"] == 0
+    is_not_empty = error["type"].endswith("too_long") and error["ctx"]["max_length"] == 0
     return is_not_empty or error["type"] == "extra_forbidden"
 
 

@@ -12,7 +12,7 @@ from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
-from raydix.runtime.server.wire.messages import template_messages
+from raydix.runtime.server.wire.messages import ending_of_prompt, template_messages
 from raydix.runtime.server.wire.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -69,5 +69,9 @@ async def _token_ids(served: Served, body: TokenizeRequest, tenant: str | None) 
         with refused_as("prompt"):
             return await desk.encode(body.prompt, tenant)
     assert body.messages is not None, "one of them is set"
+    ending = ending_of_prompt(
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
     with refused_as("messages"):
-        return await desk.encode_chat(template_messages(body.messages), {}, tenant)
+        return await desk.encode_chat(template_messages(body.messages), ending, tenant)

@@ -40,6 +40,10 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 """An empty list, which asks for nothing; any other one is not supported."""
 
 
+NoText = Annotated[str, Field(max_length=0)]
+"""An empty string, which says nothing; any other one is not supported."""
+
+
 def _require_few_fields(values: Any) -> Any:
     if isinstance(values, dict) and len(values) > MAX_FIELDS:
         raise ValueError(f"It has {len(values)} fields; expected at most {MAX_FIELDS}.")

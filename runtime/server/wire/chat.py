@@ -17,7 +17,7 @@ from raydix.runtime.server.wire.base import (
 )
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
-from raydix.runtime.server.wire.messages import Message
+from raydix.runtime.server.wire.messages import Message, ending_of_prompt
 from raydix.runtime.server.wire.prompt_logprobs import PromptLogprobs
 from raydix.runtime.server.wire.usage import Usage
 
@@ -51,6 +51,9 @@ class ChatRequest(GenerationFields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     chat_template_kwargs: Table[Text, TemplateValue] = Field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Go on with the last message, instead of beginning one."""
 
     # Values that ask for nothing are taken, as clients send them.
     response_format: TextFormat | None = None
@@ -58,6 +61,8 @@ class ChatRequest(GenerationFields):
     modalities: list[Literal["text"]] | None = None
     tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
+    functions: Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
 
@@ -161,7 +166,7 @@ def names_of_parameters(request: ChatRequest) -> dict[str, str]:
 def num_logprobs_of(request: ChatRequest) -> int | None:
     """How many of the likeliest tokens are told. Raises BadParameter if that contradicts itself."""
     if not request.logprobs:
-        if request.top_logprobs is not None:
+        if request.top_logprobs:
             raise BadParameter("top_logprobs", "is set, but logprobs is not. Set it to true.")
         return None
     return request.top_logprobs or 0
@@ -176,7 +181,11 @@ def template_arguments(request: ChatRequest) -> dict[str, TemplateValue]:
             f"has {', '.join(map(repr, wrong))}; expected variables of the "
             "checkpoint's template, such as 'enable_thinking'. Leave the others out.",
         )
-    return request.chat_template_kwargs
+    ending = ending_of_prompt(
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
+    return {**request.chat_template_kwargs, **ending}
 
 
 def chat_logprobs(output: CompletionOutput, num_top: int | None) -> ChatLogprobs | None:

@@ -3,7 +3,7 @@
 from itertools import accumulate
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
@@ -49,13 +49,18 @@ PromptField = Annotated[
 ]
 
 
+def _none_if_false(value: object) -> object:
+    return None if value is False else value
+
+
 class CompletionRequest(GenerationFields):
     """One prompt or several: text, or token ids."""
 
     prompt: PromptField
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int = DEFAULT_MAX_TOKENS
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = None
+    """False, which chats have for none, is none here, too."""
     prompt_logprobs: int | None = None
     echo: bool = False
     """Put the prompt before the output, with `logprobs` also its logprobs; `max_tokens` may be 0

@@ -10,6 +10,8 @@ class TokenizeRequest(WireRequest):
     model: str | None = None
     prompt: Text | None = None
     messages: Turns[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class Tokens(WireAnswer):

@@ -4,6 +4,7 @@ import pickle
 import pytest
 
 from raydix.errors import BadRequest
+from raydix.runtime.api.samples import params_of_sample
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 
 
@@ -87,7 +88,7 @@ def test_params_can_be_pickled_and_replaced():
         ({"repetition_penalty": 1e39}, "0.01, 100"),
         ({"presence_penalty": 3}, "presence_penalty is 3"),
         ({"frequency_penalty": -3}, "frequency_penalty is -3"),
-        ({"seed": -1}, "Leave it out"),
+        ({"seed": -(2**63) - 1}, "Leave it out"),
         ({"seed": 2**63}, "2\\*\\*63 - 1"),
         ({"stop": [""]}, "non-empty"),
         ({"stop": [3]}, "non-empty"),
@@ -129,6 +130,14 @@ def test_a_wrong_type_of_params_is_refused():
 def test_the_users_seed_wins_over_the_drawn_one():
     assert SamplingParams(seed=3).to_device((), 99).seed == 3
     assert SamplingParams().to_device((), 99).seed == 99
+
+
+def test_negative_seeds_are_seeds_but_minus_one_which_is_random():
+    assert SamplingParams(seed=-1).to_device((), 99).seed == 99
+    seeds = [SamplingParams(seed=each).to_device((), 99).seed for each in (-2, -3, -(2**63))]
+    assert seeds == [2**63 - 2, 2**63 - 3, 0]
+    samples = [params_of_sample(SamplingParams(seed=-3, n=3), index).seed for index in range(3)]
+    assert samples == [2**63 - 3, 2**63 - 2, 2**63 - 1]
 
 
 def test_top_k_minus_one_keeps_all_on_the_device():

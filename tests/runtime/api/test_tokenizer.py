@@ -37,6 +37,12 @@ def test_chat_uses_the_template_and_asks_for_an_answer(byte_level):
     assert byte_level.decode(without, False) == "<|user|>hell<|end|>"
 
 
+def test_a_last_message_is_continued_where_that_is_asked_for(byte_level):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "hell"}]
+    continued = byte_level.encode_chat(messages, continue_final_message=True)
+    assert byte_level.decode(continued, False) == "<|user|>a<|end|><|assistant|>hell"
+
+
 def test_chat_without_a_template_is_a_bad_request(sentencepiece):
     with pytest.raises(BadRequest, match="no chat template"):
         sentencepiece.encode_chat([{"role": "user", "content": "a"}])

@@ -61,7 +61,7 @@ def test_overload_tells_when_to_come_again() -> None:
     [
         (CompletionRequest, {"prompt": "a", "suffix": "b"}, "suffix"),
         (ChatRequest, {"messages": [TURN], "tools": [{}]}, "tools"),
-        (ChatRequest, {"messages": [{**TURN, "tool_calls": []}]}, "messages.0.tool_calls"),
+        (ChatRequest, {"messages": [{**TURN, "tool_calls": [{}]}]}, "messages.0.tool_calls"),
         (ResponsesRequest, {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
         (ResponsesRequest, {"input": "a", "reasoning": {}}, "reasoning"),
         (ResponsesRequest, {"input": "a", "tools": [{}]}, "tools"),

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from raydix.runtime.server.errors import failure_of
+from raydix.runtime.server.errors import failure_of, failure_of_validation
 from raydix.runtime.server.response_writer import ResponseWriter
 from raydix.runtime.server.wire.chat import (
     ChatRequest,
@@ -110,11 +110,54 @@ def test_options_without_what_they_belong_to_are_refused() -> None:
         check_stream_options(request, request.stream_options)
 
 
+def test_fields_of_other_servers_that_ask_for_nothing_are_taken() -> None:
+    spoken = {
+        "role": "assistant",
+        "content": "b",
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [],
+        "annotations": [],
+        "refusal": "",
+        "reasoning_content": "",
+    }
+    turns = [{"role": "user", "content": "a"}, spoken, {"role": "user", "content": "c"}]
+    request = chat(messages=turns, functions=[], function_call="none", logprobs=False)
+    assert template_messages(request.messages)[1] == {"role": "assistant", "content": "b"}
+
+    assert num_logprobs_of(chat(logprobs=False, top_logprobs=0)) is None
+    completion = CompletionRequest.model_validate({"prompt": "a", "logprobs": False})
+    assert completion.logprobs is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"functions": [{"name": "f"}]},
+        {"messages": [{"role": "assistant", "content": "b", "tool_calls": [{"id": "x"}]}]},
+        {"messages": [{"role": "assistant", "content": "b", "reasoning_content": "x"}]},
+    ],
+)
+def test_fields_of_other_servers_that_ask_for_something_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        chat(**wrong)
+    errors = raised.value.errors(include_url=False, include_input=False)
+    assert failure_of_validation(errors).details.message.endswith("Leave out what is named.")
+
+
 def test_templates_get_variables_alone() -> None:
     assert template_arguments(chat(chat_template_kwargs={"a": 1})) == {"a": 1}
     for name in ("chat_template", "self", "tokenize"):
         with pytest.raises(BadRequest, match=repr(name)):
             template_arguments(chat(chat_template_kwargs={name: "x"}))
+
+
+def test_a_prompt_ends_as_is_asked_beside_the_messages() -> None:
+    assert template_arguments(chat(continue_final_message=True)) == {"continue_final_message": True}
+    ending = {"continue_final_message": True, "add_generation_prompt": False}
+    assert template_arguments(chat(**ending, chat_template_kwargs={"a": 1})) == {"a": 1, **ending}
+    with pytest.raises(BadParameter, match=r"continue_final_message is true, and so is"):
+        template_arguments(chat(continue_final_message=True, add_generation_prompt=True))
 
 
 @pytest.mark.parametrize(
