@@ -21,12 +21,19 @@ _HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
+"""JSON escapes all others of Unicode by itself."""
 DONE = b"data: [DONE]\n\n"
 
 
 def data_event(value: BaseModel) -> bytes:
     """An event that is known by what it holds."""
-    return b"data: " + value.model_dump_json().encode() + b"\n\n"
+    return b"data: " + in_one_line(value.model_dump_json()).encode() + b"\n\n"
+
+
+def in_one_line(json_text: str) -> str:
+    """The same JSON for clients that split lines as Python does: at more than line feeds."""
+    return json_text if json_text.isascii() else json_text.translate(_LINE_ENDS)
 
 
 def named_event(name: str, value: BaseModel) -> bytes:

@@ -8,7 +8,7 @@ from json.encoder import encode_basestring
 from typing import NamedTuple
 
 from raydix.runtime.api.outputs import CompletionOutput
-from raydix.runtime.server.event_stream import data_event
+from raydix.runtime.server.event_stream import data_event, in_one_line
 from raydix.runtime.server.wire.base import WireAnswer
 
 _TEXT = "<text of this chunk>"
@@ -41,7 +41,7 @@ class PlainChunks:
         if around is None:
             around = self._around[index] = self._look_around(index)
 
-        text = around.before + encode_basestring(new.text) + around.between
+        text = around.before + in_one_line(encode_basestring(new.text)) + around.between
         if around.after:
             text += _numbers(new.token_ids) + around.after
         return text.encode()

@@ -1,6 +1,7 @@
 """How long an HTTP connection may wait with headers."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -55,3 +56,59 @@ async def test_a_connection_outlasts_the_deadline_of_headers_between_requests_an
             answer = await http.post("/v1/completions", json=LONG)
             assert answer.elapsed.total_seconds() > 0.05
             assert answer.status_code == 200
+
+
+async def answer_to(server: Server, *parts: bytes) -> bytes:
+    """All that comes until the server closes the connection."""
+    host, _, port = server.url.rpartition("/")[2].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(20):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+async def test_the_bound_of_a_head_does_not_depend_on_how_it_comes(
+    server: Server, num_parts: int
+) -> None:
+    def head(num_bytes: int) -> list[bytes]:
+        line = b"GET /health HTTP/1.1\r\nConnection: close\r\nA: "
+        whole = line + b"a" * (num_bytes - len(line) - 4) + b"\r\n\r\n"
+        size = -(-len(whole) // num_parts)
+        return [whole[i : i + size] for i in range(0, len(whole), size)]
+
+    assert (await answer_to(server, *head(60 << 10))).startswith(b"HTTP/1.1 200 ")
+    assert (await answer_to(server, *head(70 << 10))).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_http_1_0_gets_answers_without_chunks(server: Server, is_stream: bool) -> None:
+    body = json.dumps({**LONG, "max_tokens": 3, "stream": is_stream}).encode()
+    lines = "POST /v1/completions HTTP/1.0", "Content-Type: application/json"
+    asking = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode()
+    head, _, answer = (await answer_to(server, asking + body)).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head.lower()
+    if is_stream:
+        assert answer.startswith(b"data: {")
+        assert answer.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(answer)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [(b"application/json", b"408"), (b"text/plain", b"400")]
+)
+async def test_a_body_that_does_not_end_closes_the_connection(
+    server: Server, kind: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "BODY_S", 0.1)
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: "
+    answer = await answer_to(server, head + kind + b"\r\n\r\n{")
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert answer.count(b"HTTP/1.1 ") == 1

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
-from raydix.runtime.server.event_stream import data_event
+from raydix.runtime.server.errors import failure
+from raydix.runtime.server.event_stream import data_event, data_failure
 from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.wire.base import WireAnswer
 from raydix.runtime.server.wire.chat import ChatChunk, ChunkChoice, Delta
@@ -43,6 +44,23 @@ def test_a_plain_chunk_holds_what_one_written_in_full_does(
         assert event.endswith(b"\n\n")
         assert b"\n" not in event[:-2]
         assert json.loads(event[5:]) == json.loads(whole[5:])
+
+
+@pytest.mark.parametrize("name", ["m", "\u2028"])
+def test_events_are_lines_for_whoever_splits_at_what_unicode_calls_line_ends(name: str) -> None:
+    text = "a\x85b\u2028c\u2029d\x1ce\x0bf\u00e9"
+    chunks = PlainChunks(lambda index, new: text_chunk(name, index, new, False))
+    new = CompletionOutput(text=text)
+    failed = failure(400, text, "invalid_request_error")
+    for event in (
+        chunks.event(0, new),
+        data_event(text_chunk(name, 0, new, False)),
+        data_failure(failed),
+    ):
+        assert event is not None
+        data, end = event.decode().splitlines()
+        assert end == ""
+        assert json.dumps(text)[1:-1] in json.dumps(json.loads(data[5:]))
 
 
 def test_a_chunk_with_more_than_text_is_not_plain() -> None:
