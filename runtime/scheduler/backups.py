@@ -50,7 +50,9 @@ class BackupQueue:
     def __init__(
         self, settings: SchedulerSettings, host: HostView, counters: Counters, uses: UseCounts
     ) -> None:
-        """`uses`: of the pages of all lanes; kept under `write_through_selective` only."""
+        """`uses`: of the pages of all lanes. Under `write_through_selective` they are counted, and
+        under `write_back` it is noted which pages were lost.
+        """
         self._settings = settings
         self._host = host
         self._counters = counters
@@ -93,9 +95,15 @@ class BackupQueue:
 
     def offer_new(self, pages: Iterable[NewPage]) -> None:
         """These pages have just been published in L1."""
-        if self._settings.write_policy is WritePolicy.WRITE_THROUGH:
-            for page in pages:
-                self._add(page)
+        match self._settings.write_policy:
+            case WritePolicy.WRITE_THROUGH:
+                for page in pages:
+                    self._add(page)
+            case WritePolicy.WRITE_BACK:
+                # It was computed once more, and would be lost in the same way.
+                for page in pages:
+                    if self._uses.is_lost(page[0]):
+                        self._add(page)
 
     def offer_window(
         self, group: int, keys: list[PageKey], page_ids: list[int], *, is_returning: bool
@@ -113,8 +121,10 @@ class BackupQueue:
             match self._settings.write_policy:
                 case WritePolicy.WRITE_THROUGH:
                     self._add_to(group, key, page_id)
-                case WritePolicy.WRITE_BACK:
+                case WritePolicy.WRITE_BACK if not self._uses.is_lost(key):
                     self._unclean[group][key] = page_id
+                case WritePolicy.WRITE_BACK:
+                    self._add_to(group, key, page_id)
                 case WritePolicy.WRITE_THROUGH_SELECTIVE:
                     num_uses = self._uses.count(key)
                     if is_returning or num_uses >= self._settings.write_threshold:
@@ -249,18 +259,21 @@ class BackupQueue:
         if not victim.is_removed:
             # Windows alone: most of them nobody would have come back to.
             return
-        num_dropped = 0
+        dropped: set[PageKey] = set()
         if self._settings.has_host_memory:
-            num_dropped = self._num_unclean(split_keys(victim.keys))
-        self._counters.count_eviction(victim.num_pages, num_dropped=num_dropped)
+            dropped = self._unclean_of(split_keys(victim.keys))
+        if self._settings.write_policy is WritePolicy.WRITE_BACK:
+            for key in dropped:
+                self._uses.add_loss(key)
+        self._counters.count_eviction(victim.num_pages, num_dropped=len(dropped))
 
-    def _num_unclean(self, keys: list[PageKey]) -> int:
-        """How many of these pages L2 lacks in a group in which it is to have them."""
+    def _unclean_of(self, keys: list[PageKey]) -> set[PageKey]:
+        """Those of these pages that L2 lacks in a group in which it is to have them."""
         unclean: set[PageKey] = set()
         for group, windows in enumerate(self._windows):
             wanted = keys if windows is None else [key for key in keys if key in windows]
             unclean.update(self._host.lacking(group, wanted))
-        return len(unclean)
+        return unclean
 
     def forget(self, victim: Victim) -> None:
         """These pages have left L1, in the groups that lose them."""

@@ -1,4 +1,4 @@
-"""How many requests have used a page, whether it is cached or not."""
+"""What is remembered of pages, whether they are cached or not."""
 
 from raydix.ids import PageKey
 
@@ -10,11 +10,13 @@ _SHORT_BYTES = 8
 """Of a key: enough to tell millions from each other."""
 _END = b"end"
 """Before the key of a page with which a request has ended."""
+_LOSS = b"loss"
+"""Before the key of a page that has left L1 without a copy."""
 
 
 class UseCounts:
-    """Owns: by key, how many requests have used each of the pages that were used last, and with
-    which of them requests have ended.
+    """Owns: by key, how many requests have used each of the pages that were used last, with
+    which of them requests have ended, and which were lost.
 
     It outlives the pages in L1, as what returns when L1 has turned over is what L2 is for. Several
     times as many pages are remembered as L1 has: in each of many small dicts those that were used
@@ -38,6 +40,14 @@ class UseCounts:
     def is_end(self, key: PageKey) -> bool:
         """Whether a request has ended with this page: who goes on behind it has returned to it."""
         return self._count(key[-1] % _NUM_SHARDS, _END + key[:_SHORT_BYTES]) > 0
+
+    def add_loss(self, key: PageKey) -> None:
+        """The page has left L1, and no tier has it."""
+        self._add(key[-1] % _NUM_SHARDS, _LOSS + key[:_SHORT_BYTES])
+
+    def is_lost(self, key: PageKey) -> bool:
+        """Whether the page was ever lost, as far as is remembered."""
+        return self._count(key[-1] % _NUM_SHARDS, _LOSS + key[:_SHORT_BYTES]) > 0
 
     def _add(self, shard: int, short: bytes) -> int:
         recent, former = self._recent[shard], self._former[shard]

@@ -6,7 +6,7 @@ import pytest
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.policies import WritePolicy
 from tests.runtime.scheduler.core_driver import CoreDriver
-from tests.runtime.scheduler.l2_driver import PROMPT, driver_with, evict_from_l1, serve
+from tests.runtime.scheduler.l2_driver import OTHER, PROMPT, driver_with, evict_from_l1, serve
 
 
 def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() -> None:
@@ -176,6 +176,17 @@ def test_loads_of_many_pages_at_once_drop_none_that_there_was_time_to_copy() -> 
     assert num_dropped[-1] == num_dropped[3] <= 10
     for before in keys[4:7]:
         assert driver.ready >= set(before)
+
+
+def test_write_back_copies_at_once_what_it_lost_before() -> None:
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(64,))
+    serve(driver, PROMPT)
+    evict_from_l1(driver)
+    assert not driver.ready
+
+    serve(driver, [*PROMPT, *OTHER])
+    # What follows was not lost: it has time until it goes next.
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
 
 
 def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
