@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -98,8 +98,11 @@ def load_model(
     """
     folder = Path(folder)
     config = config or read_checkpoint_config(folder)
+    spec = config.spec
+    if spec.tied_embeddings and _has_other_head(config.family, folder):
+        spec = replace(spec, tied_embeddings=False)
     decoder = make_decoder(
-        config.spec,
+        spec,
         device=device,
         dtype=dtype,
         collectives=collectives,
@@ -144,12 +147,13 @@ def load_weights(
     described: dict[str, _Description] = {}
     listed = [each for each in list_weights(folder) if is_wanted(each.name)]
     read = _describe(_telling_progress(listed, decoder.device), described)
-    _fill_all(decoder, family, folder, read, is_wanted)
-
-    embedding, head = _vocabulary_names(family)
-    repeats = decoder.spec.tied_embeddings and head in described
-    if repeats and described[head] != described[embedding]:
-        raise CheckpointError(f"tie_word_embeddings is true, but {head} differs from {embedding}.")
+    unused = _fill_all(decoder, family, folder, read, is_wanted)
+    if unused:
+        logger.warning(
+            "%s has tensors that its config.json does not ask for; they are left aside: %s",
+            folder,
+            name_some(unused),
+        )
     entries = sorted((name, *entry) for name, entry in described.items())
     return hashlib.sha256(repr(entries).encode()).digest()
 
@@ -171,8 +175,12 @@ def _fill_all(
     folder: Path,
     tensors: Tensors,
     is_wanted: Callable[[str], bool],
-) -> None:
-    """Fill the parameters that have a wanted name from these tensors of the checkpoint."""
+) -> list[str]:
+    """Fill the parameters that have a wanted name from these tensors of the checkpoint.
+
+    Returns the names of tensors that the model has no place for, as transformers does. Raises
+    CheckpointError if one is missing or does not fit.
+    """
     names = family.value.weight_names
     targets = {checkpoint_name(name, names): each for name, each in decoder.weights().items()}
     _, head = _vocabulary_names(family)
@@ -186,11 +194,36 @@ def _fill_all(
         elif not (name == head or _is_ignored(name, family, decoder.spec.num_layers)):
             unexpected.append(name)
 
-    if missing or unexpected:
+    # Layers that the config does not count are those of another model.
+    if missing or any(_is_past_last(each, decoder.spec.num_layers) for each in unexpected):
         raise CheckpointError(
             f"The weights in {folder} do not fit its config.json: missing tensors: "
             f"{name_some(missing)}; unexpected: {name_some(unexpected)}. {FETCH_BOTH}"
         )
+    return unexpected
+
+
+def _has_other_head(family: Family, folder: Path) -> bool:
+    """Whether a head is stored that is not the embedding, whatever the config says.
+
+    transformers then unties them, too.
+    """
+    embedding, head = _vocabulary_names(family)
+    stored = [each for each in list_weights(folder) if each.name in (embedding, head)]
+    if len(stored) < 2:
+        return False
+    described: dict[str, _Description] = {}
+    for _ in _describe(read_tensors(stored, torch.device("cpu")), described):
+        pass
+    if described[head] == described[embedding]:
+        return False
+    logger.warning(
+        "tie_word_embeddings is true, but %s differs from %s in %s; they are not tied",
+        head,
+        embedding,
+        folder,
+    )
+    return True
 
 
 def _vocabulary_names(family: Family) -> tuple[str, str]:
@@ -222,9 +255,12 @@ def _is_ignored(name: str, family: Family, num_layers: int) -> bool:
     # Old exports carry frequencies that the config fixes.
     if name.endswith("rotary_emb.inv_freq"):
         return True
+    return family.value.has_prediction_layers and _is_past_last(name, num_layers)
+
+
+def _is_past_last(name: str, num_layers: int) -> bool:
     layer = re.match(r"model\.layers\.(\d+)\.", name)
-    is_past_last = layer is not None and int(layer[1]) >= num_layers
-    return family.value.has_prediction_layers and is_past_last
+    return layer is not None and int(layer[1]) >= num_layers
 
 
 def _describe(

@@ -40,7 +40,8 @@ def require_checkpoint(model: ModelSection) -> None:
 
 def _require_floats(folder: Path, weights: Sequence[StoredTensor]) -> None:
     for each in weights:
-        if each.dtype not in _FLOATS:
+        # Others may be buffers of other programs, such as masks, which nothing asks for.
+        if each.name.endswith("weight") and each.dtype not in _FLOATS:
             raise CheckpointError(
                 f"Tensor {each.name} in {each.path} is {each.dtype}; expected one of "
                 f"{', '.join(_FLOATS)}, as {folder}/config.json tells of no quantisation. "

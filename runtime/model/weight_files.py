@@ -19,23 +19,26 @@ _MAX_NAMED = 5
 
 
 def list_weights(folder: Path) -> list[StoredTensor]:
-    """Every tensor of every file, each once.
+    """Every tensor of every file, each once: from the file that the index says, if it names it.
 
-    Raises CheckpointError for files that are missing or corrupt, or of which the index says
-    something else.
+    Raises CheckpointError for files that are missing or corrupt, or that lack what the index says.
     """
-    listed: list[StoredTensor] = []
-    for path, expected in weight_files(folder):
-        tensors = list_tensors(path)
-        names = {each.name for each in tensors}
-        if expected is not None and names != expected:
-            differing = expected.symmetric_difference(names)
+    files = weight_files(folder)
+    indexed = {name for _, expected in files for name in expected or ()}
+    listed: dict[str, StoredTensor] = {}
+    for path, expected in files:
+        tensors = {each.name: each for each in list_tensors(path)}
+        here = expected or set()
+        lacking = here - tensors.keys()
+        if lacking:
             raise CheckpointError(
-                f"{path} and {_INDEX} disagree about {name_some(differing)}; expected the file to "
-                f"hold what the index says. {_REMEDY}"
+                f"{path} lacks {name_some(lacking)}, which {_INDEX} says is expected there. "
+                f"{_REMEDY}"
             )
-        listed += tensors
-    return listed
+        for name, each in tensors.items():
+            if name in here or name not in indexed:
+                listed.setdefault(name, each)
+    return list(listed.values())
 
 
 def weight_files(folder: Path) -> list[tuple[Path, set[str] | None]]:
