@@ -55,6 +55,16 @@ ModelName = Annotated[
     ),
 ]  # fmt: skip
 
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        help="Let scripts of web pages from there ask: https://chat.example.org, or * for all. "
+        "Repeatable.",
+        metavar="ORIGIN",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
@@ -64,11 +74,13 @@ class HttpOptions:
     num_replicas: int | None = None
     key_file: Path | None = None
     model_name: str | None = None
+    origins: tuple[str, ...] = ()
 
     @property
     def needs_http(self) -> bool:
         """Whether there is one that means nothing without `--http`."""
-        return (self.num_replicas, self.key_file, self.model_name) != (None, None, None)
+        given = (self.num_replicas, self.key_file, self.model_name, self.origins or None)
+        return given != (None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,8 @@ class HttpFront:
     model_name: str
     num_replicas: int | None
     """Processes of Ray Serve; None: the one that `raydix serve` is."""
+    origins: tuple[str, ...]
+    """Of the web pages whose scripts may ask."""
 
 
 def read_http_options(
@@ -90,15 +104,22 @@ def read_http_options(
     if options.http is None:
         if options.needs_http:
             raise ConfigError(
-                "--keys, --model-name and --http-replicas are for HTTP. Add --http HOST:PORT."
+                "--keys, --model-name, --cors-origin and --http-replicas are for HTTP. "
+                "Add --http HOST:PORT."
             )
         return None
     _require_packages(options)
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
     from raydix.runtime.actors.links.address import TcpAddress
+    from raydix.runtime.server.cross_origin import checked_origins
     from raydix.runtime.server.key_file import KeyFile
     from raydix.runtime.server.listener import bind
+
+    try:
+        origins = checked_origins(options.origins)
+    except ConfigError as error:
+        raise ConfigError(f"--cors-origin: {error}") from error
 
     try:
         address = TcpAddress.parse(options.http)
@@ -113,7 +134,7 @@ def read_http_options(
     # It listens once the engine serves; that the port is taken can be told before.
     bind(address).close()
     model_name = options.model_name or model_label(config.model.path)
-    return HttpFront(address, keys, model_name, options.num_replicas)
+    return HttpFront(address, keys, model_name, options.num_replicas, origins)
 
 
 @contextlib.contextmanager
@@ -160,7 +181,7 @@ async def serving_http(
         from raydix.runtime.server.app import build_app
         from raydix.runtime.server.listener import listening
 
-        app = build_app(engine, front.model_name, front.keys)
+        app = build_app(engine, front.model_name, front.keys, origins=front.origins)
         spare_long_lived_objects()
         async with listening(app, front.address, drain_s + _TELL_S) as url:
             yield url
@@ -175,6 +196,7 @@ async def serving_http(
             keys=front.keys,
             num_replicas=front.num_replicas,
             drain_s=drain_s,
+            origins=front.origins,
             log_path=await supervisor.call("log_path"),
         )
         async with replicas_listening(replicas, front.address) as url:

@@ -19,6 +19,7 @@ from raydix.runtime.cli.config_check import print_report
 from raydix.runtime.cli.console_log import logging_to_console
 from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
+    CorsOrigins,
     Http,
     HttpFront,
     HttpOptions,
@@ -84,6 +85,7 @@ def serve(
     http_replicas: NumReplicas = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
+    cors_origins: CorsOrigins = None,
 ) -> None:
     """Start an engine and keep it up until Ctrl-C.
 
@@ -93,7 +95,7 @@ def serve(
     config = load_config(source, lazy_storage(lazy, sections_of(settings)))
     if secret_file is not None and listen is None:
         raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
-    options = HttpOptions(http, http_replicas, keys, model_name)
+    options = HttpOptions(http, http_replicas, keys, model_name, tuple(cors_origins or ()))
     front = read_http_options(options, config, address)
     if dry_run:
         print_report(config)

@@ -1,7 +1,7 @@
 """The HTTP interface of one engine, as an ASGI application."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -10,6 +10,7 @@ import raydix
 from raydix.runtime.server.admin import admin_routes
 from raydix.runtime.server.chat import chat_routes
 from raydix.runtime.server.completions import completion_routes
+from raydix.runtime.server.cross_origin import allow_origins
 from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.errors import install_error_handlers
 from raydix.runtime.server.http_metrics import CountRequests, HttpMetrics, metrics_routes
@@ -27,11 +28,13 @@ def build_app(
     keys: KeyJudge | None,
     wall_clock: Callable[[], float] = time.time,
     replica: int = 0,
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application; whoever listens beyond loopback must give keys.
 
     model_name: what clients call the model. keys: None leaves all routes open but the admin's.
-    replica: which of those that serve the engine it is.
+    replica: which of those that serve the engine it is. origins: of the web pages whose scripts may
+    ask.
     """
     served = Served(engine, model_name, int(wall_clock()), wall_clock)
     metrics = HttpMetrics(replica)
@@ -55,5 +58,6 @@ def build_app(
 
     # The last one added sees a request first.
     app.add_middleware(KeyCheck, keys=keys)
+    allow_origins(app, origins)
     app.add_middleware(CountRequests, metrics=metrics)
     return app

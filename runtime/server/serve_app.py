@@ -23,6 +23,7 @@ from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.server.app import build_app
+from raydix.runtime.server.cross_origin import checked_origins
 from raydix.runtime.server.keys import KeyJudge, load_keys
 from raydix.runtime.server.serve_environment import DEREGISTER_S
 
@@ -50,6 +51,8 @@ class ServeArguments(BaseModel):
     num_replicas: int = Field(default=1, ge=1)
     drain_s: float = Field(default=DRAIN_S, ge=0.0)
     """How long requests may go on when a replica ends."""
+    cors_origins: tuple[str, ...] = ()
+    """Of the web pages whose scripts may ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class Replicas:
     """None only where nothing listens beyond loopback."""
     num_replicas: int
     drain_s: float
+    origins: tuple[str, ...] = ()
     log_path: str | None = None
     """Where they send their log, as the engine's actors do; None: Ray Serve alone has it."""
 
@@ -76,26 +80,34 @@ class Replicas:
             graceful_shutdown_timeout_s=DEREGISTER_S + self.drain_s + _KILL_S,
             graceful_shutdown_wait_loop_s=0.1,
         )
-        return deployment.bind(self.engine, self.model_name, self.keys, self.log_path)
+        return deployment.bind(self.engine, self.model_name, self.keys, self.log_path, self.origins)
 
 
 class HttpReplica:
     """One process that speaks HTTP for an engine. It answers 503 while the engine is away."""
 
     def __init__(
-        self, engine: AsyncLLM, model_name: str, keys: KeyJudge | None, log_path: str | None
+        self,
+        engine: AsyncLLM,
+        model_name: str,
+        keys: KeyJudge | None,
+        log_path: str | None,
+        origins: tuple[str, ...],
     ) -> None:
         self._engine = engine
         self._model_name = model_name
         self._keys = keys
         self._log_path = log_path
+        self._origins = origins
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application of this replica, for which Ray Serve asks."""
         rank = serve.get_replica_context().rank.rank
         if self._log_path is not None:
             send_log(self._log_path, f"http{rank}")
-        application = build_app(self._engine, self._model_name, self._keys, replica=rank)
+        application = build_app(
+            self._engine, self._model_name, self._keys, replica=rank, origins=self._origins
+        )
         application.router.lifespan_context = self._lifespan
         return application
 
@@ -120,5 +132,6 @@ def app(arguments: ServeArguments) -> Application:
         keys=load_keys(arguments.keys),
         num_replicas=arguments.num_replicas,
         drain_s=arguments.drain_s,
+        origins=checked_origins(arguments.cors_origins),
     )
     return replicas.application(num_cpus=1)

@@ -19,6 +19,8 @@ KEY = "alice-key-0123456789"
         (["--http", "8000"], "expected HOST:PORT"),
         (["--http", "127.0.0.1:0", "--keys", "none.yaml"], "cannot be read"),
         (["--keys", "none.yaml"], "Add --http HOST:PORT"),
+        (["--cors-origin", "*"], "Add --http HOST:PORT"),
+        (["--http", "127.0.0.1:0", "--cors-origin", "https://a.b/"], "--cors-origin: The origin"),
         (["--model-name", "m"], "Add --http HOST:PORT"),
         (["--http-replicas", "2"], "Add --http HOST:PORT"),
         (["--secret-file", "none"], "Add --listen HOST:PORT"),

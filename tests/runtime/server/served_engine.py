@@ -75,7 +75,11 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, keys: Keys | None = None, drain_s: float = 1.0, **sections: Any
+    folder: Path,
+    keys: Keys | None = None,
+    drain_s: float = 1.0,
+    origins: tuple[str, ...] = (),
+    **sections: Any,
 ) -> AsyncIterator[Server]:
     """A server for the test; `sections`: of the configuration."""
     base = {
@@ -88,7 +92,7 @@ async def serving(
 
     async with in_process_engine(config) as engine:
         llm = InProcessLLM(engine, await engine.connect(tokenizer))
-        app = build_app(llm, MODEL, keys, wall_clock=lambda: float(NOW))
+        app = build_app(llm, MODEL, keys, wall_clock=lambda: float(NOW), origins=origins)
         async with listening(app, TcpAddress("127.0.0.1", 0), drain_s) as url:
             yield Server(url, engine, llm)
 

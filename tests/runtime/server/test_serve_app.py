@@ -35,15 +35,22 @@ def key_file(tmp_path: Path) -> Path:
 
 def test_arguments_of_a_config_make_the_deployment(key_file: Path) -> None:
     arguments = ServeArguments.model_validate(
-        {"engine": "mine", "keys": str(key_file), "num_replicas": 3, "drain_s": 20}
+        {
+            "engine": "mine",
+            "keys": str(key_file),
+            "num_replicas": 3,
+            "drain_s": 20,
+            "cors_origins": ["*"],
+        }
     )
     bound: Any = app(arguments)
     deployment = bound._bound_deployment
-    engine, model_name, keys, log_path = deployment.init_args
+    engine, model_name, keys, log_path, origins = deployment.init_args
 
     assert deployment.num_replicas == 3
     assert deployment._deployment_config.graceful_shutdown_timeout_s > DEREGISTER_S + 20
     assert (engine.name, engine.place.address, model_name) == ("mine", None, "mine")
+    assert origins == ("*",)
     # It may run on another host than the engine.
     assert log_path is None
     assert isinstance(keys.judge(Access.TENANT, ALICE), Caller)
