@@ -282,7 +282,14 @@ class SchedulerSection(Section):
 
 
 class RaySection(Section):
-    """The Ray cluster that an engine starts for itself, where there is none to join."""
+    """What an engine wants of Ray, most of it of a cluster that it starts for itself."""
+
+    export_metrics: bool = Field(
+        True,
+        description="Give the engine's metrics to Ray's agent, which shows them to whoever reaches "
+        "its port, on the host's own address and without a key. false: only `/metrics` of HTTP has "
+        "them.",
+    )
 
     metrics_port: Port | None = Field(
         None,

@@ -95,10 +95,10 @@ def join_cluster(address: str | None, settings: RaySection | None = None) -> Pri
     if address is None and not is_member:
         return PrivateCluster(settings=settings)
 
-    if settings is not None and settings != RaySection():
+    if settings is not None and (settings.metrics_port or settings.dashboard_port):
         raise ConfigError(
-            "section ray is for a cluster that Raydix starts itself, and this engine joins one "
-            "that runs. Leave it out, and give the ports to `ray start`."
+            "ray.metrics_port and ray.dashboard_port are for a cluster that Raydix starts itself, "
+            "and this engine joins one that runs. Leave them out, and give them to `ray start`."
         )
     if address is not None:
         _connect(address)

@@ -174,7 +174,8 @@ def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
 def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:
     """Say how an engine was started, and where its figures are."""
     logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
-    logger.info("metrics: %s", metrics_url(own.placement.node_id))
+    if config.ray.export_metrics:
+        logger.info("metrics: %s", metrics_url(own.placement.node_id))
     if own.cluster is not None and config.ray.dashboard_port is not None:
         url = f"http://127.0.0.1:{config.ray.dashboard_port}"
         logger.info("Ray's dashboard: %s, its folder %s", url, own.cluster.ray_folder)

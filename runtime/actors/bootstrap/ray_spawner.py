@@ -181,6 +181,7 @@ class RaySpawner:
         self._build_model = build_model
         self._placement = placement
         self._is_cuda = config.model.device == "cuda"
+        self._exports_metrics = config.ray.export_metrics
         self._prepare_spare = prepare_spare
         self._num_ranks = config.parallel.dp * config.parallel.tp
         # This process's: workers of a running cluster have that of whoever started it.
@@ -208,7 +209,7 @@ class RaySpawner:
                 return await self._spawn_gpu(name, log_path, arguments)
             case ActorKind.SUPERVISOR:
                 raise ValueError("the driver alone makes Supervisors")
-        arguments["exporter"] = MetricsExporter(self._engine)
+        arguments["exporter"] = MetricsExporter(self._engine) if self._exports_metrics else None
         return await self._enter(self._make(cls, name, arguments), name, log_path)
 
     async def _spawn_gpu(self, name: str, log_path: str, arguments: dict[str, Any]) -> RunningActor:

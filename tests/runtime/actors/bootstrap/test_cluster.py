@@ -119,5 +119,11 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(name: str) -> No
 
 
 def test_ports_are_refused_for_a_cluster_that_has_its_own() -> None:
-    with pytest.raises(ConfigError, match="section ray is for a cluster that Raydix starts itself"):
+    with pytest.raises(ConfigError, match="are for a cluster that Raydix starts itself"):
         join_cluster("127.0.0.1:6379", RaySection(metrics_port=9000))
+
+
+def test_metrics_may_stay_within_the_engine_on_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(cluster, "named_cluster", lambda _: None)
+    assert join_cluster(None, RaySection(export_metrics=False)) is None

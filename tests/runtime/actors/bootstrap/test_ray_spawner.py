@@ -80,6 +80,31 @@ ray.shutdown()
 """
 
 
+@pytest.mark.parametrize("is_exported", [True, False])
+async def test_metrics_go_to_rays_agent_unless_the_configuration_says_otherwise(
+    is_exported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    async def entered(_self: object, made: Any, *_more: object) -> Any:
+        return made
+
+    monkeypatch.setattr(RaySpawner, "_make", lambda _self, *asked: given.append(asked[-1]))
+    monkeypatch.setattr(RaySpawner, "_enter", entered)
+    config = load_config({"model": {"path": "unused"}, "ray": {"export_metrics": is_exported}})
+    spawner = RaySpawner(
+        engine="e",
+        placement=Placement(None, True),  # type: ignore[arg-type]
+        config=config,
+        build_model=lambda *_: None,  # type: ignore[arg-type, return-value]
+        prepare_spare=lambda: None,
+    )
+
+    for kind in (ActorKind.SCHEDULER, ActorKind.HOST_MEMORY, ActorKind.STORAGE):
+        await spawner.spawn(kind, "name", log_path="log")
+    assert [each["exporter"] is not None for each in given] == [is_exported] * 3
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_gpu_actor_that_is_made_again_is_the_spare_process() -> None:
