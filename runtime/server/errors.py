@@ -142,8 +142,15 @@ def _problems(errors: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    # Pydantic's own names a class of ours.
-    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
+    match error["type"]:
+        case "model_type":
+            # Pydantic's own names a class of ours.
+            return "Input should be an object"
+        case "too_short" | "too_long" if error["ctx"]["field_type"] == "Value":
+            # A text that was looked at before it was measured.
+            return str(error["msg"]).replace(" item", " character")
+        case _:
+            return str(error["msg"]).removeprefix("Value error, ")
 
 
 def _either(messages: Sequence[str]) -> str:

@@ -162,3 +162,12 @@ def test_a_message_that_quotes_no_unicode_can_be_told() -> None:
     body = failure_of_validation(errors).body()
     assert json.loads(body)["error"]["message"] == "Not supported: 'body'. Leave out what is named."
     assert failure_of(BadRequest("It says \ud800.")).body().isascii()
+
+
+def test_what_is_wrong_is_told_in_words_of_its_kind() -> None:
+    [message, *_] = told(CompletionRequest, {"prompt": "a", "cache_salt": ""})
+    assert message.startswith("cache_salt: Value should have at least 1 character ")
+    [message, *_] = told(ChatRequest, {"messages": [TURN] * 16_385})
+    assert message == "messages: It has 16385 messages; expected at most 16384."
+    [message, *_] = told(ChatRequest, {"messages": []})
+    assert message.startswith("messages: List should have at least 1 item ")
