@@ -77,6 +77,7 @@ def test_the_guide_has_recipes() -> None:
         "A scheduling policy",
         "An L3 backend",
         "A model family",
+        "A checkpoint format",
         "A metric",
         "A command-line verb",
     ]

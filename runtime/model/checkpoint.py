@@ -21,10 +21,10 @@ from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.expert_names import is_of_experts
 from raydix.runtime.model.expert_ranks import ExpertRanks
-from raydix.runtime.model.families.restoring import Tensors
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
+from raydix.runtime.model.restoring import Tensors
 from raydix.runtime.model.shard_reader import ReadTensor, empty_like_stored, read_tensors
 from raydix.runtime.model.spec import ModelSpec
 from raydix.runtime.model.stored_experts import StoredExperts, open_stored_experts
@@ -113,10 +113,10 @@ def load_model(
     stored = open_stored_experts(decoder, _describe_files(folder))
     fingerprint = None if stored is None else stored.weight_fingerprint
     if stored is not None and fingerprint is not None:
-        load_weights(decoder, config.family, folder, is_wanted=_is_not_of_experts)
+        load_weights(decoder, config, folder, is_wanted=_is_not_of_experts)
         stored.fill_slots()
     else:
-        fingerprint = load_weights(decoder, config.family, folder)
+        fingerprint = load_weights(decoder, config, folder)
         if stored is not None:
             stored.fill_store(fingerprint)
 
@@ -138,7 +138,10 @@ def _is_any(name: str) -> bool:
 
 
 def load_weights(
-    decoder: Decoder, family: Family, folder: Path, is_wanted: Callable[[str], bool] = _is_any
+    decoder: Decoder,
+    config: CheckpointConfig,
+    folder: Path,
+    is_wanted: Callable[[str], bool] = _is_any,
 ) -> bytes:
     """Fill the decoder's parameters that have a wanted name, in the checkpoint's words.
 
@@ -147,7 +150,7 @@ def load_weights(
     described: dict[str, _Description] = {}
     listed = [each for each in list_weights(folder) if is_wanted(each.name)]
     read = _describe(_telling_progress(listed, decoder.device), described)
-    unused = _fill_all(decoder, family, folder, read, is_wanted)
+    unused = _fill_all(decoder, config, folder, read, is_wanted)
     if unused:
         logger.warning(
             "%s has tensors that its config.json does not ask for; they are left aside: %s",
@@ -155,7 +158,9 @@ def load_weights(
             name_some(unused),
         )
     entries = sorted((name, *entry) for name, entry in described.items())
-    return hashlib.sha256(repr(entries).encode()).digest()
+    # The same bytes in another format are other weights.
+    told = config.weight_format.quant_method or ""
+    return hashlib.sha256(repr(entries).encode() + told.encode()).digest()
 
 
 def check_weights(folder: str | Path, config: CheckpointConfig) -> None:
@@ -166,12 +171,12 @@ def check_weights(folder: str | Path, config: CheckpointConfig) -> None:
     decoder = make_decoder(config.spec, device=torch.device("meta"), dtype=torch.float32)
     listed = list_weights(Path(folder))
     tensors = ((each.name, empty_like_stored(each)) for each in listed)
-    _fill_all(decoder, config.family, Path(folder), tensors, _is_any)
+    _fill_all(decoder, config, Path(folder), tensors, _is_any)
 
 
 def _fill_all(
     decoder: Decoder,
-    family: Family,
+    config: CheckpointConfig,
     folder: Path,
     tensors: Tensors,
     is_wanted: Callable[[str], bool],
@@ -181,13 +186,14 @@ def _fill_all(
     Returns the names of tensors that the model has no place for, as transformers does. Raises
     CheckpointError if one is missing or does not fit.
     """
+    family = config.family
     names = family.value.weight_names
     targets = {checkpoint_name(name, names): each for name, each in decoder.weights().items()}
     _, head = _vocabulary_names(family)
 
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
-    for name, tensor in family.value.restore(tensors):
+    for name, tensor in family.value.restore(config.weight_format.restore(tensors)):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)

@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.formats.definition import WeightFormat
+from raydix.runtime.model.formats.table import WEIGHT_FORMATS
 from raydix.runtime.model.hub import require_folder
 from raydix.runtime.model.late_import import import_late
 from raydix.runtime.model.rope_spec import REMEDY, longest_context, positive
@@ -45,6 +47,7 @@ class CheckpointConfig:
     """A supported model: what it computes, and what serving it has to know besides."""
 
     family: Family
+    weight_format: WeightFormat
     spec: ModelSpec
     max_position_embeddings: int
     """The longest context, that to which YaRN extends it."""
@@ -57,13 +60,14 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     Raises CheckpointError, naming the limit, for whatever the decoder does not support.
     """
     folder = Path(folder)
-    family = require_supported(folder)
+    family, weight_format = require_supported(folder)
     section = family.value.text_section
     whole = _read_with_transformers(folder)
     config = whole if section is None else getattr(whole, section)
     spec = family.value.read_spec(config)
     return CheckpointConfig(
         family=family,
+        weight_format=weight_format,
         spec=spec,
         max_position_embeddings=longest_context(
             (layer.attention.rope for layer in spec.layers), config.max_position_embeddings
@@ -72,18 +76,18 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     )
 
 
-def require_supported(folder: Path) -> Family:
-    """The family of the checkpoint in `folder`, by its config.json alone, in no time.
+def require_supported(folder: Path) -> tuple[Family, WeightFormat]:
+    """What the checkpoint in `folder` is, by its config.json alone, in no time.
 
-    Raises CheckpointError for another family or quantisation, and for sizes that are none.
+    Raises CheckpointError for another family or format, and for sizes that are none.
     """
     _check_folder(folder)
     raw = read_json(folder / "config.json")
     family = _find_family(raw)
     section = family.value.text_section
-    _check_quantisation(raw, family)
+    weight_format = _find_format(raw, family)
     _check_sizes(raw if section is None else raw.get(section))
-    return family
+    return family, weight_format
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -141,18 +145,21 @@ def _read_with_transformers(folder: Path) -> Any:
         raise CheckpointError(f"{folder}/config.json is not valid: {reason}. {REMEDY}") from error
 
 
-def _check_quantisation(raw: Mapping[str, Any], family: Family) -> None:
+def _find_format(raw: Mapping[str, Any], family: Family) -> WeightFormat:
     quantization = raw.get("quantization_config")
-    if quantization is None:
-        return
-    is_object = isinstance(quantization, dict)
-    method = quantization.get("quant_method") if is_object else quantization
-    if method not in family.value.quantisations:
-        known = ", ".join(("unquantised weights", *family.value.quantisations))
-        raise CheckpointError(
-            f"The checkpoint is quantised ({method}); supported for {family.value.model_type}: "
-            f"{known}."
-        )
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    # An object without a method tells of a quantisation, too, though not of which.
+    told = None if quantization is None else str(method)
+
+    model_type = family.value.model_type
+    known = [each for each in WEIGHT_FORMATS if each.may_store(model_type)]
+    for each in known:
+        if each.quant_method == told:
+            return each
+    supported = ", ".join(each.quant_method or "unquantised weights" for each in known)
+    raise CheckpointError(
+        f"The checkpoint is quantised ({told}); supported for {model_type}: {supported}."
+    )
 
 
 def _check_sizes(text: object) -> None:

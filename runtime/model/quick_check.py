@@ -14,10 +14,9 @@ from raydix.runtime.config.sections import ModelSection
 from raydix.runtime.model.checkpoint_config import read_json, require_supported
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
+from raydix.runtime.model.formats.definition import WeightFormat
 from raydix.runtime.model.stored_tensors import StoredTensor
 from raydix.runtime.model.weight_files import FETCH_BOTH, list_weights
-
-_FLOATS = ("F32", "BF16", "F16")
 
 
 def require_checkpoint(model: ModelSection) -> None:
@@ -28,24 +27,26 @@ def require_checkpoint(model: ModelSection) -> None:
     if HubName.parse(model.path) is not None:
         return
     folder = Path(model.path)
-    family = require_supported(folder)
+    family, weight_format = require_supported(folder)
     if model.load_format == "auto":
         config = read_json(folder / "config.json")
         weights = list_weights(folder)
-        if config.get("quantization_config") is None:
-            _require_floats(folder, weights)
+        _require_dtypes(folder, weights, weight_format)
         section = family.value.text_section
         _require_same_model(folder, weights, config if section is None else config[section], family)
 
 
-def _require_floats(folder: Path, weights: Sequence[StoredTensor]) -> None:
+def _require_dtypes(
+    folder: Path, weights: Sequence[StoredTensor], weight_format: WeightFormat
+) -> None:
+    expected = weight_format.weight_dtypes
     for each in weights:
         # Others may be buffers of other programs, such as masks, which nothing asks for.
-        if each.name.endswith("weight") and each.dtype not in _FLOATS:
+        if each.name.endswith("weight") and each.dtype not in expected:
+            told = weight_format.quant_method or "no quantisation"
             raise CheckpointError(
                 f"Tensor {each.name} in {each.path} is {each.dtype}; expected one of "
-                f"{', '.join(_FLOATS)}, as {folder}/config.json tells of no quantisation. "
-                f"{FETCH_BOTH}"
+                f"{', '.join(expected)}, as {folder}/config.json tells of {told}. {FETCH_BOTH}"
             )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raydix.runtime.model.families.restoring import Restorer, unchanged
+from raydix.runtime.model.restoring import Restorer, unchanged
 from raydix.runtime.model.spec import ModelSpec
 
 
@@ -27,7 +27,5 @@ class FamilyDefinition:
     """May checkpoints hold layers past the last, which guess tokens ahead? They are not loaded."""
     text_section: str | None = None
     """The section of config.json that describes the language model; None: the whole file."""
-    quantisations: tuple[str, ...] = ()
-    """Methods of quantisation whose tensors `restore` turns into floats."""
     restore: Restorer = unchanged
-    """Turns the tensors of a checkpoint into those that `weight_names` names."""
+    """Turns the floats of a checkpoint into the tensors that `weight_names` names."""

@@ -15,12 +15,12 @@ from raydix.runtime.model.families.config_fields import (
     window_by_type,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
-from raydix.runtime.model.families.restoring import Tensors, add_one_to_norms
 from raydix.runtime.model.families.weight_names import (
     DECODER_NAMES,
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
+from raydix.runtime.model.restoring import Tensors, add_one_to_norms
 from raydix.runtime.model.rope_spec import REMEDY
 from raydix.runtime.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, NormSpec
 

@@ -1,4 +1,4 @@
-"""gpt-oss: windows in every other layer, sinks, and experts that may be stored as MXFP4."""
+"""gpt-oss: windows in every other layer, sinks, and experts whose gate and up take turns."""
 
 import re
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from raydix.runtime.model.families.config_fields import (
     window_by_type,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
-from raydix.runtime.model.families.restoring import Tensors
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
+from raydix.runtime.model.restoring import Tensors
 from raydix.runtime.model.spec import LayerSpec, ModelSpec, MoeMlpSpec
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def _read_spec(config: Any) -> ModelSpec:
 
 
 def _restore(tensors: Tensors) -> Tensors:
-    """Unpack MXFP4, then take the experts' tensors apart, in which gate and up take turns."""
-    # Imported here, as it takes torch, which whoever only reads what a family is does without.
-    from raydix.runtime.model.families.mxfp4 import restore_mxfp4
+    """Take the experts' tensors apart, in which gate and up take turns.
 
-    for name, tensor in restore_mxfp4(tensors):
+    MXFP4 has its matrices apart already, each named by its expert.
+    """
+    for name, tensor in tensors:
         found = re.fullmatch(r"(.*\.experts\.(?:gate_up|down)_proj)(|_bias|\[\d+\])", name)
         if found is None:
             yield name, tensor
@@ -94,6 +94,5 @@ GPT_OSS = FamilyDefinition(
     architecture="GptOssForCausalLM",
     read_spec=_read_spec,
     weight_names={**DECODER_NAMES, **_EXPERT_NAMES},
-    quantisations=("mxfp4",),
     restore=_restore,
 )

@@ -1,14 +1,16 @@
 """From the tensors that checkpoints hold to those that the decoder takes.
 
-A restorer passes on (name, tensor) one at a time, so that no more than one is held besides the
-model. What it does not know it passes on as it is.
+First the format of the checkpoint makes floats of what is stored, whatever the family; then the
+family takes apart what it stores together. Each is a restorer, which passes on (name, tensor) one
+at a time, so that no more than one is held besides the model. What it does not know it passes on
+as it is.
 """
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # Whoever only reads what a family is does without torch, which takes seconds to import.
+    # Whoever only reads what a family or format is does without torch, which takes seconds.
     from torch import Tensor
 
 Tensors = Iterator[tuple[str, "Tensor"]]

@@ -3,50 +3,28 @@
 Legend: E experts, O outputs, N blocks of an output, B bytes of a block: two numbers each.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from raydix.errors import CheckpointError
-from raydix.runtime.model.families.restoring import Tensors
 
-_BLOCKS, _SCALES = "_blocks", "_scales"
 _BLOCK_BYTES = 16
 _MANTISSA_BITS = 23
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of the codes 0 to 7; the codes 8 to 15 are the same with a minus."""
 
 
-def restore_mxfp4(tensors: Tensors) -> Tensors:
-    """Turn each pair `NAME_blocks` and `NAME_scales` into `NAME[0]`, `NAME[1]` ..., float32.
+def unpack_experts(name: str, blocks_EONB: Tensor, scales_EON: Tensor) -> Iterator[Tensor]:
+    """Each expert's matrix in turn, float32 [outputs, inputs].
 
-    One for each expert, [outputs, inputs]. Raises CheckpointError if a pair does not fit together,
-    or a tensor's partner never comes.
+    Raises CheckpointError, with the `name` of both, if they do not fit together.
     """
-    halves: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
-        if base == name:
-            yield name, tensor
-            continue
-
-        halves[name] = tensor
-        if base + _BLOCKS in halves and base + _SCALES in halves:
-            yield from _unpack(base, halves.pop(base + _BLOCKS), halves.pop(base + _SCALES))
-
-    if halves:
-        name = min(halves)
-        base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
-        absent = base + (_SCALES if name.endswith(_BLOCKS) else _BLOCKS)
-        raise CheckpointError(
-            f"The checkpoint has {name} without {absent}; expected both. Fetch it again."
-        )
-
-
-def _unpack(name: str, blocks_EONB: Tensor, scales_EON: Tensor) -> Tensors:
     is_packed = blocks_EONB.dtype == scales_EON.dtype == torch.uint8 and blocks_EONB.dim() == 4
     if not is_packed or blocks_EONB.shape != (*scales_EON.shape, _BLOCK_BYTES):
         raise CheckpointError(
-            f"{name}{_BLOCKS} is {blocks_EONB.dtype} {list(blocks_EONB.shape)} and {name}{_SCALES} "
+            f"{name}_blocks is {blocks_EONB.dtype} {list(blocks_EONB.shape)} and {name}_scales "
             f"{scales_EON.dtype} {list(scales_EON.shape)}; expected uint8 and {_BLOCK_BYTES} bytes "
             f"for each scale. Fetch the checkpoint again."
         )
@@ -54,10 +32,10 @@ def _unpack(name: str, blocks_EONB: Tensor, scales_EON: Tensor) -> Tensors:
     numbers = torch.tensor(
         [*_MAGNITUDES, *(-each for each in _MAGNITUDES)], device=blocks_EONB.device
     )
-    for expert, (blocks_ONB, scales_ON) in enumerate(zip(blocks_EONB, scales_EON, strict=True)):
+    for blocks_ONB, scales_ON in zip(blocks_EONB, scales_EON, strict=True):
         codes = torch.stack((blocks_ONB & 0xF, blocks_ONB >> 4), dim=-1).flatten(-2)
         restored = numbers[codes.int()] * _powers_of_two(scales_ON)[..., None]
-        yield f"{name}[{expert}]", restored.flatten(1)
+        yield restored.flatten(1)
 
 
 def _powers_of_two(scales: Tensor) -> Tensor:

@@ -1,0 +1,7 @@
+"""The formats of weights that there are: one line for each file beside this one."""
+
+from raydix.runtime.model.formats.definition import WeightFormat
+from raydix.runtime.model.formats.mxfp4 import MXFP4
+from raydix.runtime.model.formats.plain import PLAIN
+
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = (PLAIN, MXFP4)
