@@ -17,6 +17,9 @@ from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 QUERY_BLOCK = 256
 """Queries of a row that are scored at a time: bounds the score matrix to QUERY_BLOCK x context."""
 
+NARROWEST_BAND_TOKENS = 256
+"""Rows up to this context are padded to one length: they take so little that a call costs more."""
+
 
 def paged_attention(
     q_TQD: Tensor,
@@ -32,7 +35,7 @@ def paged_attention(
     their entries may be any page of the pool. The softmax is in float32. Returns [T, Q, D].
     """
     out_TQD = torch.empty_like(q_TQD)
-    for single in single_tokens(rows):
+    for single in single_tokens(rows, form.window):
         num_pages = -(-single.max_context_tokens // pool_PLH2SD.shape[4])
         tables_BN = block_tables_RN[single.rows_B, :num_pages]
         out_TQD[single.tokens_B] = _decode_attention(
@@ -52,18 +55,39 @@ def paged_attention(
     return out_TQD
 
 
-def single_tokens(rows: AttentionRows) -> Iterator[DecodeRows]:
-    """Those rows of one token each that are not skipped. Waits for the device."""
+def single_tokens(rows: AttentionRows, window: int | None = None) -> Iterator[DecodeRows]:
+    """Those rows of one token each that are not skipped, in bands of similar length.
+
+    Each band is padded to its longest row. `window`: how far rows look back, which bounds what they
+    cost. Waits for the device.
+    """
     for decode in rows.decode:
-        is_there_B = decode.context_tokens_B > 0
-        if decode.num_tokens_B is None and is_there_B.any():
+        if decode.num_tokens_B is not None:
+            continue
+        band_B = _bands(decode.context_tokens_B, window)
+        for band in band_B.unique().tolist():
+            if band < 0:
+                continue
+            is_in_band_B = band_B == band
+            context_tokens_B = decode.context_tokens_B[is_in_band_B]
             yield replace(
                 decode,
-                rows_B=decode.rows_B[is_there_B],
-                tokens_B=decode.tokens_B[is_there_B],
-                context_tokens_B=decode.context_tokens_B[is_there_B],
-                max_context_tokens=int(decode.context_tokens_B.max()),
+                rows_B=decode.rows_B[is_in_band_B],
+                tokens_B=decode.tokens_B[is_in_band_B],
+                context_tokens_B=context_tokens_B,
+                max_context_tokens=int(context_tokens_B.max()),
             )
+
+
+def _bands(context_tokens_B: Tensor, window: int | None) -> Tensor:
+    """The band of each row, int64 [B]; -1: it is skipped.
+
+    A band ends at twice the length of the one before, so that none of its rows is padded to more
+    than twice its own length: a long context costs itself, not those beside it.
+    """
+    seen_B = context_tokens_B if window is None else context_tokens_B.clamp_max(window)
+    widths_B = seen_B.clamp_min(NARROWEST_BAND_TOKENS).double() / NARROWEST_BAND_TOKENS
+    return widths_B.log2().ceil().long().masked_fill(context_tokens_B == 0, -1)
 
 
 def rows_of_tiles(rows: AttentionRows) -> list[PrefillRow]:
@@ -105,7 +129,7 @@ def _decode_attention(
     context_tokens_B: Tensor,
     form: AttentionForm,
 ) -> Tensor:
-    """One query per row, rows padded to one length."""
+    """One query per row, rows of one band padded to one length."""
     page_size, head_dim = pool_PLH2SD.shape[4:]
     first_page_B = torch.zeros_like(context_tokens_B)
     if form.window is not None:

@@ -5,6 +5,7 @@ import torch
 
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.reference import latent_attention as reference
+from raydix.kernels.reference import paged_attention
 
 PAGE, HEADS, DIM, VALUE_DIM, LAYERS = 4, 3, 10, 6, 2
 SCALE = 0.4
@@ -60,6 +61,7 @@ def test_latent_attention_matches_the_definition(
     num_tokens: tuple[int, ...], query_block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(paged_attention, "NARROWEST_BAND_TOKENS", query_block)
     contexts = (11, 4, 17, 9)
     # Whatever the last owner of a page left there counts for nothing.
     pool = torch.full((40, LAYERS, PAGE, DIM), torch.nan)

@@ -62,6 +62,7 @@ def test_paged_attention_matches_the_definition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reference, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(reference, "NARROWEST_BAND_TOKENS", query_block)
     contexts = (11, 3, 17, 9)
     pool = torch.full((40, LAYERS, HEADS, 2, PAGE, DIM), torch.nan)
     tables = (torch.randperm(39)[: 4 * 6] + 1).view(4, 6).int()
@@ -109,6 +110,24 @@ def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
         q, pool, 1, tables, AttentionRows(tiles_X4=torch.from_numpy(cut_rows(whole, 2**30))), FORM
     )
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 1, 200, 1000])
+def test_rows_are_padded_to_at_most_twice_what_they_see(window: int | None) -> None:
+    contexts = (3100, 200, 0, 210, 700, 256, 257, 1, 6200)
+    rows = make_rows((1,) * len(contexts), contexts)
+
+    bands = list(reference.single_tokens(rows, window))
+
+    met = sorted(token for band in bands for token in band.tokens_B.tolist())
+    assert met == [row for row, context in enumerate(contexts) if context]
+    for band in bands:
+        assert band.max_context_tokens == band.context_tokens_B.max()
+        assert [contexts[row] for row in band.rows_B.tolist()] == band.context_tokens_B.tolist()
+        most = window or band.max_context_tokens
+        padded = min(most, band.max_context_tokens)
+        for context in band.context_tokens_B.tolist():
+            assert padded <= max(2 * min(most, context), reference.NARROWEST_BAND_TOKENS)
 
 
 def make_rows(num_tokens: tuple[int, ...], contexts: tuple[int, ...]) -> AttentionRows:
