@@ -35,9 +35,11 @@ class Pieces:
         again and again adds no work without end, and lets nobody wait for ever.
         """
         is_first = not self.has_work
-        left = self._jobs.get((act, weight), ())
-        # By identity, for lists are not hashable.
-        self._jobs[act, weight] = deque({id(item): item for item in (*left, *items)}.values())
+        left = self._jobs.get((act, weight))
+        if left:
+            # By identity, for lists are not hashable.
+            items = {id(item): item for item in (*left, *items)}.values()
+        self._jobs[act, weight] = deque(items)
         if is_first:
             self.advance()
 

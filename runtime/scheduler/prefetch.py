@@ -13,6 +13,8 @@ from raydix.runtime.messages.host import LookupProgress, PageSource
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from raydix.runtime.scheduler.timers import Alarm
 
+_PENDING = bytes([PageSource.PENDING])
+
 
 class LookupState(Enum):
     """Where the lookup of a request stands."""
@@ -133,8 +135,10 @@ class PrefetchState:
 
     def give_up(self, reason: PageSource) -> None:
         """The pages of which nothing is known will not come, for this reason."""
-        pending, known = bytes([PageSource.PENDING]), bytes([reason])
-        self.by_group = tuple([sources.replace(pending, known) for sources in self.by_group])
+        if not self.by_group:
+            return
+        known = bytes([reason])
+        self.by_group = tuple([sources.replace(_PENDING, known) for sources in self.by_group])
 
     def note_runnable(self, now_s: float) -> float:
         """The request would be admitted but for its pages on their way; returns since when."""
