@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Set
 
 from raydix.errors import AccountingError
-from raydix.ids import RequestId
+from raydix.ids import ClientId, RequestId
+from raydix.runtime.scheduler.request import RequestState
 
 
 class Orphans:
@@ -25,10 +26,19 @@ class Orphans:
         """Those that do not run."""
         return len(self._waiting)
 
-    def add(self, *, running: Iterable[RequestId], waiting: Iterable[RequestId]) -> None:
-        """The client of these is gone."""
+    def add_all(
+        self, requests: Iterable[RequestState], client_id: ClientId
+    ) -> tuple[list[RequestId], list[RequestId]]:
+        """A client is gone. Returns which of these requests are its: those that run, and others."""
+        running: list[RequestId] = []
+        waiting: list[RequestId] = []
+        # One look at each: of thousands hardly any is in the processor's cache.
+        for request in requests:
+            if request.client_id == client_id:
+                (waiting if request.slot is None else running).append(request.request_id)
         self._running.update(running)
         self._waiting.update(waiting)
+        return running, waiting
 
     def stopped_running(self, name: RequestId) -> None:
         """A request waits again; perhaps it is an orphan."""

@@ -260,13 +260,7 @@ class Replica:
 
     def orphan(self, client_id: ClientId) -> None:
         """A client is gone: its requests end piece by piece."""
-        running: list[RequestId] = []
-        waiting: list[RequestId] = []
-        # One look at each: of thousands hardly any is in the processor's cache.
-        for name, request in self.requests.items():
-            if request.client_id == client_id:
-                (waiting if request.slot is None else running).append(name)
-        self.orphans.add(running=running, waiting=waiting)
+        running, waiting = self.orphans.add_all(self.requests.values(), client_id)
         # Those that hold something first. Of the others the newest: what one of them leaves room
         # for is not looked up for the next in vain.
         self.pieces.add(self._drop_orphan, running, weight=_END_WEIGHT)
