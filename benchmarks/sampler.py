@@ -31,7 +31,9 @@ def columns_of(sampling: DeviceSampling, num_rows: int) -> SamplingColumns:
     slots = SlotSampling(1)
     slots.put(0, sampling)
     columns = slots.columns(np.zeros(num_rows, dtype=np.int64), np.arange(num_rows))
-    return as_sampling_columns([torch.from_numpy(column).cuda() for column in columns])
+    return as_sampling_columns(
+        {name: torch.from_numpy(column).cuda() for name, column in columns.items()}
+    )
 
 
 def sampling_ms(logits_RV: torch.Tensor, sampling: DeviceSampling) -> float:

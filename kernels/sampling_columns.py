@@ -3,13 +3,22 @@
 Legend: R rows, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-NUM_COLUMNS = 5
+COLUMN_DTYPES: dict[str, np.dtype[Any]] = {
+    "noise_keys_R": np.dtype(np.int64),
+    "temperatures_R": np.dtype(np.float64),
+    "top_ks_R": np.dtype(np.int64),
+    "top_ps_R": np.dtype(np.float64),
+    "min_ps_R": np.dtype(np.float64),
+}
+"""Of each field of `SamplingColumns`, on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -17,15 +26,14 @@ class SamplingColumns:
     """One entry per row; all contiguous. A row whose temperature is 0 is greedy."""
 
     noise_keys_R: Tensor
-    """int64: a hash of (seed, output position). With a token's id it gives that token's noise."""
+    """A hash of (seed, output position). With a token's id it gives that token's noise."""
     temperatures_R: Tensor
-    """float64."""
     top_ks_R: Tensor
-    """int64; 0 keeps all tokens."""
+    """0 keeps all tokens."""
     top_ps_R: Tensor
-    """float64; 1 keeps all tokens."""
+    """1 keeps all tokens."""
     min_ps_R: Tensor
-    """float64; 0 keeps all tokens."""
+    """0 keeps all tokens."""
 
     @property
     def cuts_R(self) -> Tensor:
@@ -44,15 +52,14 @@ class SamplingColumns:
         )
 
 
-def as_sampling_columns(columns: Sequence[Tensor]) -> SamplingColumns:
-    """Name NUM_COLUMNS columns of int64, in the order of the fields; float64 are given by bits."""
-    noise_keys_R, temperatures_R, top_ks_R, top_ps_R, min_ps_R = columns
+def as_sampling_columns(columns: Mapping[str, Tensor]) -> SamplingColumns:
+    """Those of a step's columns that have the names of the fields."""
     return SamplingColumns(
-        noise_keys_R=noise_keys_R,
-        temperatures_R=temperatures_R.view(torch.float64),
-        top_ks_R=top_ks_R,
-        top_ps_R=top_ps_R.view(torch.float64),
-        min_ps_R=min_ps_R.view(torch.float64),
+        noise_keys_R=columns["noise_keys_R"],
+        temperatures_R=columns["temperatures_R"],
+        top_ks_R=columns["top_ks_R"],
+        top_ps_R=columns["top_ps_R"],
+        min_ps_R=columns["min_ps_R"],
     )
 
 

@@ -42,9 +42,12 @@ def sample(
     rows = slots.sampling.rows(np.arange(len(sampling)), ends, np.array(positions))
 
     ops = ReferenceOps()
-    columns = as_sampling_columns([torch.from_numpy(column) for column in rows.columns])
+    columns = as_sampling_columns(
+        {name: torch.from_numpy(column) for name, column in rows.columns.items()}
+    )
     token_ids = ops.sample_whole(logits, columns)
     if rows.has_cuts:
         ops.sample_cut(logits, columns, token_ids)
-    sample_adjusted(ops, logits, rows, slots, token_ids)
+    if len(rows.adjusted):
+        sample_adjusted(ops, logits, rows, slots, token_ids)
     return token_ids.tolist()

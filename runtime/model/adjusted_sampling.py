@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
-from raydix.runtime.model.columns import Column
+from raydix.kernels.sampling_columns import SamplingColumns, as_sampling_columns
+from raydix.runtime.model.columns import Column, Columns
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import Biases, SamplingRows
 
@@ -34,10 +34,9 @@ class _Block:
     slots_B: Tensor
     num_prompt_tokens_B: Tensor
     num_tokens_B: Tensor
-    penalties_3B: tuple[Tensor, ...]
+    penalties_3B: Tensor
     """float64: repetition, presence, frequency."""
-    sampling: tuple[Tensor, ...]
-    """The columns of `SamplingColumns`."""
+    sampling: SamplingColumns
     masked_rows: Tensor
     """Rows of the block whose token in `masked_ids` may not be sampled yet."""
     masked_ids: Tensor
@@ -66,9 +65,8 @@ def sample_adjusted(
         logits_BV.index_put_(places, logits_BV[places] + block.biases.float())
         logits_BV = _penalise(logits_BV, block, slots.tokens_XL)
 
-        columns = as_sampling_columns(block.sampling)
-        token_ids_B = ops.sample_whole(logits_BV, columns)
-        ops.sample_cut(logits_BV, columns, token_ids_B)
+        token_ids_B = ops.sample_whole(logits_BV, block.sampling)
+        ops.sample_cut(logits_BV, block.sampling, token_ids_B)
         token_ids_R[block.rows_B] = token_ids_B
         slots.keep_sampled(block.next_index_B, token_ids_B)
 
@@ -78,37 +76,30 @@ def _blocks(rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[_B
     starts = range(0, len(rows.adjusted), BLOCK_ROWS)
     parts = [rows.adjusted[start : start + BLOCK_ROWS] for start in starts]
     columns = [_block_columns(part, rows, slots, vocab_size) for part in parts]
-    on_device = slots.copies.to_device([column for block in columns for column in block])
-
-    blocks = []
-    for i, part in enumerate(parts):
-        width = len(columns[i])
-        index, next_index, chosen, prompts, lengths, *rest = on_device[i * width : (i + 1) * width]
-        *sampling, masked_rows, masked_ids, biased_rows, biased_ids, biases = rest[3:]
-        blocks.append(
-            _Block(
-                rows_B=index,
-                next_index_B=next_index,
-                slots_B=chosen,
-                num_prompt_tokens_B=prompts,
-                num_tokens_B=lengths,
-                penalties_3B=tuple(penalty.view(torch.float64) for penalty in rest[:3]),
-                sampling=tuple(sampling[:NUM_COLUMNS]),
-                masked_rows=masked_rows,
-                masked_ids=masked_ids,
-                biased_rows=biased_rows,
-                biased_ids=biased_ids,
-                biases=biases.view(torch.float64),
-                max_tokens=int(rows.ends[part].max()),
-            )
+    return [
+        _Block(
+            rows_B=own["rows_B"],
+            next_index_B=own["next_index_B"],
+            slots_B=own["slots_B"],
+            num_prompt_tokens_B=own["num_prompt_tokens_B"],
+            num_tokens_B=own["num_tokens_B"],
+            penalties_3B=own["penalties_3B"],
+            sampling=as_sampling_columns(own),
+            masked_rows=own["masked_rows"],
+            masked_ids=own["masked_ids"],
+            biased_rows=own["biased_rows"],
+            biased_ids=own["biased_ids"],
+            biases=own["biases"],
+            max_tokens=int(rows.ends[part].max()),
         )
-    return blocks
+        for part, own in zip(parts, slots.copies.to_device(*columns), strict=True)
+    ]
 
 
 def _block_columns(
     part: Column, rows: SamplingRows, slots: RequestSlots, vocab_size: int
-) -> list[Column]:
-    """The tensors of a `_Block`, in order."""
+) -> Columns:
+    """The tensors of a `_Block`, and those of `SamplingColumns`."""
     chosen, ends = rows.slots[part], rows.ends[part]
     positions = rows.output_positions[part]
     sampling = [slots.sampling.of_slot[slot] for slot in chosen]
@@ -123,26 +114,33 @@ def _block_columns(
         for token_id in each.masked_until_min_tokens
         if 0 <= token_id < vocab_size
     ]
-    return [
-        part,
-        chosen * slots.tokens_per_slot + ends,
-        chosen,
-        slots.num_prompt_tokens[chosen],
-        ends,
-        *np.ascontiguousarray(penalties.T).view(np.int64),
-        *slots.sampling.columns(chosen, positions),
-        *np.array(masked, dtype=np.int64).reshape(-1, 2).T,
-        *_bias_columns([slots.sampling.biases_of[slot] for slot in chosen], vocab_size),
-    ]
+    masked_rows, masked_ids = np.array(masked, dtype=np.int64).reshape(-1, 2).T
+    return {
+        "rows_B": part,
+        "next_index_B": chosen * slots.tokens_per_slot + ends,
+        "slots_B": chosen,
+        "num_prompt_tokens_B": slots.num_prompt_tokens[chosen],
+        "num_tokens_B": ends,
+        "penalties_3B": penalties.T,
+        "masked_rows": masked_rows,
+        "masked_ids": masked_ids,
+        **_bias_columns([slots.sampling.biases_of[slot] for slot in chosen], vocab_size),
+        **slots.sampling.columns(chosen, positions),
+    }
 
 
-def _bias_columns(biases: Sequence[Biases], vocab_size: int) -> tuple[Column, ...]:
+def _bias_columns(biases: Sequence[Biases], vocab_size: int) -> Columns:
     """Row, token and bias of each biased token of some rows."""
     rows = np.repeat(np.arange(len(biases)), [len(token_ids) for token_ids, _ in biases])
-    token_ids, bits = (np.concatenate(columns) for columns in zip(*biases, strict=True))
+    token_ids = np.concatenate([each for each, _ in biases])
+    values = np.concatenate([each for _, each in biases])
     # Like a mask, the bias of a token that the model does not have says nothing.
     is_known = (token_ids >= 0) & (token_ids < vocab_size)
-    return rows[is_known], token_ids[is_known], bits[is_known]
+    return {
+        "biased_rows": rows[is_known],
+        "biased_ids": token_ids[is_known],
+        "biases": values[is_known],
+    }
 
 
 def _penalise(logits_BV: Tensor, block: _Block, tokens_XL: Tensor) -> Tensor:

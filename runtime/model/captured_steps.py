@@ -65,7 +65,7 @@ class CapturedSteps:
         do.
         """
         self.shapes = shapes
-        largest = max(shape.packed_size for shape in shapes)
+        largest = max(shape.layout.size for shape in shapes)
         self._inputs = torch.zeros(largest, dtype=torch.int64, device=device)
         self._ring = PinnedRing(largest, device)
         self._graphs: dict[StepShape, tuple[list[torch.cuda.CUDAGraph], CapturedOutput]] = {}
@@ -73,7 +73,7 @@ class CapturedSteps:
         memory = torch.cuda.graph_pool_handle()
         # Largest first: the smaller ones then fit into its memory.
         for shape in sorted(shapes, key=lambda shape: -shape.num_tokens):
-            columns = self._inputs[: shape.packed_size]
+            columns = self._inputs[: shape.layout.size]
             columns.copy_(torch.from_numpy(padding(shape)))
             pieces, output = _capture(
                 partial(run, columns, shape)

@@ -1,45 +1,92 @@
-"""Columns of integers on their way to the device: a step's many in one copy.
+"""Named columns of numbers on their way to the device: a step's many in one copy.
 
-Each begins at a multiple of 16 bytes: kernels are compiled for aligned and for other pointers
-apart, and meet one kind.
+A column arrives under its name, with its type and shape. Each begins at a multiple of 16 bytes:
+kernels are compiled for aligned and for other pointers apart, and meet one kind.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 Column = NDArray[np.int64]
-_ALIGNED = 2
-"""Numbers in 16 bytes."""
+AnyColumn = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int32]
+Columns = Mapping[str, AnyColumn]
+"""By name; what the names mean is the caller's."""
+INT64, FLOAT64, INT32 = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)
+_ON_DEVICE = {INT64: torch.int64, FLOAT64: torch.float64, INT32: torch.int32}
+_ALIGNED_BYTES = 16
+_NUMBER_BYTES = 8
+"""Of one of the packed numbers."""
 
 
-def packed_size(lengths: Sequence[int]) -> int:
-    """Numbers that columns of these lengths take up, packed."""
-    return sum(_aligned(length) for length in lengths)
+@dataclass(frozen=True, slots=True)
+class ColumnForm:
+    """Type and shape of a column."""
+
+    dtype: np.dtype[np.generic]
+    """`INT64`, `FLOAT64` or `INT32`."""
+    shape: tuple[int, ...]
+
+    def holds(self, column: AnyColumn) -> bool:
+        """Is the column of this type and shape, or shorter in its first dimension?"""
+        is_of_type = column.dtype == self.dtype
+        is_short = len(column) <= self.shape[0] and column.shape[1:] == self.shape[1:]
+        return is_of_type and is_short
 
 
-def pack_columns(columns: Sequence[Column], lengths: Sequence[int] | None = None) -> Column:
-    """Lay columns one behind another, each filled up with zeros to its length; None: its own."""
-    lengths = [len(column) for column in columns] if lengths is None else lengths
-    packed = np.zeros(packed_size(lengths), dtype=np.int64)
-    start = 0
-    for column, length in zip(columns, lengths, strict=True):
-        packed[start : start + len(column)] = column
-        start += _aligned(length)
-    return packed
+class Layout:
+    """Where columns lie when they are packed: one behind another, in the order of their names."""
 
+    def __init__(self, forms: Mapping[str, ColumnForm]) -> None:
+        self._forms = forms
+        self._entries: dict[str, slice] = {}
+        """Where the entries of each column are, counted in entries of its type."""
+        self.size = 0
+        """Packed numbers, with those between one column and the next."""
+        for name, form in forms.items():
+            num_entries = math.prod(form.shape)
+            first = self.size * _NUMBER_BYTES // form.dtype.itemsize
+            self._entries[name] = slice(first, first + num_entries)
+            num_aligned = -(-num_entries * form.dtype.itemsize // _ALIGNED_BYTES)
+            self.size += num_aligned * (_ALIGNED_BYTES // _NUMBER_BYTES)
+        # Memory of no bytes could not be seen as numbers of another type.
+        self.size = max(self.size, _ALIGNED_BYTES // _NUMBER_BYTES)
 
-def split_columns(packed: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Views of the columns that `pack_columns` has put there."""
-    columns = []
-    start = 0
-    for length in lengths:
-        columns.append(packed[start : start + length])
-        start += _aligned(length)
-    return columns
+    @classmethod
+    def of(cls, columns: Columns) -> "Layout":
+        """The one in which columns have no more room than they need."""
+        return cls({name: ColumnForm(each.dtype, each.shape) for name, each in columns.items()})
 
+    def pack(self, columns: Columns) -> Column:
+        """Lay columns one behind another, each filled up with zeros to its length.
 
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGNED) * _ALIGNED
+        Raises ValueError if other columns are expected, or one does not fit its form.
+        """
+        if columns.keys() != self._forms.keys():
+            raise ValueError(f"Columns are {[*columns]}; expected {[*self._forms]}.")
+        packed = np.zeros(self.size, dtype=np.int64)
+        seen_as = {dtype: packed.view(dtype) for dtype in _ON_DEVICE}
+
+        for name, form in self._forms.items():
+            column = columns[name]
+            if not form.holds(column):
+                actual = f"{column.dtype} {column.shape}"
+                raise ValueError(f"{name} is {actual}; expected at most {form.dtype} {form.shape}.")
+            first = self._entries[name].start
+            flat = column if column.ndim == 1 else column.reshape(-1)
+            seen_as[form.dtype][first : first + flat.size] = flat
+        return packed
+
+    def split(self, packed: Tensor) -> dict[str, Tensor]:
+        """Views of the columns that `pack` has put there."""
+        seen_as = {dtype: packed.view(on_device) for dtype, on_device in _ON_DEVICE.items()}
+        columns = {}
+        for name, form in self._forms.items():
+            flat = seen_as[form.dtype][self._entries[name]]
+            columns[name] = flat if len(form.shape) == 1 else flat.view(form.shape)
+        return columns

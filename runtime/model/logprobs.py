@@ -75,11 +75,11 @@ def compute_logprobs(
     if not asked:
         return None
 
-    (index_J,) = copies.to_device([np.array(asked, dtype=np.int64)])
+    [columns] = copies.to_device({"index_J": np.array(asked, dtype=np.int64)})
     num_top = max(count or 0 for count in counts)
     blocks = [
         _block_logprobs(logits_RV, token_ids_R, index, num_top)
-        for index in index_J.split(BLOCK_ROWS)
+        for index in columns["index_J"].split(BLOCK_ROWS)
     ]
     sampled_ids_J, sampled_logprobs_J, sampled_ranks_J, top_ids_JK, top_logprobs_JK = (
         torch.cat(parts) for parts in zip(*blocks, strict=True)

@@ -6,13 +6,14 @@ step leaves the copy engines to the pages.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from raydix.runtime.model.columns import Column, pack_columns, split_columns
+from raydix.runtime.model.columns import Column, Columns, Layout
 
 _RING_ENTRIES = 16
 """More than are ever on their way: a GPU actor has half as many steps in flight."""
@@ -67,15 +68,18 @@ class PinnedCopies:
         self._device = device
         self._in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
-    def to_device(self, columns: Sequence[Column]) -> list[Tensor]:
-        """Enqueue a copy of columns, in one kernel."""
-        packed = torch.from_numpy(pack_columns(columns))
+    def to_device(self, *tables: Columns) -> list[dict[str, Tensor]]:
+        """Enqueue a copy of the columns of some tables, in one kernel for all."""
+        layouts = [Layout.of(table) for table in tables]
+        columns = [layout.pack(table) for layout, table in zip(layouts, tables, strict=True)]
+        packed = torch.from_numpy(np.concatenate(columns))
         if self._device.type == "cuda":
             pinned = packed.pin_memory()
             # A plain copy would take a copy engine.
             packed = torch.add(on_device(pinned), 0)
             self._keep(pinned)
-        return split_columns(packed, [len(column) for column in columns])
+        parts = packed.split([layout.size for layout in layouts])
+        return [layout.split(part) for layout, part in zip(layouts, parts, strict=True)]
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """Enqueue a copy to pinned memory; a tensor on the cpu is returned as it is."""

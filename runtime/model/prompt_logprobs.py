@@ -131,20 +131,18 @@ def compute_prompt_logprobs(
 
     slots_S = np.concatenate([own.slots_S for _, own in scored])
     positions_S = np.concatenate([own.positions_S for _, own in scored])
-    following_S, *tokens = slots.copies.to_device(
-        [
-            slots_S * slots.tokens_per_slot + positions_S + 1,
-            *(own.tokens_S for _, own in scored),
-        ]
+    following, *parts_on_device = slots.copies.to_device(
+        {"index_S": slots_S * slots.tokens_per_slot + positions_S + 1},
+        *({"tokens_S": own.tokens_S} for _, own in scored),
     )
-    token_ids_S = slots.tokens_XL.view(-1)[following_S].long()
+    token_ids_S = slots.tokens_XL.view(-1)[following["index_S"]].long()
 
     asked = [slots.sampling.of_slot[slot] for slot in np.unique(slots_S).tolist()]
     num_top = [min(each.num_prompt_logprobs or 0, decoder.spec.vocab_size) for each in asked]
     places = [
         (hidden_TC, tokens_B)
-        for (hidden_TC, _), tokens_S in zip(scored, tokens, strict=True)
-        for tokens_B in tokens_S.split(BLOCK_ROWS)
+        for (hidden_TC, _), own in zip(scored, parts_on_device, strict=True)
+        for tokens_B in own["tokens_S"].split(BLOCK_ROWS)
     ]
     ids = token_ids_S.split([len(tokens_B) for _, tokens_B in places])
     blocks = [

@@ -130,12 +130,14 @@ class RankExperts:
         loads_XE = change.loads.reshape(num_layers, num_experts)
         found = routes(placement, self._experts.ranks.rank, loads_XE)
 
-        columns = [change.layers, found.table_LER.reshape(-1), found.counts_LE.reshape(-1)]
-        layers_X, table, counts = self._copies.to_device(
-            [column.astype(np.int64) for column in columns]
+        [columns] = self._copies.to_device(
+            {
+                "layers_X": change.layers.astype(np.int64),
+                "table_XER": found.table_LER.astype(np.int64),
+                "counts_XE": found.counts_LE.astype(np.int64),
+            }
         )
-        shape = num_layers, num_experts
-        self._experts.routes.put(layers_X, table.view(*shape, -1), counts.view(shape))
+        self._experts.routes.put(columns["layers_X"], columns["table_XER"], columns["counts_XE"])
 
     def _own_moves(self, copies: ExpertCopies) -> Iterator[ExpertMove]:
         for index in np.flatnonzero(copies.ranks == self._experts.ranks.rank):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.kernels.attention_rows import AttentionRows
-from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
+from raydix.kernels.sampling_columns import as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
-from raydix.runtime.model.columns import Column, split_columns
+from raydix.runtime.model.columns import Column
 from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.group_place import (
     GroupPlace,
@@ -315,25 +315,21 @@ class ModelRunner:
         /,
     ) -> CapturedOutput:
         """The step that `step_columns` describes. Reads nothing from the host but the shape."""
-        columns = split_columns(packed, shape.lengths)
-        token_index_T, page_index_T, page_offset_T, positions_T, *others = columns
-        *tile_columns, prompt_tiles, last_tokens_R, next_index_R = others[:-NUM_COLUMNS]
-        tiles = decode_tiles(tile_columns, shape.tokens_per_tile, self.slots.max_model_len)
-        tiles_X4 = prompt_tiles.view(torch.int32).view(-1, 4) if shape.num_prompt_tiles else None
+        columns = shape.layout.split(packed)
+        tiles = decode_tiles(columns, shape.tokens_per_tile, self.slots.max_model_len)
+        tiles_X4 = columns["tiles_X4"] if shape.num_prompt_tiles else None
         attention_rows = AttentionRows(decode=(tiles,), tiles_X4=tiles_X4)
         batch = MicroBatch(
-            token_ids_T=self.slots.tokens_XL.view(-1)[token_index_T],
-            attention=self._inputs.attention(
-                attention_rows, positions_T, page_index_T, page_offset_T
-            ),
-            sent=self._padded(shape, token_index_T),
+            token_ids_T=self.slots.tokens_XL.view(-1)[columns["token_index_T"]],
+            attention=self._inputs.attention(attention_rows, columns),
+            sent=self._padded(shape, columns["token_index_T"]),
         )
         [hidden_TC] = self._decoder([batch], on_layer)
 
-        logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
-        sampling = as_sampling_columns(others[-NUM_COLUMNS:])
-        token_ids_R = self._decoder.ops.sample_whole(logits_RV, sampling)
-        self.slots.keep_sampled(next_index_R, token_ids_R)
+        sampled_RC = hidden_TC if shape.is_decode else hidden_TC[columns["last_tokens_R"]]
+        logits_RV = self._decoder.logits(sampled_RC)
+        token_ids_R = self._decoder.ops.sample_whole(logits_RV, as_sampling_columns(columns))
+        self.slots.keep_sampled(columns["next_index_R"], token_ids_R)
         return CapturedOutput(hidden_TC=hidden_TC, logits_RV=logits_RV, token_ids_R=token_ids_R)
 
     def _padded(self, shape: StepShape, token_index_T: Tensor) -> SentRows | None:
@@ -346,10 +342,10 @@ class ModelRunner:
 
     def _cut_columns(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
         """The sampling of its rows that cut tokens, after `_run_columns`."""
-        *_, next_index_R = (columns := split_columns(packed, shape.lengths))[:-NUM_COLUMNS]
-        sampling = as_sampling_columns(columns[-NUM_COLUMNS:])
+        columns = shape.layout.split(packed)
+        sampling = as_sampling_columns(columns)
         self._decoder.ops.sample_cut(output.logits_RV, sampling, output.token_ids_R)
-        self.slots.keep_sampled(next_index_R, output.token_ids_R)
+        self.slots.keep_sampled(columns["next_index_R"], output.token_ids_R)
 
     def _padding(self, shape: StepShape) -> Column:
         return padding_columns(self.slots, shape)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.model.columns import pack_columns, packed_size, split_columns
+from raydix.runtime.model.columns import INT32, INT64, ColumnForm, Layout
 from raydix.runtime.model.pinned_copies import PinnedRing
 
 _WRITTEN_TOGETHER = 1 << 14
@@ -55,7 +55,7 @@ class SlotMemory:
         stops = list(accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
         self._table_places = stops[:-1]
         self._numbers = torch.zeros(stops[-1], dtype=torch.int32, device=device)
-        self._ring = PinnedRing(packed_size(_column_lengths(_WRITTEN_TOGETHER)), device)
+        self._ring = PinnedRing(_layout(_WRITTEN_TOGETHER).size, device)
 
         self.tokens_XL = self._numbers[: sizes[0]].view(num_slots, num_tokens)
         self.tables_XN = tuple(
@@ -88,17 +88,21 @@ class SlotMemory:
             self._write(places[some], numbers[some])
 
     def _write(self, places: NDArray[np.int64], numbers: Int32Array) -> None:
-        lengths = _column_lengths(len(numbers))
-        pairs = np.zeros(2 * lengths[1], dtype=np.int32)
-        pairs[: len(numbers)] = numbers
-        with self._ring.lend(pack_columns([places, pairs.view(np.int64)])) as staged:
-            places_W, pairs_W = split_columns(staged, lengths)
-            self._numbers.scatter_(0, places_W, pairs_W.view(torch.int32)[: len(numbers)])
+        layout = _layout(len(numbers))
+        packed = layout.pack({"places_W": places, "numbers_W": numbers})
+        with self._ring.lend(packed) as staged:
+            columns = layout.split(staged)
+            self._numbers.scatter_(0, columns["places_W"], columns["numbers_W"])
 
 
-def _column_lengths(num_numbers: int) -> tuple[int, int]:
-    """Of places, and of numbers, two of which share one of a column."""
-    return num_numbers, -(-num_numbers // 2)
+def _layout(num_numbers: int) -> Layout:
+    """The layout of so many numbers and their places."""
+    return Layout(
+        {
+            "places_W": ColumnForm(INT64, (num_numbers,)),
+            "numbers_W": ColumnForm(INT32, (num_numbers,)),
+        }
+    )
 
 
 def run_offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raydix.kernels.sampling_columns import NUM_COLUMNS
+from raydix.kernels.sampling_columns import COLUMN_DTYPES
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.columns import Column
+from raydix.runtime.model.columns import AnyColumn, Column, Columns
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: float32 could not tell the scaled logits apart."""
@@ -21,9 +21,9 @@ _SMALLEST_TOP_P = 1e-30
 """The least top-p: above zero in float32, so that the most likely token is always kept."""
 _GREEDY = DeviceSampling(seed=0)
 _NONE: Column = np.zeros(0, dtype=np.int64)
-Biases = tuple[Column, Column]
-"""Tokens, and what is added to the logit of each, float64 by its bits."""
-_NO_BIASES: Biases = (_NONE, _NONE)
+Biases = tuple[Column, NDArray[np.float64]]
+"""Tokens, and what is added to the logit of each."""
+_NO_BIASES: Biases = (_NONE, np.zeros(0))
 _FEW_ROWS = 4
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -38,8 +38,8 @@ class SamplingRows:
     ends: Column
     """Where in the request's tokens the sampled one goes."""
     output_positions: Column
-    columns: tuple[Column, ...]
-    """The columns of `SamplingColumns`, in which adjusted rows are greedy."""
+    columns: Columns
+    """Those of `SamplingColumns`, in which adjusted rows are greedy."""
     adjusted: Column
     """Indices of rows whose logits change first: by biases or penalties, or before `min_tokens`."""
     has_cuts: bool
@@ -48,11 +48,16 @@ class SamplingRows:
     """Does one of the rows want logprobs?"""
 
 
+def _zeros(length: int) -> dict[str, AnyColumn]:
+    """Columns of `SamplingColumns` that ask for greedy rows."""
+    return {name: np.zeros(length, dtype=dtype) for name, dtype in COLUMN_DTYPES.items()}
+
+
 SAMPLES_NOTHING = SamplingRows(
     slots=_NONE,
     ends=_NONE,
     output_positions=_NONE,
-    columns=(_NONE,) * NUM_COLUMNS,
+    columns=_zeros(0),
     adjusted=_NONE,
     has_cuts=False,
     has_logprobs=False,
@@ -65,7 +70,8 @@ class SlotSampling:
     def __init__(self, num_slots: int) -> None:
         self.of_slot: list[DeviceSampling] = [_GREEDY] * num_slots
         self.biases_of: list[Biases] = [_NO_BIASES] * num_slots
-        self._columns_CX = np.zeros((NUM_COLUMNS, num_slots), dtype=np.int64)
+        self._columns = _zeros(num_slots)
+        """Of each slot, but with the mixed seed in place of a noise key."""
         self._is_cut = np.zeros(num_slots, dtype=np.bool_)
         self._has_other_logits = np.zeros(num_slots, dtype=np.bool_)
         self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
@@ -79,7 +85,8 @@ class SlotSampling:
         """Record what the request that has just taken `slot` asks for."""
         self.of_slot[slot] = sampling
         self.biases_of[slot] = _biases(sampling)
-        self._columns_CX[:, slot] = _slot_columns(sampling)
+        for name, value in _column_values(sampling).items():
+            self._columns[name][slot] = value
         is_random = sampling.temperature >= GREEDY_BELOW
         self._is_cut[slot] = is_random and (
             sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
@@ -99,30 +106,32 @@ class SlotSampling:
                 slots=slots,
                 ends=ends,
                 output_positions=output_positions,
-                columns=tuple(columns),
+                columns=columns,
                 adjusted=_NONE,
                 has_cuts=False,
                 has_logprobs=False,
             )
 
         is_adjusted = self._has_other_logits[slots] | (output_positions < self._min_tokens[slots])
-        columns[:, is_adjusted] = 0
+        for column in columns.values():
+            column[is_adjusted] = 0
         return SamplingRows(
             slots=slots,
             ends=ends,
             output_positions=output_positions,
-            columns=tuple(columns),
+            columns=columns,
             adjusted=np.flatnonzero(is_adjusted),
             has_cuts=bool((self._is_cut[slots] & ~is_adjusted).any()),
             has_logprobs=bool(self._has_logprobs[slots].any()),
         )
 
-    def columns(self, slots: Column, output_positions: Column) -> NDArray[np.int64]:
-        """The columns of `SamplingColumns`, one row each; float64 by its bits."""
-        columns = self._columns_CX.take(slots, axis=1)
+    def columns(self, slots: Column, output_positions: Column) -> dict[str, AnyColumn]:
+        """Those of `SamplingColumns`, of rows of these slots at these positions."""
+        columns = {name: column.take(slots) for name, column in self._columns.items()}
         # The noise of greedy rows is not read.
-        if columns[1].any():
-            columns[0] = noise_keys(columns[0].view(np.uint64), output_positions)
+        if columns["temperatures_R"].any():
+            mixed_seeds = columns["noise_keys_R"].view(np.uint64)
+            columns["noise_keys_R"] = noise_keys(mixed_seeds, output_positions)
         return columns
 
 
@@ -130,7 +139,7 @@ def _biases(sampling: DeviceSampling) -> Biases:
     if not sampling.biases:
         return _NO_BIASES
     biases = np.array(sampling.biases, dtype=np.float64)
-    return np.array(sampling.biased_token_ids, dtype=np.int64), biases.view(np.int64)
+    return np.array(sampling.biased_token_ids, dtype=np.int64), biases
 
 
 def has_penalties(sampling: DeviceSampling) -> bool:
@@ -166,14 +175,16 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def _slot_columns(sampling: DeviceSampling) -> Column:
-    """In the order of `SamplingColumns`, but with the mixed seed in place of a noise key."""
-    columns = np.zeros(NUM_COLUMNS, dtype=np.int64)
+def _column_values(sampling: DeviceSampling) -> dict[str, float]:
+    """By column, with the mixed seed in place of a noise key."""
     if sampling.temperature < GREEDY_BELOW:
-        return columns
+        return dict.fromkeys(COLUMN_DTYPES, 0)
     top_p = max(sampling.top_p * _ROUNDING, _SMALLEST_TOP_P) if sampling.top_p < 1 else 1.0
-    columns[:1] = mix(np.array([sampling.seed & _MASK64], dtype=np.uint64)).view(np.int64)
-    columns[1] = np.float64(sampling.temperature).view(np.int64)
-    columns[2] = sampling.top_k
-    columns[3:] = np.array([top_p, sampling.min_p]).view(np.int64)
-    return columns
+    seed = np.array([sampling.seed & _MASK64], dtype=np.uint64)
+    return {
+        "noise_keys_R": mix(seed).view(np.int64).item(),
+        "temperatures_R": sampling.temperature,
+        "top_ks_R": sampling.top_k,
+        "top_ps_R": top_p,
+        "min_ps_R": sampling.min_p,
+    }

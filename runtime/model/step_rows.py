@@ -3,6 +3,7 @@
 Legend: T tokens of the step, R rows that sample, Y tiles of attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 from raydix.errors import AccountingError
 from raydix.kernels.attention_rows import PrefillRow, cut_rows
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.model.columns import Column, pack_columns
+from raydix.runtime.model.columns import Column, Columns
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_memory import run_offsets
 from raydix.runtime.model.slot_sampling import SamplingRows, SlotSampling
-from raydix.runtime.model.step_shapes import StepShape
+from raydix.runtime.model.step_shapes import TILE_NAMES, StepShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,16 @@ class TokenColumns:
     """Its place in the page."""
     positions_T: Column
     """Its position in the sequence."""
+
+    @property
+    def by_name(self) -> Columns:
+        """All of them, for a copy to the device."""
+        return {
+            "token_index_T": self.token_index_T,
+            "page_index_T": self.page_index_T,
+            "page_offset_T": self.page_offset_T,
+            "positions_T": self.positions_T,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +162,12 @@ def token_columns(rows: StepRows, slots: RequestSlots) -> TokenColumns:
 def step_columns(
     rows: StepRows, sampling: SamplingRows, slots: RequestSlots, shape: StepShape
 ) -> Column:
-    """Packed columns of a captured step: its rows, then padding.
+    """Packed columns of a captured step, in its shape's layout: its rows, then padding.
 
-    Rows that sample come first: in a step of single tokens they are found by their number. In
-    order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and
-    including the last of them; the table of tiles of prompts; of each row that samples its last
-    token's index in T, where in the slots' tokens the sampled one goes, and `SamplingColumns`.
-    Padding is greedy.
+    Rows that sample come first: in a step of single tokens they are found by their number. There
+    are `TokenColumns`, `tile_columns`, and the table of tiles of prompts `tiles_X4`. Of each row
+    that samples `last_tokens_R` is its last token's index in T, and `next_index_R` is the place in
+    the slots' tokens to which the sampled one goes; `SamplingColumns` say how. Padding is greedy.
     """
     rows = rows.sampling_first()
     padded = _add_padding(rows, slots, shape)
@@ -166,17 +176,14 @@ def step_columns(
     next_index_R = np.full(shape.num_rows, slots.scratch_slot * slots.tokens_per_slot + 1)
     next_index_R[: len(last_tokens_R)] = tokens.token_index_T[last_tokens_R] + 1
 
-    columns = [
-        tokens.token_index_T,
-        tokens.page_index_T,
-        tokens.page_offset_T,
-        tokens.positions_T,
-        *_attention_columns(padded, rows, shape),
-        last_tokens_R,
-        next_index_R,
-        *sampling.columns,
-    ]
-    return pack_columns(columns, shape.lengths)
+    columns: Columns = {
+        **tokens.by_name,
+        **_attention_columns(padded, rows, shape),
+        "last_tokens_R": last_tokens_R,
+        "next_index_R": next_index_R,
+        **sampling.columns,
+    }
+    return shape.layout.pack(columns)
 
 
 def padding_columns(slots: RequestSlots, shape: StepShape) -> Column:
@@ -242,22 +249,28 @@ def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepR
     )
 
 
-def _attention_columns(padded: StepRows, rows: StepRows, shape: StepShape) -> list[Column]:
+def tile_columns(columns_4Y: Sequence[Column] | Column) -> dict[str, Column]:
+    """Name the columns of tiles of few tokens, which are in the order of `TILE_NAMES`."""
+    return dict(zip(TILE_NAMES, columns_4Y, strict=True))
+
+
+def _attention_columns(padded: StepRows, rows: StepRows, shape: StepShape) -> Columns:
     """Columns of tiles, and the table of tiles of prompts. `padded`: `rows`, then padding."""
+    tiles_X4 = np.zeros((shape.num_prompt_tiles, 4), dtype=np.int32)
     if not shape.num_prompt_tiles:
-        return [*_tile_columns(padded, shape.tokens_per_tile), np.empty(0, dtype=np.int64)]
+        return {**tile_columns(_cut_tiles(padded, shape.tokens_per_tile)), "tiles_X4": tiles_X4}
 
     is_single = padded.num_tokens == 1
     # A padding row of one token is a tile as well: there may be as many single tokens as rows.
     is_single[len(rows.slots) :] = False
-    tiles_X4 = np.zeros((shape.num_prompt_tiles, 4), dtype=np.int32)
     cut = cut_rows(padded.attention_rows(~is_single), shape.tokens_per_prompt_tile)
     tiles_X4[: len(cut)] = cut
     singles = (padded.slots, padded.first_tokens, padded.num_tokens, padded.ends)
-    return [*(column[is_single] for column in singles), tiles_X4.reshape(-1).view(np.int64)]
+    columns = tile_columns([column[is_single] for column in singles])
+    return {**columns, "tiles_X4": tiles_X4}
 
 
-def _tile_columns(rows: StepRows, tokens_per_tile: int) -> tuple[Column, Column, Column, Column]:
+def _cut_tiles(rows: StepRows, tokens_per_tile: int) -> tuple[Column, Column, Column, Column]:
     """Cut the rows into tiles."""
     if tokens_per_tile == 1 == rows.num_tokens.max(initial=1):
         return rows.slots, rows.first_tokens, rows.num_tokens, rows.ends

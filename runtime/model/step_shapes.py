@@ -3,11 +3,17 @@ prompts, with decodes or alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
-from raydix.kernels.sampling_columns import NUM_COLUMNS
-from raydix.runtime.model.columns import Column, packed_size
+from raydix.kernels.sampling_columns import COLUMN_DTYPES
+from raydix.runtime.model.columns import INT32, INT64, Column, ColumnForm, Layout
 
+TOKEN_NAMES = ("token_index_T", "page_index_T", "page_offset_T", "positions_T")
+"""Columns by token: see `TokenColumns`."""
+TILE_NAMES = ("slots_Y", "first_tokens_Y", "num_tokens_Y", "contexts_Y")
+"""Columns by tile of few tokens: its slot, its first index in T, its tokens, and its context up to
+and including the last of them."""
 EXTENSION_TOKENS = (16, 32, 64, 128)
 """Of one row; longer ones are steps of prompts."""
 _MAX_PROMPT_ROWS = 128
@@ -58,20 +64,9 @@ class StepShape:
         return -(-self.num_tokens // self.tokens_per_tile) + self.num_rows
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """Lengths of the step's columns.
-
-        There are 4 by token, 4 by tile, a table of 4 int32 by tile of prompts and, by row that
-        samples, 2 and those of `SamplingColumns`.
-        """
-        by_row = (self.num_rows,) * (2 + NUM_COLUMNS)
-        by_tile = (self.num_tiles,) * 4
-        return (self.num_tokens,) * 4 + by_tile + (2 * self.num_prompt_tiles,) + by_row
-
-    @property
-    def packed_size(self) -> int:
-        """Numbers in its packed columns."""
-        return packed_size(self.lengths)
+    def layout(self) -> Layout:
+        """Names and forms of the step's columns: see `step_columns`."""
+        return _layout(self)
 
     def holds(self, num_rows: int, num_tokens: int) -> bool:
         """Is there room for any rows of this number, of so many tokens together?"""
@@ -87,6 +82,24 @@ class StepShape:
         tiles = -(-num_tokens[num_tokens > 1] // self.tokens_per_prompt_tile)
         padding = -(-missing // self.tokens_per_prompt_tile)
         return int(tiles.sum()) + padding <= self.num_prompt_tiles
+
+
+@cache
+def _layout(shape: StepShape) -> Layout:
+    # Kept: to make it takes as long as to pack a step's columns.
+    by_token = ColumnForm(INT64, (shape.num_tokens,))
+    by_tile = ColumnForm(INT64, (shape.num_tiles,))
+    by_row = ColumnForm(INT64, (shape.num_rows,))
+    return Layout(
+        {
+            **dict.fromkeys(TOKEN_NAMES, by_token),
+            **dict.fromkeys(TILE_NAMES, by_tile),
+            "tiles_X4": ColumnForm(INT32, (shape.num_prompt_tiles, 4)),
+            "last_tokens_R": by_row,
+            "next_index_R": by_row,
+            **{name: replace(by_row, dtype=dtype) for name, dtype in COLUMN_DTYPES.items()},
+        }
+    )
 
 
 def decode_shapes(max_rows: int) -> tuple[StepShape, ...]:

@@ -62,7 +62,9 @@ def columns_of(
     for slot, each in enumerate(sampling):
         slots.put(slot, each)
     columns = slots.columns(np.arange(len(sampling)), np.array(positions, dtype=np.int64))
-    return as_sampling_columns([torch.from_numpy(column).to(device) for column in columns])
+    return as_sampling_columns(
+        {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
+    )
 
 
 def by_the_kernels(logits: torch.Tensor, columns: SamplingColumns) -> list[int]:

@@ -45,7 +45,7 @@ def frequencies(logits: torch.Tensor, sampling: DeviceSampling, num_samples: int
     slots = SlotSampling(1)
     slots.put(0, sampling)
     columns = slots.columns(np.zeros(num_samples, dtype=np.int64), np.arange(num_samples))
-    rows = as_sampling_columns([torch.from_numpy(column) for column in columns])
+    rows = as_sampling_columns({name: torch.from_numpy(column) for name, column in columns.items()})
     token_ids = sample_whole(logits.expand(num_samples, -1), rows)
     sample_cut(logits.expand(num_samples, -1), rows, token_ids)
     return torch.bincount(token_ids, minlength=VOCAB) / num_samples

@@ -10,19 +10,26 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_columns_arrive_in_order_and_whole(device: str) -> None:
-    columns = [np.array([1, -(1 << 40)]), np.empty(0, dtype=np.int64), np.arange(5)]
+    tables = [
+        {"a": np.array([1, -(1 << 40)]), "b": np.empty(0, dtype=np.int64)},
+        {"a": np.array([0.25]), "c": np.arange(6, dtype=np.int32).reshape(2, 3)},
+    ]
 
-    arrived = PinnedCopies(torch.device(device)).to_device(columns)
+    arrived = PinnedCopies(torch.device(device)).to_device(*tables)
 
-    assert [tensor.device.type for tensor in arrived] == [device] * 3
-    assert [tensor.tolist() for tensor in arrived] == [column.tolist() for column in columns]
+    for own, table in zip(arrived, tables, strict=True):
+        assert {tensor.device.type for tensor in own.values()} == {device}
+        assert {name: tensor.tolist() for name, tensor in own.items()} == {
+            name: column.tolist() for name, column in table.items()
+        }
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_columns_at_all_arrive_too(device: str) -> None:
-    [arrived] = PinnedCopies(torch.device(device)).to_device([np.empty(0, dtype=np.int64)])
+    copies = PinnedCopies(torch.device(device))
+    [arrived] = copies.to_device({"none": np.empty(0, dtype=np.int64)})
 
-    assert arrived.shape == (0,)
+    assert arrived["none"].shape == (0,)
 
 
 @pytest.mark.gpu
@@ -45,19 +52,19 @@ def test_columns_and_results_wait_for_no_page() -> None:
     on_host = torch.zeros(512 * MIB, dtype=torch.uint8).pin_memory()
     on_device = on_host.to("cuda")
     pages = [(on_device, on_host), (on_host.clone().pin_memory(), on_device.clone())]
-    columns = [np.arange(16_384)]
-    copies.to_host(*copies.to_device(columns))
+    column = np.arange(16_384)
+    copies.to_host(copies.to_device({"column": column})[0]["column"])
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
 
     for stream, (target, source) in zip(streams, pages, strict=True):
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-    returned = copies.to_host(*copies.to_device(columns))
+    returned = copies.to_host(copies.to_device({"column": column})[0]["column"])
     torch.cuda.current_stream().synchronize()
 
     assert [stream.query() for stream in streams] == [False, False]
-    assert returned.tolist() == columns[0].tolist()
+    assert returned.tolist() == column.tolist()
     torch.cuda.synchronize()
 
 
@@ -66,9 +73,11 @@ def test_memory_is_not_reused_while_it_is_read() -> None:
     copies = PinnedCopies(torch.device("cuda"))
     torch.cuda._sleep(20_000_000)
 
-    arrived = [copies.to_device([np.full(1000, number)])[0] for number in range(50)]
+    arrived = [copies.to_device({"column": np.full(1000, number)})[0] for number in range(50)]
 
-    assert [tensor.unique().tolist() for tensor in arrived] == [[number] for number in range(50)]
+    assert [own["column"].unique().tolist() for own in arrived] == [
+        [number] for number in range(50)
+    ]
 
 
 @pytest.mark.multi_gpu

@@ -1,14 +1,18 @@
 """What a plan's rows become before they go to the device."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId, Slot
+from raydix.kernels.sampling_columns import COLUMN_DTYPES
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
-from raydix.runtime.model.columns import Column, split_columns
+from raydix.runtime.model.columns import Column
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import mix, noise_keys
 from raydix.runtime.model.step_rows import (
@@ -20,6 +24,8 @@ from raydix.runtime.model.step_rows import (
     token_columns,
 )
 from raydix.runtime.model.step_shapes import (
+    TILE_NAMES,
+    TOKEN_NAMES,
     StepShape,
     decode_shapes,
     extension_shapes,
@@ -28,6 +34,7 @@ from raydix.runtime.model.step_shapes import (
 
 PAGE_SIZE, MAX_MODEL_LEN, MAX_SLOTS = 8, 50, 4
 PAGES, TOKENS = 7, MAX_MODEL_LEN + 1
+ROW_NAMES = ("last_tokens_R", "next_index_R")
 SAMPLED = DeviceSampling(seed=-5, temperature=0.5, top_k=7, top_p=0.75, min_p=0.25, min_tokens=2)
 
 
@@ -88,14 +95,20 @@ def test_what_is_not_kept_goes_to_the_padding_page(slots: RequestSlots) -> None:
 
 def columns_of(
     slots: RequestSlots, shape: StepShape, row: tuple[int, int, int, int, int]
-) -> list[list[int]]:
+) -> dict[str, Any]:
     """Of a captured step of one row."""
     rows = read_rows(plan([row]), slots)
     return unpack(step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape), shape)
 
 
-def unpack(packed: Column, shape: StepShape) -> list[list[int]]:
-    return [column.tolist() for column in split_columns(torch.from_numpy(packed), shape.lengths)]
+def unpack(packed: Column, shape: StepShape) -> dict[str, Any]:
+    """By name, as lists of numbers."""
+    columns = shape.layout.split(torch.from_numpy(packed))
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+def picked(columns: dict[str, Any], names: Iterable[str]) -> list[Any]:
+    return [columns[name] for name in names]
 
 
 def test_padding_of_a_decode_step_is_single_tokens_of_the_scratch_slot(slots: RequestSlots) -> None:
@@ -104,10 +117,19 @@ def test_padding_of_a_decode_step_is_single_tokens_of_the_scratch_slot(slots: Re
     columns = columns_of(slots, shape, (1, 20, 1, 20, 0))
 
     token, page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
-    by_token, by_tile, by_row = columns[:4], columns[4:8], columns[9:11]
-    assert by_token == [[TOKENS + 20, token, token], [PAGES + 2, page, page], [4, 0, 0], [20, 0, 0]]
-    assert by_tile == [[1, MAX_SLOTS, MAX_SLOTS], [0, 1, 2], [1, 1, 1], [21, 1, 1]]
-    assert by_row == [[0, 0, 0], [TOKENS + 21, token + 1, token + 1]]
+    assert picked(columns, TOKEN_NAMES) == [
+        [TOKENS + 20, token, token],
+        [PAGES + 2, page, page],
+        [4, 0, 0],
+        [20, 0, 0],
+    ]
+    assert picked(columns, TILE_NAMES) == [
+        [1, MAX_SLOTS, MAX_SLOTS],
+        [0, 1, 2],
+        [1, 1, 1],
+        [21, 1, 1],
+    ]
+    assert picked(columns, ROW_NAMES) == [[0, 0, 0], [TOKENS + 21, token + 1, token + 1]]
 
 
 def test_an_extension_is_cut_into_tiles_and_padded_in_the_scratch_slot(slots: RequestSlots) -> None:
@@ -116,36 +138,43 @@ def test_an_extension_is_cut_into_tiles_and_padded_in_the_scratch_slot(slots: Re
     columns = columns_of(slots, shape, (3, 14, 6, 14, 0))
 
     token, page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
-    assert columns[0] == [3 * TOKENS + position for position in range(14, 20)] + [token, token + 1]
-    assert columns[1] == [3 * PAGES + 1] * 2 + [3 * PAGES + 2] * 4 + [page, page]
-    assert columns[2:4] == [[6, 7, 0, 1, 2, 3, 0, 1], [14, 15, 16, 17, 18, 19, 0, 1]]
-    assert columns[4:8] == [[3, 3, MAX_SLOTS], [0, 4, 6], [4, 2, 2], [18, 20, 2]]
-    assert columns[9:11] == [[5], [3 * TOKENS + 20]]
+    assert columns["token_index_T"] == [3 * TOKENS + position for position in range(14, 20)] + [
+        token,
+        token + 1,
+    ]
+    assert columns["page_index_T"] == [3 * PAGES + 1] * 2 + [3 * PAGES + 2] * 4 + [page, page]
+    assert columns["page_offset_T"] == [6, 7, 0, 1, 2, 3, 0, 1]
+    assert columns["positions_T"] == [14, 15, 16, 17, 18, 19, 0, 1]
+    assert picked(columns, TILE_NAMES) == [[3, 3, MAX_SLOTS], [0, 4, 6], [4, 2, 2], [18, 20, 2]]
+    assert picked(columns, ROW_NAMES) == [[5], [3 * TOKENS + 20]]
 
 
 def test_sampling_parameters_travel_in_the_steps_columns(slots: RequestSlots) -> None:
     shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
 
-    keys, temperatures, top_ks, top_ps, min_ps = columns_of(slots, shape, (3, 14, 6, 14, 2))[11:]
+    columns = columns_of(slots, shape, (3, 14, 6, 14, 2))
 
     seed = np.array([2**64 - 5], dtype=np.uint64)
-    assert keys == noise_keys(mix(seed), np.array([2])).tolist()
-    assert np.array([*temperatures, *min_ps]).view(np.float64).tolist() == [0.5, 0.25]
-    assert top_ks == [7]
-    assert np.array(top_ps).view(np.float64).item() == pytest.approx(0.75, rel=1e-5)
+    assert columns["noise_keys_R"] == noise_keys(mix(seed), np.array([2])).tolist()
+    assert picked(columns, ["temperatures_R", "min_ps_R", "top_ks_R"]) == [[0.5], [0.25], [7]]
+    assert columns["top_ps_R"] == [pytest.approx(0.75, rel=1e-5)]
 
 
 def test_a_row_that_is_masked_still_is_sampled_apart(slots: RequestSlots) -> None:
     shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
 
-    assert not np.any(columns_of(slots, shape, (3, 14, 6, 14, 1))[11:])
+    columns = columns_of(slots, shape, (3, 14, 6, 14, 1))
+
+    assert not np.any(picked(columns, COLUMN_DTYPES))
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 9))
 def test_tiles_hold_every_token_of_an_extension_once(slots: RequestSlots, num_tokens: int) -> None:
     shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=3)
 
-    firsts, counts, contexts = columns_of(slots, shape, (3, 10, num_tokens, 10, 0))[5:8]
+    columns = columns_of(slots, shape, (3, 10, num_tokens, 10, 0))
+
+    _, firsts, counts, contexts = picked(columns, TILE_NAMES)
 
     covered = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
     assert covered == list(range(8))
@@ -170,21 +199,20 @@ def test_what_is_all_padding_touches_the_scratch_slot_and_the_padding_page_alone
     slots: RequestSlots, shape: StepShape
 ) -> None:
     columns = unpack(padding_columns(slots, shape), shape)
-    tokens, pages, _, positions, tile_slots = columns[:5]
-    next_tokens, sampling = columns[10], columns[11:]
+    tokens, pages, _, positions = picked(columns, TOKEN_NAMES)
+    next_tokens = columns["next_index_R"]
 
     assert min(*tokens, *next_tokens) >= MAX_SLOTS * TOKENS
     assert max(*tokens, *next_tokens) < (MAX_SLOTS + 1) * TOKENS
     assert set(pages) == {MAX_SLOTS * PAGES}
     assert max(positions) < MAX_MODEL_LEN
-    assert set(tile_slots) <= {MAX_SLOTS, 0}
-    assert not np.any(sampling), "padding is greedy"
+    assert set(columns["slots_Y"]) <= {MAX_SLOTS, 0}
+    assert not np.any(picked(columns, COLUMN_DTYPES)), "padding is greedy"
 
 
-def tiles_of(columns: list[list[int]]) -> list[list[int]]:
+def tiles_of(columns: dict[str, Any]) -> list[list[int]]:
     """Those of prompts that do something."""
-    table = np.array(columns[8], dtype=np.int64).view(np.int32).reshape(-1, 4).tolist()
-    return [tile for tile in table if tile[2]]
+    return [tile for tile in columns["tiles_X4"] if tile[2]]
 
 
 def test_prompts_are_cut_into_tiles_beside_single_tokens(slots: RequestSlots) -> None:
@@ -194,10 +222,15 @@ def test_prompts_are_cut_into_tiles_beside_single_tokens(slots: RequestSlots) ->
     packed = step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
     columns = unpack(packed, shape)
 
-    assert [column[:2] for column in columns[4:8]] == [[1, 0], [18, 0], [1, 0], [21, 0]]
+    assert [column[:2] for column in picked(columns, TILE_NAMES)] == [
+        [1, 0],
+        [18, 0],
+        [1, 0],
+        [21, 0],
+    ]
     assert tiles_of(columns) == [[3, 16, 2, 19], [3, 0, 16, 17], [MAX_SLOTS, 19, 13, 13]]
-    assert columns[9] == [17, 18, 0, 0]
-    assert columns[10][:2] == [3 * TOKENS + 19, TOKENS + 21]
+    assert columns["last_tokens_R"] == [17, 18, 0, 0]
+    assert columns["next_index_R"][:2] == [3 * TOKENS + 19, TOKENS + 21]
 
 
 @pytest.mark.parametrize("length", range(2, 32))
@@ -212,7 +245,8 @@ def test_tiles_hold_every_token_of_prompts_and_padding_once(
     packed = step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
     columns = unpack(packed, shape)
 
-    singles = [first for first, context in zip(columns[5], columns[7], strict=True) if context]
+    firsts, contexts = picked(columns, ["first_tokens_Y", "contexts_Y"])
+    singles = [first for first, context in zip(firsts, contexts, strict=True) if context]
     covered = [first + i for _, first, count, _ in tiles_of(columns) for i in range(count)]
     assert sorted(covered + singles) == list(range(32))
 
@@ -231,9 +265,9 @@ def test_rows_that_sample_come_first_in_a_captured_step(slots: RequestSlots) -> 
     columns = unpack(packed, shape)
 
     scratch = MAX_SLOTS * TOKENS
-    assert columns[0] == [TOKENS + 20, 3 * TOKENS + 4, 3 * TOKENS + 5, scratch]
-    assert columns[9][:1] == [0]
-    assert columns[10] == [TOKENS + 21, scratch + 1, scratch + 1, scratch + 1]
+    assert columns["token_index_T"] == [TOKENS + 20, 3 * TOKENS + 4, 3 * TOKENS + 5, scratch]
+    assert columns["last_tokens_R"][:1] == [0]
+    assert columns["next_index_R"] == [TOKENS + 21, scratch + 1, scratch + 1, scratch + 1]
 
 
 def test_an_idle_row_samples_and_keeps_nothing(slots: RequestSlots) -> None:
