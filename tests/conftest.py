@@ -3,6 +3,7 @@
 import os
 import signal
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +13,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test measures time, and a test that failed once fails again.
+hypothesis.settings.register_profile("raydix", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("raydix")
 
 pytest_plugins = [
     "tests.hub_cache",

@@ -1,6 +1,8 @@
-"""Tests that share a cluster, or fixtures, run in one process."""
+"""Tests that share a cluster, or fixtures, run in one process; busy ones fail none."""
 
 import re
+
+import hypothesis
 
 from tests.processes import APART, RAY, ROOT, group_of
 
@@ -19,3 +21,8 @@ def test_a_files_tests_stay_together_but_for_the_simulation() -> None:
     (random,) = (ROOT / APART).glob("test_random.py")
     path = random.relative_to(ROOT)
     assert group_of(f"{path}::test_a[0]") != group_of(f"{path}::test_a[10]")
+
+
+def test_no_drawn_example_is_too_slow() -> None:
+    assert hypothesis.settings().deadline is None
+    assert hypothesis.settings().derandomize

@@ -107,8 +107,6 @@ TestMigrationMachine = MigrationMachine.TestCase
 TestMigrationMachine.settings = settings(
     max_examples=200,
     stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 

@@ -65,7 +65,7 @@ def test_scales_follow_their_head(codec: Codec) -> None:
     assert torch.equal(alone[0], head)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(kv=pages((torch.float32, torch.bfloat16, torch.float16)))
 def test_int8_is_off_by_half_a_scale_at_most(kv: Tensor) -> None:
     encoded = encode_pages(kv, Codec.INT8)
@@ -78,7 +78,7 @@ def test_int8_is_off_by_half_a_scale_at_most(kv: Tensor) -> None:
     assert torch.all(scales <= largest / 127 * 1.0001)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(kv=pages((torch.float32, torch.bfloat16, torch.float16)))
 def test_fp8_is_off_by_a_sixteenth_at_most(kv: Tensor) -> None:
     """4 significant bits, and fixed steps of 2^-9 of a scale below 2^-6 of it."""
@@ -91,7 +91,7 @@ def test_fp8_is_off_by_a_sixteenth_at_most(kv: Tensor) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(kv=pages((torch.float32, torch.bfloat16, torch.float16)))
 def test_a_restored_page_is_encoded_to_the_same_bytes(codec: Codec, kv: Tensor) -> None:
     """So a page may go down and up again any number of times without drifting."""

@@ -21,7 +21,7 @@ def id_pieces(kind):
     return st.lists(st.lists(st.integers(0, VOCABULARY_SIZES[kind]), max_size=4), max_size=12)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(pieces=id_pieces("byte_level"), skips_special=st.booleans())
 def test_byte_level_deltas_equal_one_decode(byte_level, pieces, skips_special):
     assert joined(byte_level, pieces, skips_special) == byte_level.decode(
@@ -29,7 +29,7 @@ def test_byte_level_deltas_equal_one_decode(byte_level, pieces, skips_special):
     )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(pieces=id_pieces("sentencepiece"), skips_special=st.booleans())
 def test_sentencepiece_deltas_equal_one_decode(sentencepiece, pieces, skips_special):
     assert joined(sentencepiece, pieces, skips_special) == sentencepiece.decode(
@@ -38,7 +38,7 @@ def test_sentencepiece_deltas_equal_one_decode(sentencepiece, pieces, skips_spec
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(text=st.text(max_size=40))
 def test_text_survives_the_round_trip_one_id_at_a_time(request, kind, text):
     tokenizer = request.getfixturevalue(kind)
@@ -55,7 +55,7 @@ def test_each_kind_of_tokenizer_gets_its_detokenizer(byte_level, sentencepiece):
     assert isinstance(words.detokenizer(True), WindowDetokenizer)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(pieces=st.lists(st.lists(st.integers(0, 8), max_size=4), max_size=8), cut=st.integers(0, 8))
 def test_deltas_of_any_other_kind_are_what_the_ids_add_to_the_prompt(pieces, cut):
     words = Tokenizer(word_piece_backend())

@@ -252,7 +252,7 @@ def test_a_finished_stream_cannot_fail():
     assert outputs[0].finished
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     token_ids=st.lists(st.integers(0, 12), max_size=30),
     cuts=st.lists(st.integers(0, 30), max_size=5),

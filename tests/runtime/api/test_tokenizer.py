@@ -116,7 +116,7 @@ def test_a_text_part_without_text_is_a_bad_request(byte_level, text):
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(token_ids=st.lists(st.integers(0, 275), max_size=20), skips_special=st.booleans())
 def test_decode_is_that_of_transformers_without_its_clean_up(
     request, kind, token_ids, skips_special

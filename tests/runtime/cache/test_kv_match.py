@@ -1,7 +1,7 @@
 """Matching over KV groups, against the rule applied to every length one by one."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raydix.runtime.cache.kv_match import Availability, match_groups
@@ -120,7 +120,6 @@ def naive_match(groups: list[KvGroup], maps: list[str], page_size: int) -> int:
     raise AssertionError("length 0 is always valid")
 
 
-@settings(deadline=None, derandomize=True)
 @given(data=st.data(), num_pages=st.integers(0, 24), page_size=st.sampled_from([1, 4, 16]))
 def test_the_match_is_the_longest_valid_length(
     data: st.DataObject, num_pages: int, page_size: int

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
@@ -75,7 +75,6 @@ def test_equal_pages_behind_different_prefixes_have_different_keys() -> None:
     assert first[1] != second[1]
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     tokens=st.lists(st.integers(0, 2**31 - 1), max_size=60),
     page_size=st.sampled_from([1, 2, 4, 16]),

@@ -289,9 +289,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("page_id", [-1, 0, 3, 9, 10**6])

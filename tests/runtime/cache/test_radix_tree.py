@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raydix.errors import AccountingError
@@ -127,7 +127,6 @@ def test_an_identity_without_pages_or_locks_leaves_nothing_behind() -> None:
     cache.check()
 
 
-@settings(deadline=None, derandomize=True)
 @example(divergence=0, page_size=4)
 @example(divergence=1, page_size=1)
 @example(divergence=2, page_size=1)

@@ -129,9 +129,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestTreeMachine.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:

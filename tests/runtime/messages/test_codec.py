@@ -65,7 +65,7 @@ def _example(cls: type) -> Any:
     """One message of a type, the same each time."""
     found: list[Any] = []
 
-    @settings(max_examples=1, deadline=None, derandomize=True)
+    @settings(max_examples=1)
     @given(_instances(cls))
     def note(message: Any) -> None:
         found.append(message)
@@ -92,7 +92,7 @@ def _same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)
 def test_every_message_survives_the_round_trip(cls: type) -> None:
-    @settings(max_examples=20, deadline=None, derandomize=True)
+    @settings(max_examples=20)
     @given(_instances(cls))
     def round_trip(message: Any) -> None:
         assert _same(message, decode(encode(message)))
@@ -142,7 +142,7 @@ def test_malformed_bytes_are_a_message_error(body: bytes) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_random_bytes_never_raise_anything_but_a_message_error(body: bytes) -> None:
     try:
         decode(body)

@@ -83,7 +83,7 @@ def loads_for(
     in_l1=st.lists(pages, min_size=3, max_size=3),
     in_l2=st.lists(pages, min_size=3, max_size=3),
 )
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=500)
 def test_the_longest_prefix_that_can_be_leased_is_found(
     layout: KvLayout,
     num_path: int,

@@ -324,7 +324,5 @@ TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

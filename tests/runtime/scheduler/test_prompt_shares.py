@@ -148,7 +148,7 @@ def _play(prompts: list[PromptWork], room: StepRoom, *, max_steps: int) -> list[
     return ends
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(prompts=_prompts, room=_rooms())
 def test_all_prompts_end_and_no_step_is_lost(prompts: list[PromptWork], room: StepRoom) -> None:
     room = replace(room, budget_tokens=room.most_tokens or 0, shared_tokens=room.most_tokens or 0)
@@ -159,7 +159,7 @@ def test_all_prompts_end_and_no_step_is_lost(prompts: list[PromptWork], room: St
     assert all(ends)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     long_pages=st.integers(50, 2000),
     fraction=st.sampled_from([0.1, 0.25, 0.5, 0.9]),

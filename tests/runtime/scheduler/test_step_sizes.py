@@ -275,7 +275,7 @@ _requests = st.lists(
 """Prompt tokens, output tokens, and whether L2 holds the prompt."""
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     requests=_requests,
     slowdown=st.sampled_from([1.0, 2.0, 8.0, 1e9]),

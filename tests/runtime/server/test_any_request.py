@@ -68,9 +68,7 @@ def test_no_request_is_answered_by_a_5xx(
 
     @settings(
         max_examples=pytestconfig.getoption("--http-cases"),
-        derandomize=True,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=cases)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raydix.errors import EngineDead
@@ -155,7 +155,6 @@ def finish(one: Served, index: int) -> None:
 STEPS = st.lists(st.sampled_from(["token 0", "token 1", "both", "read", "do not read", "turn"]))
 
 
-@settings(deadline=None)
 @given(steps=STEPS, has_direct=st.booleans())
 def test_each_token_is_sent_once_and_in_order(steps: list[str], has_direct: bool) -> None:
     async def play() -> tuple[bytes, list[list[int]]]:

@@ -31,7 +31,7 @@ def test_header_names_what_differs() -> None:
     assert verify_object(page[:63], IDENTITY) is ObjectStatus.TOO_SHORT
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(payload=st.binary(max_size=64), flip=st.integers(0, 10**6))
 def test_any_flipped_bit_is_found(payload: bytes, flip: int) -> None:
     page = memoryview(bytearray(64) + payload)
@@ -58,7 +58,7 @@ def test_every_field_changes_the_namespace() -> None:
     assert len(namespaces[0].hex) == 16
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.sampled_from("dutrw"), st.integers(0, 9), st.integers(1, 40)), max_size=60

@@ -390,7 +390,5 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.mirror == set(self.ready)
 
 
-IndexMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
-)
+IndexMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestIndexMachine = IndexMachine.TestCase

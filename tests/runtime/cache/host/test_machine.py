@@ -384,7 +384,5 @@ class HostWorld(RuleBasedStateMachine):
         draws.assert_nothing_is_left(self.host)
 
 
-HostWorld.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, derandomize=True
-)
+HostWorld.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
 TestHostWorld = HostWorld.TestCase

@@ -221,8 +221,6 @@ def test_broken_rule_is_found(
     search = settings(
         max_examples=1000,
         stateful_step_count=80,
-        deadline=None,
-        derandomize=True,
         database=None,
         phases=[Phase.generate],
         print_blob=False,

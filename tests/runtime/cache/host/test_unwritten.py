@@ -106,7 +106,5 @@ class UnwrittenWorld(RuleBasedStateMachine):
         self.num_lost = 0
 
 
-UnwrittenWorld.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
-)
+UnwrittenWorld.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestUnwrittenWorld = UnwrittenWorld.TestCase

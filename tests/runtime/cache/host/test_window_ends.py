@@ -29,7 +29,7 @@ def rule_of(*reaches: int | None, apart: int = 100) -> PrefixRule:
     return PrefixRule(reaches=reaches, checkpoint_pages=apart)
 
 
-@settings(max_examples=1000, derandomize=True, deadline=None)
+@settings(max_examples=1000)
 @given(
     maps=st.tuples(MAPS, MAPS, MAPS),
     reaches=st.tuples(*[st.none() | st.integers(0, 5)] * 3),

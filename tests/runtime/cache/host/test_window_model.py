@@ -22,7 +22,7 @@ GROUPS = st.lists(
 """Reach, places and pages in L1."""
 
 
-@settings(max_examples=400, derandomize=True, deadline=None)
+@settings(max_examples=400)
 @given(
     groups=GROUPS,
     length=st.integers(0, MAX_PAGES),
