@@ -50,7 +50,9 @@ class ContextDriver:
         for page in self.pools[0]:
             page.normal_()
         read = [
-            each for each in loaded.decoder.parameters() if each is not loaded.decoder.embedding
+            each
+            for each in loaded.decoder.parameters()
+            if each is not loaded.decoder.embedding.matrix_OC
         ]
         self.weight_bytes = sum(each.numel() * each.element_size() for each in read)
         self.runner = ModelRunner(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from raydix.kernels.weight import Weight
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertBiases:
@@ -16,3 +18,10 @@ class ExpertBiases:
     """Of gate, then of up."""
     down_EC: Tensor
     """Added before an expert's output is weighted."""
+
+
+def biases_of(gate_up: Weight, down: Weight) -> ExpertBiases | None:
+    """Those of a bank's weights; None if they have none."""
+    if gate_up.bias_O is None or down.bias_O is None:
+        return None
+    return ExpertBiases(gate_up_EI=gate_up.bias_O, down_EC=down.bias_O)

@@ -20,7 +20,7 @@ from torch.nn import functional
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow, cut_rows
 from raydix.kernels.expanded_latents import expanded_latent_attention
-from raydix.kernels.expert_biases import ExpertBiases
+from raydix.kernels.expert_biases import biases_of
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference import (
     activation,
@@ -35,6 +35,7 @@ from raydix.kernels.reference import (
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.routing import GroupLimitedRouting
 from raydix.kernels.sampling_columns import SamplingColumns
+from raydix.kernels.weight import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +67,10 @@ class ModelOps(Protocol):
     def tile_tokens(self) -> int:
         """The most tokens in a tile of `AttentionRows.tiles_X4`."""
 
-    def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
         """`torch.nn.functional.linear`."""
 
-    def linear_summands(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
         """`linear`, or float32 summands of it, [S, T, O].
 
         For `rms_norm`, `glu` and `rotate_and_write_kv` alone, which add them up in their order,
@@ -179,15 +180,14 @@ class ModelOps(Protocol):
     def fused_experts(
         self,
         x_TC: Tensor,
-        gate_up_EIC: Tensor,
-        down_ECI: Tensor,
+        gate_up: Weight,
+        down: Weight,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
         *,
         form: GluForm,
-        biases: ExpertBiases | None,
     ) -> Tensor:
-        """See `reference.experts.fused_experts`."""
+        """See `reference.experts.fused_experts`. The weights are those of a bank."""
 
 
 class ReferenceOps:
@@ -197,8 +197,6 @@ class ReferenceOps:
     extension_tokens = 16
     tile_tokens = 2**30
     """A row is one tile: its keys are gathered once."""
-    linear = staticmethod(functional.linear)
-    linear_summands = staticmethod(functional.linear)
     rms_norm = staticmethod(norm.rms_norm)
     glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
@@ -209,9 +207,37 @@ class ReferenceOps:
     topk_gating = staticmethod(experts.topk_gating)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     route_experts = staticmethod(expert_routes.route_experts)
-    fused_experts = staticmethod(experts.fused_experts)
     sample_whole = staticmethod(sampling.sample_whole)
     sample_cut = staticmethod(sampling.sample_cut)
+
+    def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
+        """See `ModelOps`."""
+        return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
+
+    def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
+        """See `ModelOps`. There is one summand, the whole."""
+        return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
+
+    def fused_experts(
+        self,
+        x_TC: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        weights_TK: Tensor,
+        expert_ids_TK: Tensor,
+        *,
+        form: GluForm,
+    ) -> Tensor:
+        """See `ModelOps`."""
+        return experts.fused_experts(
+            x_TC,
+            gate_up.matrix_OC,
+            down.matrix_OC,
+            weights_TK,
+            expert_ids_TK,
+            form=form,
+            biases=biases_of(gate_up, down),
+        )
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """See `ModelOps`. There are no extensions."""

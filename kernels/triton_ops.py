@@ -16,6 +16,7 @@ from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
+from raydix.kernels.expert_biases import biases_of
 from raydix.kernels.expert_routes import route_experts
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.grouped_gemm import fused_experts
@@ -35,6 +36,7 @@ from raydix.kernels.small_linear import (
     small_linear_summands,
 )
 from raydix.kernels.topk_gating import topk_gating
+from raydix.kernels.weight import Weight
 
 _EXTENSION_TILE_ROWS = 64
 """Query tokens of an extension tile times query heads per KV head."""
@@ -49,7 +51,6 @@ class TritonOps:
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
     route_experts = staticmethod(route_experts)
-    fused_experts = staticmethod(fused_experts)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
@@ -65,17 +66,40 @@ class TritonOps:
         self._beside = torch.cuda.Stream(device, priority=-1)
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
 
-    def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
         """See `ModelOps`."""
+        weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
 
-    def linear_summands(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
         """See `ModelOps`."""
+        weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear_summands(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
+
+    def fused_experts(
+        self,
+        x_TC: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        weights_TK: Tensor,
+        expert_ids_TK: Tensor,
+        *,
+        form: GluForm,
+    ) -> Tensor:
+        """See `ModelOps`."""
+        return fused_experts(
+            x_TC,
+            gate_up.matrix_OC,
+            down.matrix_OC,
+            weights_TK,
+            expert_ids_TK,
+            form=form,
+            biases=biases_of(gate_up, down),
+        )
 
     def rms_norm(
         self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None

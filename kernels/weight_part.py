@@ -1,5 +1,6 @@
 """Parameters as parts of a checkpoint's tensors, which are read or drawn whole."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,7 +17,7 @@ class WeightPart:
 
     target: Tensor
     dim: int = 0
-    """The dimension that is cut."""
+    """The dimension that is cut; from the end if it is negative."""
     start: int = 0
     """Where in it the part begins. What lies past the end of the whole is zero."""
     whole_length: int | None = None
@@ -38,8 +39,25 @@ class WeightPart:
         self.target.narrow(self.dim, 0, length).copy_(whole.narrow(self.dim, start, length))
         self.target.narrow(self.dim, length, kept - length).zero_()
 
+    def slot(self, index: int) -> "WeightPart":
+        """The same part in one slot of a bank, if `target` has slots in front.
 
-def cut(target: Tensor, share: RankShare, whole_length: int, dim: int = 0) -> WeightPart:
+        `dim` counts from the end.
+        """
+        return WeightPart(self.target[index], self.dim, self.start, self.whole_length)
+
+    def elsewhere(self) -> "WeightPart":
+        """The part of a rank that keeps nothing of the same whole."""
+        nothing = self.target.narrow(self.dim, 0, 0)
+        return WeightPart(nothing, self.dim, 0, self.whole_shape[self.dim])
+
+
+def prefixed(prefix: str, parts: Mapping[str, WeightPart]) -> dict[str, WeightPart]:
+    """The parts of something that belongs to something larger, by `prefix.NAME`."""
+    return {f"{prefix}.{name}": part for name, part in parts.items()}
+
+
+def cut(target: Tensor, share: RankShare, whole_length: int, dim: int) -> WeightPart:
     """One of equal parts, which lie one behind another."""
     return WeightPart(target, dim, share.rank * target.shape[dim], whole_length)
 
@@ -52,4 +70,5 @@ def cut_heads(target: Tensor, heads: range, num_heads: int) -> WeightPart:
 
 def first_rank_only(target: Tensor, share: RankShare) -> WeightPart:
     """All of it on rank 0 and zeros elsewhere: what is added once to a sum over ranks."""
-    return WeightPart(target, 0, 0 if share.rank == 0 else target.shape[0], target.shape[0])
+    length = target.shape[-1]
+    return WeightPart(target, -1, 0 if share.rank == 0 else length, length)

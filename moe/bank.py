@@ -5,33 +5,16 @@ tokens, K experts per token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from raydix.ids import LogicalExpertId
-from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight_part import WeightPart, cut, first_rank_only
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExpertTensors:
-    """Views of all that a slot holds. Biases: None if experts have none."""
-
-    gate_up_IC: Tensor
-    """Gate first."""
-    down_CI: Tensor
-    gate_up_bias_I: Tensor | None
-    down_bias_C: Tensor | None
-
-    def all(self) -> tuple[Tensor, ...]:
-        """Those that there are, in one order."""
-        each = (self.gate_up_IC, self.down_CI, self.gate_up_bias_I, self.down_bias_C)
-        return tuple(tensor for tensor in each if tensor is not None)
+from raydix.kernels.weight import Weight
+from raydix.kernels.weight_part import WeightPart, prefixed
 
 
 class ExpertBank(nn.Module):
@@ -40,8 +23,7 @@ class ExpertBank(nn.Module):
     Owns: the slots' weights, whose addresses never change, and what each slot holds. An empty slot
     holds numbers, and no row is sent there.
 
-    `gate_up_EIC`: [slots, 2 x intermediate, hidden], gate first. `down_ECI`: [slots, hidden,
-    intermediate]. `biases`: None if they have none.
+    `gate_up`: [slots, 2 x intermediate, hidden], gate first. `down`: [slots, hidden, intermediate].
     """
 
     def __init__(
@@ -71,27 +53,19 @@ class ExpertBank(nn.Module):
         # Nothing fills an empty slot, and what is there by chance may not be a number.
         make = torch.zeros if None in held else torch.empty
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(make(shape, device=device, dtype=dtype), requires_grad=False)
+        def weight(num_outputs: int, num_inputs: int) -> Weight:
+            return Weight(
+                make((num_slots, num_outputs, num_inputs), device=device, dtype=dtype),
+                make((num_slots, num_outputs), device=device, dtype=dtype) if bias else None,
+            )
 
-        self.gate_up_EIC = parameter(num_slots, 2 * own_size, hidden_size)
-        self.down_ECI = parameter(num_slots, hidden_size, own_size)
-        self.biases: ExpertBiases | None = None
-        if bias:
-            self.gate_up_bias_EI = parameter(num_slots, 2 * own_size)
-            self.down_bias_EC = parameter(num_slots, hidden_size)
-            self.biases = ExpertBiases(gate_up_EI=self.gate_up_bias_EI, down_EC=self.down_bias_EC)
+        self.gate_up = weight(2 * own_size, hidden_size)
+        self.down = weight(hidden_size, own_size)
 
     def forward(self, x_TC: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor) -> Tensor:
         """Weighted sum of the chosen experts' outputs, [T, C]."""
         return self._ops.fused_experts(
-            x_TC,
-            self.gate_up_EIC,
-            self.down_ECI,
-            weights_TK,
-            expert_ids_TK,
-            form=self._glu,
-            biases=self.biases,
+            x_TC, self.gate_up, self.down, weights_TK, expert_ids_TK, form=self._glu
         )
 
     @property
@@ -103,15 +77,9 @@ class ExpertBank(nn.Module):
         """The slot that holds an expert; None: it lives elsewhere."""
         return self._held.index(expert) if expert in self._held else None
 
-    def tensors(self, slot: int) -> ExpertTensors:
-        """Where the weights of a slot are."""
-        biases = self.biases
-        return ExpertTensors(
-            gate_up_IC=self.gate_up_EIC[slot],
-            down_CI=self.down_ECI[slot],
-            gate_up_bias_I=None if biases is None else biases.gate_up_EI[slot],
-            down_bias_C=None if biases is None else biases.down_EC[slot],
-        )
+    def tensors(self, slot: int) -> tuple[Tensor, ...]:
+        """Views of all that a slot holds, in one order."""
+        return tuple(each[slot] for each in (*self.gate_up.tensors(), *self.down.tensors()))
 
     def hold(self, slot: int, expert: LogicalExpertId | None) -> None:
         """Say what a slot holds from now on. Its weights are the caller's to bring, before."""
@@ -119,44 +87,26 @@ class ExpertBank(nn.Module):
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has; of experts that live elsewhere, nothing."""
+        each = self._parts_of_slots()
+        elsewhere = {name: part.slot(0).elsewhere() for name, part in each.items()}
+
         weights: dict[str, WeightPart] = {}
         for expert in map(LogicalExpertId, range(self._num_experts)):
             slot = self.slot_of(expert)
-            parts = self._elsewhere() if slot is None else self._parts(self.tensors(slot))
-            weights |= {f"{expert}.{name}": part for name, part in parts.items()}
+            if slot is None:
+                parts = elsewhere
+            else:
+                parts = {name: part.slot(slot) for name, part in each.items()}
+            weights |= prefixed(str(expert), parts)
         return weights
 
-    def _parts(self, own: ExpertTensors) -> dict[str, WeightPart]:
+    def _parts_of_slots(self) -> dict[str, WeightPart]:
+        """Parts of an expert's tensors, all slots at once."""
         share, size = self._share, self._whole_size
-        gate_IC, up_IC = own.gate_up_IC.chunk(2)
-        parts = {
-            "gate.weight": cut(gate_IC, share, size),
-            "up.weight": cut(up_IC, share, size),
-            "down.weight": cut(own.down_CI, share, size, dim=1),
+        own_size = share.length(size)
+        gate, up = self.gate_up.split((own_size, own_size))
+        return {
+            **prefixed("gate", gate.row_parts(share, size)),
+            **prefixed("up", up.row_parts(share, size)),
+            **prefixed("down", self.down.column_parts(share, size)),
         }
-        if own.gate_up_bias_I is not None and own.down_bias_C is not None:
-            gate_I, up_I = own.gate_up_bias_I.chunk(2)
-            parts |= {
-                "gate.bias": cut(gate_I, share, size),
-                "up.bias": cut(up_I, share, size),
-                "down.bias": first_rank_only(own.down_bias_C, share),
-            }
-        return parts
-
-    def _elsewhere(self) -> dict[str, WeightPart]:
-        """As `_parts`, with nothing to keep."""
-        size, hidden_size = self._whole_size, self.down_ECI.shape[1]
-        no_rows, no_columns = self.down_ECI.new_empty(0, hidden_size), self.down_ECI[0, :, :0]
-        parts = {
-            "gate.weight": WeightPart(no_rows, 0, 0, size),
-            "up.weight": WeightPart(no_rows, 0, 0, size),
-            "down.weight": WeightPart(no_columns, 1, 0, size),
-        }
-        if self.biases is not None:
-            no_entries = no_rows[:, 0]
-            parts |= {
-                "gate.bias": WeightPart(no_entries, 0, 0, size),
-                "up.bias": WeightPart(no_entries, 0, 0, size),
-                "down.bias": WeightPart(no_entries, 0, 0, hidden_size),
-            }
-        return parts

@@ -13,7 +13,7 @@ from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import Routing
-from raydix.kernels.weight_part import WeightPart
+from raydix.kernels.weight_part import WeightPart, prefixed
 from raydix.moe.bank import ExpertBank
 from raydix.moe.dispatch.loopback import LOOPBACK
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchSizes, Exchange
@@ -143,8 +143,8 @@ class MoeLayer(nn.Module):
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
         return {
-            **{f"router.{name}": each for name, each in self.router.weights().items()},
-            **{f"experts.{name}": each for name, each in self.experts.weights().items()},
+            **prefixed("router", self.router.weights()),
+            **prefixed("experts", self.experts.weights()),
         }
 
     def _send(

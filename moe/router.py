@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.routing import GroupLimitedRouting, Routing, SoftmaxRouting
+from raydix.kernels.weight import empty_weight
 from raydix.kernels.weight_part import WeightPart
 
 
 class Router(nn.Module):
     """Scores every expert for each token.
 
-    `weight_EC`: [experts, hidden]. `bias_E`: added to the scores, if there is one.
+    `scores`: a row for each expert, and what is added to its score, if anything is.
     `correction_bias_E`: float32, for routings that have one.
     """
 
@@ -42,18 +43,12 @@ class Router(nn.Module):
                 self.correction_bias_E = nn.Parameter(
                     torch.empty(num_experts, device=device, dtype=dtype), requires_grad=False
                 )
-        self.weight_EC = nn.Parameter(
-            torch.empty(num_experts, hidden_size, device=device, dtype=dtype), requires_grad=False
-        )
-        self.bias_E: nn.Parameter | None = None
-        if bias:
-            self.bias_E = nn.Parameter(
-                torch.empty(num_experts, device=device, dtype=dtype), requires_grad=False
-            )
+        self._dtype = dtype
+        self.scores = empty_weight(num_experts, hidden_size, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
         """Return (weights_TK float32, logical expert_ids_TK int)."""
-        logits_TE = self._ops.linear(x_TC.to(self.weight_EC.dtype), self.weight_EC, self.bias_E)
+        logits_TE = self._ops.linear(x_TC.to(self._dtype), self.scores)
         match self.routing:
             case SoftmaxRouting(renormalise=renormalise):
                 return self._ops.topk_gating(
@@ -68,9 +63,7 @@ class Router(nn.Module):
 
     def weights(self) -> dict[str, WeightPart]:
         """The parameters, by what checkpoints call them: whole on every rank."""
-        weights = {"weight": WeightPart(self.weight_EC)}
-        if self.bias_E is not None:
-            weights["bias"] = WeightPart(self.bias_E)
+        weights = self.scores.whole_parts()
         if self.correction_bias_E is not None:
             weights["e_score_correction_bias"] = WeightPart(self.correction_bias_E)
         return weights

@@ -364,7 +364,7 @@ def _experts_shape(loaded: LoadedModel) -> ExpertsShape | None:
     decoder = loaded.decoder
     placement = loaded.decoder.experts.placement
     bank = next(each for each in decoder.modules() if isinstance(each, ExpertBank))
-    weights = bank.tensors(0).all()
+    weights = bank.tensors(0)
     return ExpertsShape(
         num_layers=placement.num_layers,
         num_experts=placement.num_experts,

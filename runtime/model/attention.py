@@ -16,7 +16,8 @@ from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.rotation import QkNorm, RopeTables
-from raydix.kernels.weight_part import WeightPart, cut, cut_heads, first_rank_only
+from raydix.kernels.weight import empty_weight
+from raydix.kernels.weight_part import WeightPart, cut_heads, prefixed
 from raydix.runtime.model.spec import AttentionSpec, NormSpec
 
 
@@ -40,31 +41,6 @@ class AttentionBatch:
     ropes: tuple[RopeTables, ...]
     """One for each of the decoder's rotary embeddings, in their order."""
     groups: tuple[GroupBatch, ...]
-
-
-def linear_parameters(
-    out_features: int, in_features: int, *, bias: bool, device: torch.device, dtype: torch.dtype
-) -> nn.Linear:
-    """An uninitialised linear layer without gradients; its weights come from the checkpoint."""
-    # Drawing numbers takes time, and torch's own way around that loads its symbolic shapes, which
-    # takes more.
-    layer = nn.Linear(in_features, out_features, bias=bias, device="meta", dtype=dtype)
-    layer.weight = _empty(out_features, in_features, device=device, dtype=dtype)
-    if bias:
-        layer.bias = _empty(out_features, device=device, dtype=dtype)
-    return layer
-
-
-def _empty(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
-
-
-def output_parts(output: nn.Linear, share: RankShare, whole_length: int) -> dict[str, WeightPart]:
-    """Parts of the projection back from this rank's heads, of `whole_length` features in all."""
-    parts = {"output.weight": cut(output.weight, share, whole_length, dim=1)}
-    if output.bias is not None:
-        parts["output.bias"] = first_rank_only(output.bias, share)
-    return parts
 
 
 class RmsNorm(nn.Module):
@@ -114,10 +90,10 @@ class Attention(nn.Module):
         self._kv_heads = share.kv_heads(spec.num_kv_heads)
 
         query_size, kv_size = self._row_counts()
-        self.qkv = linear_parameters(
+        self.qkv = empty_weight(
             query_size + 2 * kv_size, hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
         )
-        self.output = linear_parameters(
+        self.output = empty_weight(
             hidden_size, query_size, bias=spec.output_bias, device=device, dtype=dtype
         )
 
@@ -140,13 +116,14 @@ class Attention(nn.Module):
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
         spec, query_size, kv_size = self.spec, *self._row_counts()
-        weights = output_parts(self.output, self._share, spec.num_heads * spec.head_dim)
-
-        for kind, stacked in self.qkv.named_parameters():
-            q, k, v = stacked.split((query_size, kv_size, kv_size))
-            weights[f"q.{kind}"] = cut_heads(q, self._heads, spec.num_heads)
-            weights[f"k.{kind}"] = cut_heads(k, self._kv_heads, spec.num_kv_heads)
-            weights[f"v.{kind}"] = cut_heads(v, self._kv_heads, spec.num_kv_heads)
+        q, k, v = self.qkv.split((query_size, kv_size, kv_size))
+        whole_length = spec.num_heads * spec.head_dim
+        weights = {
+            **prefixed("output", self.output.column_parts(self._share, whole_length)),
+            **prefixed("q", q.head_parts(self._heads, spec.num_heads)),
+            **prefixed("k", k.head_parts(self._kv_heads, spec.num_kv_heads)),
+            **prefixed("v", v.head_parts(self._kv_heads, spec.num_kv_heads)),
+        }
 
         if self.q_norm is not None and self.k_norm is not None:
             weights["q_norm.weight"] = WeightPart(self.q_norm.weight)
@@ -168,7 +145,7 @@ class Attention(nn.Module):
         summands. `before_cache` runs before the
         layer touches the KV pool.
         """
-        qkv_TX = self._ops.linear_summands(x_TC, self.qkv.weight, self.qkv.bias)
+        qkv_TX = self._ops.linear_summands(x_TC, self.qkv)
         if before_cache is not None:
             before_cache()
 
@@ -182,7 +159,7 @@ class Attention(nn.Module):
         )
         # Summands are for the norm that follows, and not for other ranks.
         linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
-        return linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
+        return linear(out_TQD.flatten(1), self.output)
 
     def _row_counts(self) -> tuple[int, int]:
         """Rows of the matrix of queries, and of that of keys or values."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight_part import WeightPart, cut
+from raydix.kernels.weight import Weight, empty_weight
+from raydix.kernels.weight_part import WeightPart, prefixed
 from raydix.moe.dispatch.protocol import DispatchForm
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import RmsNorm
@@ -62,7 +63,7 @@ class Decoder(nn.Module):
         self._share = RankShare(collectives.rank, collectives.size)
         self.device = device
         self.dtype = dtype
-        self.embedding = self._vocabulary_matrix()
+        self.embedding = self._vocabulary_weight()
         places, ropes = kv_places(kv_groups), _distinct_ropes(spec)
         self.layers = nn.ModuleList(
             DecoderLayer(
@@ -79,8 +80,8 @@ class Decoder(nn.Module):
             for i, layer in enumerate(spec.layers)
         )
         self.norm = RmsNorm(spec.final_norm, spec.hidden_size, ops, device=device, dtype=dtype)
-        # Tied weights are one parameter under two names.
-        self.head = self.embedding if spec.tied_embeddings else self._vocabulary_matrix()
+        # Tied weights are one under two names.
+        self.head = self.embedding if spec.tied_embeddings else self._vocabulary_weight()
         self.rotaries = tuple(RotaryEmbedding(rope, size, device) for rope, size in ropes)
         """The distinct ones, in the order of their first layers."""
 
@@ -107,15 +108,15 @@ class Decoder(nn.Module):
         """
         vocab_size = self.spec.vocab_size
         weights = {
-            "embedding.weight": cut(self.embedding, self._share, vocab_size),
+            **prefixed("embedding", self.embedding.row_parts(self._share, vocab_size)),
             "norm.weight": WeightPart(self.norm.weight),
         }
         if not self.spec.tied_embeddings:
-            weights["head.weight"] = cut(self.head, self._share, vocab_size)
+            weights |= prefixed("head", self.head.row_parts(self._share, vocab_size))
 
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
-            weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
+            weights |= prefixed(f"layers.{index}", layer.weights())
         return weights
 
     @property
@@ -145,7 +146,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
-        logits_RV = self.collectives.gather(self.ops.linear(hidden_RC, self.head, None))
+        logits_RV = self.collectives.gather(self.ops.linear(hidden_RC, self.head))
         # The last ranks' parts may go on past the end of the vocabulary.
         logits_RV = logits_RV[:, : self.spec.vocab_size].contiguous()
         cap = self.spec.logits_soft_cap
@@ -160,19 +161,20 @@ class Decoder(nn.Module):
 
     def _own_rows(self, token_ids_T: Tensor) -> Tensor:
         """The tokens' rows of the embedding; zeros where another rank has them."""
+        matrix_VC = self.embedding.matrix_OC
         if self._share.size == 1:
-            return self.embedding[token_ids_T]
+            return matrix_VC[token_ids_T]
 
-        num_rows = self.embedding.shape[0]
+        num_rows = matrix_VC.shape[0]
         own_T = token_ids_T - self._share.rank * num_rows
         is_elsewhere_T = (own_T < 0) | (own_T >= num_rows)
-        part_TC = self.embedding[own_T.clamp(0, num_rows - 1)]
+        part_TC = matrix_VC[own_T.clamp(0, num_rows - 1)]
         return part_TC.masked_fill_(is_elsewhere_T[:, None], 0)
 
-    def _vocabulary_matrix(self) -> nn.Parameter:
-        shape = (self._share.length(self.spec.vocab_size), self.spec.hidden_size)
-        return nn.Parameter(
-            torch.empty(shape, device=self.device, dtype=self.dtype), requires_grad=False
+    def _vocabulary_weight(self) -> Weight:
+        num_rows = self._share.length(self.spec.vocab_size)
+        return empty_weight(
+            num_rows, self.spec.hidden_size, bias=False, device=self.device, dtype=self.dtype
         )
 
 

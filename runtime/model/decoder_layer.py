@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight_part import WeightPart
+from raydix.kernels.weight_part import WeightPart, prefixed
 from raydix.moe.layer import LayerExperts
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
@@ -126,8 +126,8 @@ class DecoderLayer(nn.Module):
         whole = {name: WeightPart(norm.weight) for name, norm in norms.items() if norm is not None}
         return {
             **{f"{name}.weight": part for name, part in whole.items()},
-            **{f"attention.{name}": each for name, each in self.attention.weights().items()},
-            **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
+            **prefixed("attention", self.attention.weights()),
+            **prefixed("mlp", self.mlp.weights()),
         }
 
 

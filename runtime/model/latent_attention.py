@@ -20,13 +20,12 @@ from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.reference.kv_write import apply_rope
 from raydix.kernels.rotation import RopeTables
-from raydix.kernels.weight_part import WeightPart, cut_heads
+from raydix.kernels.weight import Weight, empty_weight
+from raydix.kernels.weight_part import WeightPart, prefixed
 from raydix.runtime.model.attention import (
     AttentionBatch,
     GroupBatch,
     RmsNorm,
-    linear_parameters,
-    output_parts,
 )
 from raydix.runtime.model.spec import LatentAttentionSpec, NormSpec
 
@@ -48,20 +47,22 @@ class LowRankQuery(nn.Module):
     ) -> None:
         super().__init__()
         self._ops = ops
-        self.down = linear_parameters(rank, hidden_size, bias=bias, device=device, dtype=dtype)
+        self.down = empty_weight(rank, hidden_size, bias=bias, device=device, dtype=dtype)
         self.norm = RmsNorm(norm, rank, ops, device=device, dtype=dtype)
-        self.up = linear_parameters(query_size, rank, bias=False, device=device, dtype=dtype)
+        self.up = empty_weight(query_size, rank, bias=False, device=device, dtype=dtype)
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, all heads' queries out."""
-        down_TX = self._ops.linear(x_TC, self.down.weight, self.down.bias)
-        return self._ops.linear(self.norm(down_TX), self.up.weight, None)
+        down_TX = self._ops.linear(x_TC, self.down)
+        return self._ops.linear(self.norm(down_TX), self.up)
 
     def weights(self, heads: range, num_heads: int) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has; `heads` of `num_heads` are this rank's."""
-        down = {f"q_down.{kind}": WeightPart(each) for kind, each in self.down.named_parameters()}
-        up = cut_heads(self.up.weight, heads, num_heads)
-        return down | {"q_norm.weight": WeightPart(self.norm.weight), "q_up.weight": up}
+        return {
+            **prefixed("q_down", self.down.whole_parts()),
+            "q_norm.weight": WeightPart(self.norm.weight),
+            **prefixed("q_up", self.up.head_parts(heads, num_heads)),
+        }
 
 
 class LatentAttention(nn.Module):
@@ -92,8 +93,8 @@ class LatentAttention(nn.Module):
         num_heads = len(self._heads)
 
         query_size = num_heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
-        self.query: LowRankQuery | nn.Linear = (
-            linear_parameters(query_size, hidden_size, bias=False, device=device, dtype=dtype)
+        self.query: LowRankQuery | Weight = (
+            empty_weight(query_size, hidden_size, bias=False, device=device, dtype=dtype)
             if spec.q_lora_rank is None
             else LowRankQuery(
                 spec.q_lora_rank,
@@ -107,18 +108,18 @@ class LatentAttention(nn.Module):
             )
         )
 
-        self.latent = linear_parameters(
+        self.latent = empty_weight(
             spec.latent_dim, hidden_size, bias=spec.bias, device=device, dtype=dtype
         )
         self.latent_norm = RmsNorm(spec.norm, spec.kv_lora_rank, ops, device=device, dtype=dtype)
-        self.kv_up = linear_parameters(
+        self.kv_up = empty_weight(
             num_heads * (spec.qk_nope_head_dim + spec.v_head_dim),
             spec.kv_lora_rank,
             bias=False,
             device=device,
             dtype=dtype,
         )
-        self.output = linear_parameters(
+        self.output = empty_weight(
             hidden_size,
             num_heads * spec.v_head_dim,
             bias=spec.bias,
@@ -129,17 +130,18 @@ class LatentAttention(nn.Module):
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
         heads, num_heads = self._heads, self.spec.num_heads
+        output = self.output.column_parts(self._share, num_heads * self.spec.v_head_dim)
         query = (
             self.query.weights(heads, num_heads)
             if isinstance(self.query, LowRankQuery)
-            else {"q.weight": cut_heads(self.query.weight, heads, num_heads)}
+            else prefixed("q", self.query.head_parts(heads, num_heads))
         )
         return {
             **query,
-            **{f"latent.{kind}": WeightPart(each) for kind, each in self.latent.named_parameters()},
+            **prefixed("latent", self.latent.whole_parts()),
             "latent_norm.weight": WeightPart(self.latent_norm.weight),
-            "kv_up.weight": cut_heads(self.kv_up.weight, heads, num_heads),
-            **output_parts(self.output, self._share, num_heads * self.spec.v_head_dim),
+            **prefixed("kv_up", self.kv_up.head_parts(heads, num_heads)),
+            **prefixed("output", output),
         }
 
     def forward(
@@ -160,7 +162,7 @@ class LatentAttention(nn.Module):
 
         self._ops.write_latent(latent_TD, group.pool, self.layer_in_group, group.slot_mapping_T)
         out_TQV = self._attend(nope_TQB, rope_TQE, group, batch.rows)
-        return self._ops.linear(out_TQV.flatten(1), self.output.weight, self.output.bias)
+        return self._ops.linear(out_TQV.flatten(1), self.output)
 
     def _attend(
         self, nope_TQB: Tensor, rope_TQE: Tensor, group: GroupBatch, rows: AttentionRows
@@ -215,12 +217,12 @@ class LatentAttention(nn.Module):
         queries_TX = (
             self.query(x_TC)
             if isinstance(self.query, LowRankQuery)
-            else self._ops.linear(x_TC, self.query.weight, None)
+            else self._ops.linear(x_TC, self.query)
         )
         head_dims = (spec.qk_nope_head_dim, spec.qk_rope_head_dim)
         nope_TQB, rope_TQE = queries_TX.unflatten(1, (-1, sum(head_dims))).split(head_dims, dim=-1)
 
-        latent_TD = self._ops.linear(x_TC, self.latent.weight, self.latent.bias)
+        latent_TD = self._ops.linear(x_TC, self.latent)
         value_TA, key_TE = latent_TD.split((spec.kv_lora_rank, spec.qk_rope_head_dim), dim=-1)
         # The norm expects rows that lie side by side.
         normed_TA = self.latent_norm(value_TA.contiguous())
@@ -238,7 +240,7 @@ class LatentAttention(nn.Module):
     def _up_matrix(self) -> Tensor:
         """Per head, from a latent to what a key has of it, then to a value, [Q, B + V, A]."""
         made_dims = self.spec.qk_nope_head_dim + self.spec.v_head_dim
-        return self.kv_up.weight.unflatten(0, (-1, made_dims))
+        return self.kv_up.matrix_OC.unflatten(0, (-1, made_dims))
 
 
 def pays_to_expand(spec: LatentAttentionSpec, row: PrefillRow) -> bool:

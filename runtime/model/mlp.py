@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight_part import WeightPart, cut, first_rank_only
+from raydix.kernels.weight import empty_weight
+from raydix.kernels.weight_part import WeightPart, prefixed
 from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
 from raydix.moe.sent_rows import SentRows
-from raydix.runtime.model.attention import linear_parameters
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
 
 
@@ -64,37 +64,33 @@ class DenseMlp(nn.Module):
         self._share = share
         self._whole_size = spec.intermediate_size
         size, bias = share.length(spec.intermediate_size), spec.bias
-        self.gate_up = linear_parameters(
-            2 * size, hidden_size, bias=bias, device=device, dtype=dtype
-        )
-        self.down = linear_parameters(hidden_size, size, bias=bias, device=device, dtype=dtype)
+        self.gate_up = empty_weight(2 * size, hidden_size, bias=bias, device=device, dtype=dtype)
+        self.down = empty_weight(hidden_size, size, bias=bias, device=device, dtype=dtype)
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> DenseInFlight:
         """See `MoeLayer`. `sent` is for experts; here every rank of the lane computes all rows."""
         # Summands are for the norm that follows, and not for other ranks.
         linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
-        return DenseInFlight(linear(self._hidden(x_TC), self.down.weight, self.down.bias))
+        return DenseInFlight(linear(self._hidden(x_TC), self.down))
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
-        return self._ops.linear(self._hidden(x_TC), self.down.weight, self.down.bias)
+        return self._ops.linear(self._hidden(x_TC), self.down)
 
     def _hidden(self, x_TC: Tensor) -> Tensor:
-        gate_up_TI = self._ops.linear_summands(x_TC, self.gate_up.weight, self.gate_up.bias)
+        gate_up_TI = self._ops.linear_summands(x_TC, self.gate_up)
         return self._ops.glu(gate_up_TI, self._glu)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
         share, size = self._share, self._whole_size
-        weights = {"down.weight": cut(self.down.weight, share, size, dim=1)}
-        if self.down.bias is not None:
-            weights["down.bias"] = first_rank_only(self.down.bias, share)
-
-        for kind, stacked in self.gate_up.named_parameters():
-            gate, up = stacked.chunk(2)
-            weights[f"gate.{kind}"] = cut(gate, share, size)
-            weights[f"up.{kind}"] = cut(up, share, size)
-        return weights
+        own_size = share.length(size)
+        gate, up = self.gate_up.split((own_size, own_size))
+        return {
+            **prefixed("down", self.down.column_parts(share, size)),
+            **prefixed("gate", gate.row_parts(share, size)),
+            **prefixed("up", up.row_parts(share, size)),
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,8 +127,7 @@ class SharedExpertsMlp(nn.Module):
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
-        shared = {f"shared.{name}": each for name, each in self.shared.weights().items()}
-        return self.routed.weights() | shared
+        return self.routed.weights() | prefixed("shared", self.shared.weights())
 
 
 def make_mlp(

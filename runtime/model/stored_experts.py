@@ -94,12 +94,12 @@ class StoredExperts:
     def _load(self, copier: ExpertCopier, place: _Place) -> None:
         layer, slot, expert = place
         stored_B = torch.from_numpy(self._store.expert(layer, expert))
-        copier.to_slot(stored_B, self._banks[layer].tensors(slot).all())
+        copier.to_slot(stored_B, self._banks[layer].tensors(slot))
 
     def _keep(self, copier: ExpertCopier, place: _Place) -> None:
         layer, slot, expert = place
         stored_B = torch.from_numpy(self._store.expert(layer, expert))
-        copier.from_slot(self._banks[layer].tensors(slot).all(), stored_B)
+        copier.from_slot(self._banks[layer].tensors(slot), stored_B)
         self._store.mark_filled(layer, expert)
 
 
@@ -118,7 +118,7 @@ def open_stored_experts(decoder: Decoder, source: bytes) -> StoredExperts | None
         identity=hashlib.sha256(described.encode()).digest(),
         num_layers=len(banks),
         num_experts=num_experts,
-        expert_bytes=max(expert_bytes(bank.tensors(0).all()) for bank in banks),
+        expert_bytes=max(expert_bytes(bank.tensors(0)) for bank in banks),
     )
     logger.info("%d bytes of experts are in the node's memory", content.size_bytes)
     store = ExpertStore.open(decoder.experts.ranks.memory, content)

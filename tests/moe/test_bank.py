@@ -60,23 +60,23 @@ def test_an_expert_computes_the_same_in_any_slot_of_any_bank() -> None:
 def test_an_empty_slot_holds_numbers() -> None:
     bank = make_bank([3, None, 1])
 
-    assert all(not tensor.any() for tensor in bank.tensors(1).all())
+    assert all(not tensor.any() for tensor in bank.tensors(1))
 
 
 def test_a_slot_takes_another_expert_at_the_same_address() -> None:
     source, bank = make_bank([0, 1, 2, 3, 4]), make_bank([3, None, 1])
     fill(source)
-    address = bank.gate_up_EIC.data_ptr()
+    address = bank.gate_up.matrix_OC.data_ptr()
 
-    for target, whole in zip(bank.tensors(1).all(), source.tensors(4).all(), strict=True):
+    for target, whole in zip(bank.tensors(1), source.tensors(4), strict=True):
         target.copy_(whole)
     bank.hold(1, LogicalExpertId(4))
 
     assert bank.held == (3, 4, 1)
-    assert bank.gate_up_EIC.data_ptr() == address
+    assert bank.gate_up.matrix_OC.data_ptr() == address
     assert torch.equal(output(bank, 1), output(source, 4))
 
 
 def test_experts_without_biases_have_no_tensors_for_them() -> None:
-    assert len(make_bank([0, None], bias=False).tensors(0).all()) == 2
+    assert len(make_bank([0, None], bias=False).tensors(0)) == 2
     assert not [name for name in make_bank([0, None], bias=False).weights() if "bias" in name]

@@ -29,12 +29,12 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
     out = layer(x)
 
     for t in range(3):
-        probabilities = (layer.router.weight_EC @ x[t]).softmax(-1)
+        probabilities = (layer.router.scores.matrix_OC @ x[t]).softmax(-1)
         weights, ids = probabilities.topk(2)
         expected = torch.zeros(8)
         for weight, expert in zip(weights / weights.sum(), ids, strict=True):
-            gate, up = (layer.experts.gate_up_EIC[expert] @ x[t]).chunk(2)
+            gate, up = (layer.experts.gate_up.matrix_OC[expert] @ x[t]).chunk(2)
             expected += weight * (
-                layer.experts.down_ECI[expert] @ (torch.nn.functional.silu(gate) * up)
+                layer.experts.down.matrix_OC[expert] @ (torch.nn.functional.silu(gate) * up)
             )
         torch.testing.assert_close(out[t], expected, atol=1e-4, rtol=1e-4)

@@ -38,7 +38,7 @@ def test_group_limited_scores_are_not_rounded_to_the_dtype_of_the_model() -> Non
 
     weights_TK, expert_ids_TK = router(x_TC)
 
-    logits_TE = x_TC.float() @ router.weight_EC.float().T
+    logits_TE = x_TC.float() @ router.scores.matrix_OC.float().T
     expected = group_limited_gating(logits_TE, router.correction_bias_E, 2, ROUTING)
     torch.testing.assert_close(weights_TK, expected[0])
     assert torch.equal(expert_ids_TK, expected[1])

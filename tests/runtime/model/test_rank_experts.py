@@ -98,7 +98,7 @@ def test_a_rank_carries_out_its_own_copies_and_acknowledges_each(world: World) -
     assert world.rank.take_copied().tolist() == [6]
     assert not len(world.rank.take_copied())
     moved, origin = world.bank(1, 1).tensors(spare), world.bank(0, 1).tensors(2)
-    assert all(map(torch.equal, moved.all(), origin.all()))
+    assert all(map(torch.equal, moved, origin))
     assert world.bank(0, 1).held[others] is None
 
 

@@ -120,7 +120,7 @@ def test_any_expert_can_be_brought_into_a_spare_slot(tmp_path: Path, memory: Exp
 
     stored.fill_slot(1, spare, theirs)
 
-    moved, origin = banks[0][1].tensors(spare).all(), banks[1][1].tensors(1).all()
+    moved, origin = banks[0][1].tensors(spare), banks[1][1].tensors(1)
     assert len(moved) == 4
     assert all(map(torch.equal, moved, origin))
     assert banks[0][1].held[spare] == theirs

@@ -162,7 +162,7 @@ def test_parts_past_the_end_are_zero() -> None:
     targets = [torch.full((2, 2), torch.nan) for _ in range(5)]
 
     for rank, target in enumerate(targets):
-        cut(target, RankShare(rank, 5), 7).fill(whole)
+        cut(target, RankShare(rank, 5), 7, dim=0).fill(whole)
 
     assert torch.cat(targets)[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 0, 0, 0]
 
