@@ -22,11 +22,7 @@ from raydix.kernels.reference.kv_write import apply_rope
 from raydix.kernels.rotation import RopeTables
 from raydix.kernels.weight import Weight, empty_weight
 from raydix.kernels.weight_part import WeightPart, prefixed
-from raydix.runtime.model.attention import (
-    AttentionBatch,
-    GroupBatch,
-    RmsNorm,
-)
+from raydix.runtime.model.attention import AttentionBatch, GroupBatch, RmsNorm
 from raydix.runtime.model.spec import LatentAttentionSpec, NormSpec
 
 
