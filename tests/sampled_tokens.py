@@ -11,6 +11,7 @@ from raydix.kernels.sampling_columns import as_sampling_columns
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
 from raydix.runtime.model.adjusted_sampling import sample_adjusted
+from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.request_slots import RequestSlots
 
 CPU = torch.device("cpu")
@@ -21,11 +22,18 @@ def sample(
     sampling: Sequence[DeviceSampling],
     positions: Sequence[int],
     histories: Sequence[tuple[list[int], list[int]]] | None = None,
+    *,
+    rules: LogitRules = LOGIT_RULES,
 ) -> list[int]:
     """`histories`: (prompt, output) per row, the output as long as the row's output position."""
     histories = histories or [([1, 2], [])] * len(sampling)
     slots = RequestSlots(
-        pool_pages=[40], page_size=8, max_slots=len(sampling), max_model_len=60, device=CPU
+        pool_pages=[40],
+        page_size=8,
+        max_slots=len(sampling),
+        max_model_len=60,
+        device=CPU,
+        rules=rules,
     )
     added = tuple(
         AddedRequest(

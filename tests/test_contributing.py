@@ -78,6 +78,7 @@ def test_the_guide_has_recipes() -> None:
         "An L3 backend",
         "A model family",
         "A checkpoint format",
+        "A logit rule",
         "A metric",
         "A command-line verb",
     ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from raydix.errors import AccountingError
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
+from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.pinned_copies import PinnedCopies
 from raydix.runtime.model.slot_memory import Runs, SlotMemory
 from raydix.runtime.model.slot_sampling import SlotSampling
@@ -32,6 +33,7 @@ class RequestSlots:
         max_slots: int,
         max_model_len: int,
         device: torch.device,
+        rules: LogitRules = LOGIT_RULES,
     ) -> None:
         """`pool_pages`: usable pages of each KV group's pool."""
         self.copies = PinnedCopies(device)
@@ -56,7 +58,7 @@ class RequestSlots:
         self._pool_pages = tuple(pool_pages)
         self._num_told = np.zeros((len(pool_pages), max_slots), dtype=np.int64)
         """Of each block table, entries before this one may name pages; all others are padding."""
-        self.sampling = SlotSampling(max_slots + 1)
+        self.sampling = SlotSampling(max_slots + 1, rules)
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
         # Padding counts as a prompt, which warm-up may score.
         self.num_prompt_tokens[self.scratch_slot] = self.tokens_per_slot

@@ -26,6 +26,7 @@ from raydix.runtime.model.group_place import (
 )
 from raydix.runtime.model.in_turns import MicroBatch
 from raydix.runtime.model.layer_waits import layer_waiter
+from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.micro_batches import halves, split_rows
 from raydix.runtime.model.prompt_rows import PromptTensors, look_at_prompts
 from raydix.runtime.model.request_slots import RequestSlots
@@ -48,7 +49,7 @@ from raydix.runtime.model.step_rows import (
     step_columns,
 )
 from raydix.runtime.model.step_shapes import StepShape
-from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
+from raydix.runtime.model.warm_up import CUTTING, GREEDY, asking_for_all, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
 Part = tuple[StepRows, SentRows | None]
@@ -89,6 +90,7 @@ class ModelRunner:
         max_model_len: int,
         device: torch.device,
         is_halved: Callable[[int], bool] = never_halved,
+        rules: LogitRules = LOGIT_RULES,
     ) -> None:
         self._decoder = decoder
         self._pools = pools
@@ -102,6 +104,7 @@ class ModelRunner:
             max_slots=max_slots,
             max_model_len=max_model_len,
             device=device,
+            rules=rules,
         )
         self._inputs = InputMaker(decoder, pools, self.slots, device)
         # Of high priority: rows are sent at once while the other micro-batch computes.
@@ -117,7 +120,7 @@ class ModelRunner:
             self._run_padding(num_tokens, start)
 
         # The largest batch, with all that rows may ask for: it takes the most memory of all steps.
-        for sampling in (CUTTING, ASKING_FOR_ALL):
+        for sampling in (CUTTING, asking_for_all(self.slots.sampling.rules)):
             self.slots.sampling.put(self.slots.scratch_slot, sampling)
             self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
         self.slots.sampling.put(self.slots.scratch_slot, GREEDY)

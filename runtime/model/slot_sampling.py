@@ -4,7 +4,9 @@ The noise of output token i comes from (seed, i) alone, so a row's token does no
 batch, on chunks, or on where the request was resumed.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,8 @@ from numpy.typing import NDArray
 from raydix.kernels.sampling_columns import COLUMN_DTYPES
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.columns import AnyColumn, Column, Columns
+from raydix.runtime.model.logit_rules.rule import Asked, LogitRule
+from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: float32 could not tell the scaled logits apart."""
@@ -21,9 +25,6 @@ _SMALLEST_TOP_P = 1e-30
 """The least top-p: above zero in float32, so that the most likely token is always kept."""
 _GREEDY = DeviceSampling(seed=0)
 _NONE: Column = np.zeros(0, dtype=np.int64)
-Biases = tuple[Column, NDArray[np.float64]]
-"""Tokens, and what is added to the logit of each."""
-_NO_BIASES: Biases = (_NONE, np.zeros(0))
 _FEW_ROWS = 4
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -41,7 +42,7 @@ class SamplingRows:
     columns: Columns
     """Those of `SamplingColumns`, in which adjusted rows are greedy."""
     adjusted: Column
-    """Indices of rows whose logits change first: by biases or penalties, or before `min_tokens`."""
+    """Indices of rows whose logits a rule changes first."""
     has_cuts: bool
     """Does one of the rows that are not adjusted cut tokens?"""
     has_logprobs: bool
@@ -65,37 +66,41 @@ SAMPLES_NOTHING = SamplingRows(
 
 
 class SlotSampling:
-    """Owns: the sampling parameters of each slot."""
+    """Owns: the sampling parameters of each slot, and what they ask of each logit rule."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, rules: LogitRules = LOGIT_RULES) -> None:
+        self.rules = rules
         self.of_slot: list[DeviceSampling] = [_GREEDY] * num_slots
-        self.biases_of: list[Biases] = [_NO_BIASES] * num_slots
+        self._asked: list[tuple[Asked[Any] | None, ...]] = [(None,) * len(rules)] * num_slots
+        """Of each slot, by rule."""
+        self._adjusted_before = np.zeros(num_slots, dtype=np.int64)
+        """Output positions before these are sampled by a rule or more."""
         self._columns = _zeros(num_slots)
         """Of each slot, but with the mixed seed in place of a noise key."""
         self._is_cut = np.zeros(num_slots, dtype=np.bool_)
-        self._has_other_logits = np.zeros(num_slots, dtype=np.bool_)
         self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
         self.has_prompt_logprobs = np.zeros(num_slots, dtype=np.bool_)
         """Which slots' prompts are to be scored."""
-        self._min_tokens = np.zeros(num_slots, dtype=np.int64)
         self._is_plain = True
         """No slot asks for more than a temperature."""
 
     def put(self, slot: int, sampling: DeviceSampling) -> None:
         """Record what the request that has just taken `slot` asks for."""
         self.of_slot[slot] = sampling
-        self.biases_of[slot] = _biases(sampling)
+        asked = tuple(rule.read(sampling) for rule in self.rules)
+        self._asked[slot] = asked
+        self._adjusted_before[slot] = max(
+            (each.before for each in asked if each is not None), default=0
+        )
         for name, value in _column_values(sampling).items():
             self._columns[name][slot] = value
         is_random = sampling.temperature >= GREEDY_BELOW
         self._is_cut[slot] = is_random and (
             sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         )
-        self._has_other_logits[slot] = has_penalties(sampling) or bool(sampling.biases)
         self._has_logprobs[slot] = sampling.num_logprobs is not None
         self.has_prompt_logprobs[slot] = sampling.num_prompt_logprobs is not None
-        self._min_tokens[slot] = sampling.min_tokens
-        asks = self._is_cut, self._has_other_logits, self._has_logprobs, self._min_tokens
+        asks = self._is_cut, self._adjusted_before, self._has_logprobs
         self._is_plain = not any(column.any() for column in asks)
 
     def rows(self, slots: Column, ends: Column, output_positions: Column) -> SamplingRows:
@@ -112,7 +117,7 @@ class SlotSampling:
                 has_logprobs=False,
             )
 
-        is_adjusted = self._has_other_logits[slots] | (output_positions < self._min_tokens[slots])
+        is_adjusted = output_positions < self._adjusted_before[slots]
         for column in columns.values():
             column[is_adjusted] = 0
         return SamplingRows(
@@ -125,6 +130,22 @@ class SlotSampling:
             has_logprobs=bool(self._has_logprobs[slots].any()),
         )
 
+    def asked(
+        self, slots: Column, output_positions: Column
+    ) -> Iterator[tuple[LogitRule[Any], dict[int, Any]]]:
+        """Each rule, in order, with what those rows ask of it that it concerns, by their index."""
+        rows = list(zip(slots.tolist(), output_positions.tolist(), strict=True))
+        for index, rule in enumerate(self.rules):
+            of_rows = [(self._asked[slot][index], position) for slot, position in rows]
+            yield (
+                rule,
+                {
+                    row: asked.kept
+                    for row, (asked, position) in enumerate(of_rows)
+                    if asked is not None and position < asked.before
+                },
+            )
+
     def columns(self, slots: Column, output_positions: Column) -> dict[str, AnyColumn]:
         """Those of `SamplingColumns`, of rows of these slots at these positions."""
         columns = {name: column.take(slots) for name, column in self._columns.items()}
@@ -133,19 +154,6 @@ class SlotSampling:
             mixed_seeds = columns["noise_keys_R"].view(np.uint64)
             columns["noise_keys_R"] = noise_keys(mixed_seeds, output_positions)
         return columns
-
-
-def _biases(sampling: DeviceSampling) -> Biases:
-    if not sampling.biases:
-        return _NO_BIASES
-    biases = np.array(sampling.biases, dtype=np.float64)
-    return np.array(sampling.biased_token_ids, dtype=np.int64), biases
-
-
-def has_penalties(sampling: DeviceSampling) -> bool:
-    """Do the logits depend on the tokens so far?"""
-    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-    return penalties != (1, 0, 0)
 
 
 def noise_keys(mixed_seeds: NDArray[np.uint64], output_positions: Column) -> Column:

@@ -4,22 +4,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.model.logit_rules.table import LogitRules
 
 GREEDY = DeviceSampling(seed=0)
 CUTTING = DeviceSampling(seed=0, temperature=1.0, top_k=50, top_p=0.9, min_p=0.001)
-ASKING_FOR_ALL = replace(
-    CUTTING,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    min_tokens=1,
-    masked_until_min_tokens=(0,),
-    biased_token_ids=(0,),
-    biases=(1.0,),
-    num_logprobs=20,
-    num_prompt_logprobs=20,
-)
-"""All that a row may ask of sampling at once: warm-up tries this and the two before."""
+
+
+def asking_for_all(rules: LogitRules) -> DeviceSampling:
+    """All that a row may ask of sampling at once."""
+    sampling = replace(CUTTING, num_logprobs=20, num_prompt_logprobs=20)
+    for rule in rules:
+        sampling = rule.example(sampling)
+    return sampling
 
 
 def warm_up_rows(longest: int, max_model_len: int) -> Iterator[tuple[int, int]]:

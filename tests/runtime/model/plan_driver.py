@@ -11,6 +11,7 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.checkpoint import LoadedModel
+from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.model.step_output import StepOutput
 from raydix.runtime.tiers.gpu_pool import make_pools
@@ -48,7 +49,13 @@ class PlanDriver:
     """
 
     def __init__(
-        self, model: LoadedModel, *, page_size: int = 8, num_pages: int = 120, max_slots: int = 40
+        self,
+        model: LoadedModel,
+        *,
+        page_size: int = 8,
+        num_pages: int = 120,
+        max_slots: int = 40,
+        rules: LogitRules = LOGIT_RULES,
     ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
@@ -65,6 +72,7 @@ class PlanDriver:
             max_slots=max_slots,
             max_model_len=256,
             device=CPU,
+            rules=rules,
         )
 
         self.free_pages = [
