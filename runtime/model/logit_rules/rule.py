@@ -63,7 +63,10 @@ class LogitRule(Protocol[Kept]):
         """What a request with these parameters asks of the rule; None: nothing."""
 
     def columns(self, block: Block[Kept]) -> Columns | None:
-        """What `apply` needs on the device; None if it has nothing to do for the block."""
+        """What `apply` needs on the device; None if it has nothing to do for the block.
+
+        A block is made of rows that one rule or more concern. It is shown to all of them.
+        """
 
     def apply(
         self, logits_BV: Tensor, columns: Mapping[str, Tensor], tokens: BlockTokens

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from raydix.ids import NO_TOKEN
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.adjusted_sampling import BLOCK_ROWS
 from raydix.runtime.model.checkpoint import LoadedModel
@@ -16,6 +17,7 @@ from raydix.runtime.model.columns import Column, Columns
 from raydix.runtime.model.logit_rules.rule import Asked, Block, BlockTokens, LogitRule
 from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.pinned_copies import PinnedCopies
+from raydix.runtime.model.slot_sampling import SlotSampling
 from raydix.runtime.model.warm_up import asking_for_all
 from tests.runtime.model.plan_driver import PlanDriver
 from tests.runtime.model.uncaptured_steps import without_graphs
@@ -147,6 +149,22 @@ def test_all_blocks_and_rules_of_a_step_take_one_copy(monkeypatch: pytest.Monkey
 
 
 @EACH_RULE
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_rule_hides_a_number_that_is_not_finite(
+    rule: LogitRule[Any], bad: float, temperature: float
+) -> None:
+    asking = replace(rule.example(GREEDY), temperature=temperature)
+    logits = falling_logits(VOCAB + 1)
+    logits[range(VOCAB), range(VOCAB)] = bad
+
+    token_ids = sample(logits, [asking] * (VOCAB + 1), [0] * (VOCAB + 1), rules=ALL_RULES)
+
+    assert token_ids[:VOCAB] == [NO_TOKEN] * VOCAB
+    assert token_ids[VOCAB] != NO_TOKEN
+
+
+@EACH_RULE
 def test_a_plain_request_asks_nothing_of_a_rule(rule: LogitRule[Any]) -> None:
     assert rule.read(GREEDY) is None
 
@@ -173,9 +191,13 @@ def test_rows_that_a_rule_does_not_concern_keep_their_logits(rule: LogitRule[Any
     assert torch.equal(changed[1], logits[1]) is (asked is None)
 
 
-@EACH_RULE
-def test_warm_up_asks_each_rule_from_the_first_token_on(rule: LogitRule[Any]) -> None:
-    asked = rule.read(asking_for_all([rule]))
+def test_warm_up_tries_every_rule_with_the_first_token() -> None:
+    slots = SlotSampling(1, ALL_RULES)
+    slots.put(0, asking_for_all(ALL_RULES))
 
-    assert asked is not None
-    assert asked.before > 0
+    blocks = [
+        (rule, Block(num_rows=1, vocab_size=VOCAB, asked=asked))
+        for rule, asked in slots.asked(np.array([0]), np.array([0]))
+    ]
+
+    assert [rule for rule, block in blocks if rule.columns(block) is None] == []
