@@ -298,7 +298,7 @@ def test_no_attribute_is_written_outside_the_module_of_its_class(room: str) -> N
         "lane.is_warm: bool = True",
         "lane.num_tokens += 1",
         "lane.running[name] = 1",
-        "lane.running[name].phase = 1",
+        "lane.running[name].state = 1",
         "del lane.running[name]",
         "lane.a, other = 1, 2",
         "self.lane.is_warm = True",

@@ -15,12 +15,13 @@ from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, tiers_of
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.life.run import Start
 from raydix.runtime.scheduler.load_choice import Assessment, assess, is_load_cheaper
 from raydix.runtime.scheduler.page_needs import PageCounts, add_pages, pages_to_compute
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.publishing import keep_window, places_to_return
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import RequestState, Start
+from raydix.runtime.scheduler.request import RequestState
 
 
 class Verdict(Enum):

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 from raydix.runtime.scheduler.admission import Verdict, place_anew, try_admit
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.life.state import State
 from raydix.runtime.scheduler.prompt_shares import PromptWork, most_beside
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import level_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
@@ -34,7 +35,7 @@ class Backlog:
     def add(self, request: RequestState) -> None:
         """A request is admitted."""
         # What it loads first keeps nobody else from being admitted.
-        if request.phase is Phase.RUNNING:
+        if request.state is State.PREFILLING:
             work = PromptWork(
                 num_planned=request.num_planned,
                 num_tokens=request.num_to_plan,

@@ -28,6 +28,7 @@ from raydix.runtime.scheduler.host_messages import (
     time_out_host,
 )
 from raydix.runtime.scheduler.l1_flush import L1Flush
+from raydix.runtime.scheduler.life.state import PREPARING, State, require_states
 from raydix.runtime.scheduler.planning import next_plans
 from raydix.runtime.scheduler.rank_events import (
     condemn_late_ranks,
@@ -168,6 +169,7 @@ class SchedulerCore:
             lane.check()
         for group in replica.step_groups:
             group.check([lane.l1.last_step for lane in replica.lanes_of(group)])
+        self._check_states()
         waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
         running = [name for lane in replica.lanes for name in lane.running]
         placed = [*running, *waiting, *replica.unplaced]
@@ -187,6 +189,16 @@ class SchedulerCore:
             )
         if self.is_idle and any(lane.l1.tree.num_locks for lane in replica.lanes):
             raise AccountingError("the engine is idle, but pages are locked")
+
+    def _check_states(self) -> None:
+        """Each request is with the owner that its state names."""
+        replica = self._replica
+        require_states("nobody", replica.unplaced.values(), {State.PLACING})
+        for lane in replica.lanes:
+            decoding = [one for one in lane.running.values() if one.batch is not None]
+            require_states("a queue", lane.waiting.requests.values(), {State.WAITING})
+            require_states("a lane", lane.prefilling.values(), PREPARING)
+            require_states("a batch", decoding, {State.DECODING})
 
     def _take(self, event: Event, now_s: float) -> None:
         replica = self._replica

@@ -11,10 +11,11 @@ from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.life.state import COMPUTING, State
 from raydix.runtime.scheduler.mixture import StepTimes, shared_tokens, tokens_beside_decodes
 from raydix.runtime.scheduler.prompt_shares import PromptWork, StepRoom, share_out
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import level_of
 from raydix.runtime.scheduler.transfers import Backup, Load
 
@@ -102,7 +103,7 @@ def _draft_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> 
     _draft_prefills(replica, lane, draft, now_s)
 
     while not draft.has_rows and lane.is_at_rest:
-        stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
+        stuck = [request for request in lane.running.values() if request.state in COMPUTING]
         if len(stuck) < 2:
             return
         # Several half-computed prompts hold all pages: the worst of them starts over.
@@ -198,11 +199,8 @@ def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
         if lane.l1.can_free(one_each):
             return
 
-        running = [
-            other
-            for other in lane.running.values()
-            if other.phase is Phase.RUNNING and other.load is None
-        ]
+        states = (State.PREFILLING, State.DECODING)
+        running = [other for other in lane.running.values() if other.state in states]
         if len(running) < 2:
             return
 
@@ -225,7 +223,7 @@ def _retract(replica: Replica, request: RequestState) -> None:
 def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
     """Rows of those that are not in the batch: single tokens first, as they take no budget."""
     for request in list(lane.prefilling.values()):
-        if request.num_to_plan != 1 or request.phase is not Phase.RUNNING:
+        if request.num_to_plan != 1 or request.state not in COMPUTING:
             continue
         if _is_due(replica, lane, draft, request, 1, now_s):
             _draft_row(replica, lane, draft, request, 1)
@@ -253,7 +251,7 @@ def _ready_prompts(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> 
     return [
         request
         for request in list(lane.prefilling.values())
-        if request.phase is Phase.RUNNING
+        if request.state in COMPUTING
         and (num_tokens := request.num_to_plan) > 1
         and _is_due(replica, lane, draft, request, min(num_tokens, draft.room.budget_tokens), now_s)
     ]

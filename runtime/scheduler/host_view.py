@@ -14,8 +14,9 @@ from raydix.runtime.messages.host import (
     PagesGranted,
     StorageStatus,
 )
+from raydix.runtime.scheduler.life.state import State
 from raydix.runtime.scheduler.lookups import Unanswered
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.timers import Alarm
 from raydix.runtime.scheduler.transfers import Promotion
 
@@ -36,7 +37,7 @@ class LeaseWanted:
     @property
     def is_current(self) -> bool:
         """The run that asked still waits for this lease."""
-        return self.request.run == self.run and self.request.phase is Phase.LEASING
+        return self.request.run == self.run and self.request.state is State.LEASING
 
 
 class HostView:

@@ -16,9 +16,10 @@ from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.in_flight import InFlight, PlannedRow, StepInFlight
 from raydix.runtime.scheduler.l1 import L1, NO_STEP
+from raydix.runtime.scheduler.life.run import Start
 from raydix.runtime.scheduler.page_needs import PageCounts, total_pages_to_compute
 from raydix.runtime.scheduler.promotion import Promotions
-from raydix.runtime.scheduler.request import Phase, RequestState, Start
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.transfers import Backup, Load
@@ -218,8 +219,11 @@ class Lane:
         if request.batch is not None:
             self._changed_tables[request.request_id] = request
 
-    def release(self, request: RequestState, phase: Phase) -> None:
-        """Give back everything that an admitted request holds, except its load, which goes on."""
+    def release(self, request: RequestState) -> None:
+        """Give back everything that an admitted request holds, except its load, which goes on.
+
+        It is about to wait again, or to end.
+        """
         lock, slot = request.lock, request.slot
         assert lock is not None, "an admitted request holds its match"
         assert slot is not None, "an admitted request has a slot"
@@ -243,7 +247,6 @@ class Lane:
         heapq.heappush(self._free_slots, slot)
         del self.running[request.request_id]
         self.waiting.released(request)
-        request.end_run(phase)
 
     def start_backup(self, now_s: float) -> Backup | None:
         """A copy of the oldest dirty pages for which there is room in L2."""
@@ -333,10 +336,7 @@ class Lane:
     @property
     def num_loading(self) -> int:
         """Admitted requests whose pages from L2 are not there yet."""
-        return sum(
-            request.phase is Phase.LEASING or request.load is not None
-            for request in self.prefilling.values()
-        )
+        return sum(request.is_loading for request in self.prefilling.values())
 
     def check(self) -> None:
         """Raise AccountingError unless the lane's parts agree with its requests."""

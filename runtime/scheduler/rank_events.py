@@ -12,7 +12,7 @@ from raydix.runtime.scheduler.expert_events import on_expert_step
 from raydix.runtime.scheduler.host_messages import abandon_transfers
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import MAX_LOSSES, Phase, RequestState
+from raydix.runtime.scheduler.request import MAX_LOSSES, RequestState
 from raydix.runtime.scheduler.request_order import order_key
 from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
 from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
@@ -123,7 +123,7 @@ def _displace(replica: Replica, lane: Lane, request: RequestState) -> Place:
     replica.lookups.end_claim(request)
     if request.batch is not None:
         request.batch.leave(request)
-    request.end_run(Phase.WAITING)
+    request.stop_running()
     replica.orphans.stopped_running(request.request_id)
     return key, request
 

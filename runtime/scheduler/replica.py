@@ -30,7 +30,7 @@ from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.publishing import keep_window, note_end, publish_rest
 from raydix.runtime.scheduler.rates import decode_rate, load_rate, prefill_rate
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.sessions import Sessions
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
@@ -149,7 +149,9 @@ class Replica:
 
     def displace(self, places: Iterable[Place]) -> None:
         """Requests that waited on lanes whose ranks are lost get another lane, in their order."""
-        self.unplaced.update({request.request_id: request for _, request in sorted(places)})
+        for _, request in sorted(places):
+            request.lose_lane()
+            self.unplaced[request.request_id] = request
 
     def take_unplaced(self, request: RequestState) -> None:
         """A request gets a lane now, and is looked up for it: a displaced one once more."""
@@ -278,12 +280,12 @@ class Replica:
             publish_rest(lane, request)
             keep_window(lane, request, request.num_held_pages)
             note_end(lane, request)
-            lane.release(request, Phase.ENDED)
+            lane.release(request)
         else:
             self.unplaced.pop(request.request_id, None)
             lane.promotions.end(request.request_id)
             lane.waiting.discard(request)
-            request.end_run(Phase.ENDED)
+        request.end()
         del self.requests[request.request_id]
         self.orphans.discard(request.request_id)
         self.timers.forget((request.request_id, request.serial))
@@ -305,7 +307,8 @@ class Replica:
         publish_rest(lane, request)
         num_held_pages = request.num_held_pages
         keep_window(lane, request, num_held_pages)
-        lane.release(request, Phase.WAITING)
+        lane.release(request)
+        request.stop_running()
         lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
         self.orphans.stopped_running(request.request_id)
 

@@ -2,8 +2,7 @@
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raydix.errors import AccountingError
@@ -12,9 +11,11 @@ from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import FinishReason, SubmitRequest
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.messages.plan import AddedRequest, PromptLogprobs, TokenLogprobs
+from raydix.runtime.messages.plan import AddedRequest, PromptLogprobs
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
+from raydix.runtime.scheduler.life.run import NOWHERE, RowOutcome, Start
+from raydix.runtime.scheduler.life.state import ADMITTED, State, require_move
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.transfers import Load
 
@@ -27,48 +28,6 @@ MAX_LOSSES = 2
 After so many it may be what ends them: it runs beside no other such request, and one more loss is
 its end.
 """
-
-
-class Phase(Enum):
-    """Where a request stands."""
-
-    WAITING = "waiting"
-    """In a lane's queue: no page, no lock, no lease."""
-    LEASING = "leasing"
-    """Admitted; HostMemory was asked for the pages to load."""
-    RUNNING = "running"
-    """Admitted; may have a load in flight (`load`)."""
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where a run takes up its chain: what it gets from the caches, and what it owes them."""
-
-    num_pages: int
-    """Cached pages that it begins behind, loaded ones included."""
-    tiers: bytes
-    """The tier that each of them is taken from."""
-    loads: tuple[Sequence[int], ...]
-    """Per KV group, which of them are loaded from L2."""
-    num_left_pages: int
-    """Further ones that L2 holds and that are computed because that is cheaper."""
-    checkpoints: tuple[int, ...]
-    """Before these pages it leaves windows for L2 to keep."""
-
-
-NOWHERE = Start(num_pages=0, tiers=b"", loads=(), num_left_pages=0, checkpoints=())
-"""Nothing is cached of a request that does not run."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowOutcome:
-    """What one computed row means for its request. `token_ids`: the one that it sampled, if any."""
-
-    num_computed: int
-    token_ids: Int32Array
-    logprobs: TokenLogprobs | None
-    prompt_logprobs: PromptLogprobs | None
 
 
 class RequestState:
@@ -107,7 +66,7 @@ class RequestState:
         self.prefetch = PrefetchState()
 
         self.lane = 0
-        self.phase = Phase.WAITING
+        self.state = State.PLACING
         self.run = 0
         """Counts admissions: rows of an earlier run are ignored."""
         self.num_losses = 0
@@ -148,8 +107,13 @@ class RequestState:
         self._num_computed = 0
         self._num_sampled = self.chain.num_output
 
+    def _move(self, new: State) -> None:
+        require_move(self.request_id, self.state, new)
+        self.state = new
+
     def move_to(self, lane: int) -> None:
         """The request waits on this lane, where it has used no page yet."""
+        self._move(State.WAITING)
         self.lane = lane
         self._num_counted_pages = 0
 
@@ -184,13 +148,23 @@ class RequestState:
 
     def wait_for_lease(self) -> None:
         """HostMemory was asked for the pages to load."""
-        self.phase = Phase.LEASING
+        self._move(State.LEASING)
 
     def start_from(self, num_cached: int) -> None:
         """It runs, with so many tokens cached; the last known token is computed in any case."""
-        self.phase = Phase.RUNNING
+        self._move(State.PREFILLING)
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
+
+    @property
+    def is_admitted(self) -> bool:
+        """It has a slot of its lane, and holds pages of L1."""
+        return self.state in ADMITTED
+
+    @property
+    def is_loading(self) -> bool:
+        """Its pages from L2 are not there yet."""
+        return self.state in (State.LEASING, State.LOADING)
 
     @property
     def unhealed(self) -> tuple[Sequence[int], ...]:
@@ -198,15 +172,24 @@ class RequestState:
 
         Windows lack them in the tree, which they heal then.
         """
-        is_loading = self.phase is Phase.LEASING or self.load is not None
-        end = self.num_held_pages if is_loading else 0
+        end = self.num_held_pages if self.is_loading else 0
         return tuple([pages[: bisect.bisect_left(pages, end)] for pages in self.start.loads])
 
-    def end_run(self, phase: Phase) -> None:
-        """The request holds nothing any more; what it held was given back by the lane."""
+    def lose_lane(self) -> None:
+        """The ranks of the lane where it waits are lost: it waits for another one."""
+        self._move(State.PLACING)
+
+    def stop_running(self) -> None:
+        """The request waits again; what it held was given back by the lane."""
+        self._move(State.WAITING)
         self._reset_run()
         self.run += 1
-        self.phase = phase
+
+    def end(self) -> None:
+        """The request has ended; what it held was given back by the lane."""
+        self._move(State.ENDED)
+        self._reset_run()
+        self.run += 1
 
     def note_sources(
         self, ranges: list[tuple[int, int, PageSource]], tokens_by_source: dict[str, int]
@@ -231,6 +214,7 @@ class RequestState:
 
     def wait_for_load(self, load: Load) -> None:
         """A load brings pages of its table: rows on top of them count once it is done."""
+        self._move(State.LOADING)
         self.load = load
 
     def defer(self, outcome: RowOutcome) -> None:
@@ -239,16 +223,18 @@ class RequestState:
 
     def finish_load(self) -> list[RowOutcome]:
         """The load is done; returns the outcomes that count now."""
+        self._move(State.PREFILLING)
         self.load = None
         deferred, self._deferred = self._deferred, []
         return deferred
 
     def join(self, batch: "DecodeBatch") -> None:
         """From now on `batch` keeps its progress."""
+        self._move(State.DECODING)
         self.batch = batch
 
     def leave(self, *, num_sampled: int) -> None:
-        """It keeps its progress itself again; every known token has been handed over."""
+        """It is about to stop or end, and has its progress; every known token was handed over."""
         self.batch = None
         self._num_sampled = num_sampled
         self._num_planned = self.num_prompt + num_sampled - 1

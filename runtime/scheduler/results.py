@@ -14,9 +14,10 @@ from raydix.runtime.scheduler.decodes import NewTokens
 from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.in_flight import StepInFlight
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.life.run import RowOutcome
 from raydix.runtime.scheduler.publishing import advance, count_use, heal, keep_window, publish
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import RequestState, RowOutcome
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NO_TOKENS = int32_array((NO_TOKEN,))

@@ -1,0 +1,77 @@
+"""Every state that a request can be in, and every move from one to another."""
+
+from collections.abc import Iterable, Mapping, Set
+from enum import Enum
+from typing import Protocol
+
+from raydix.errors import AccountingError
+
+
+class State(Enum):
+    """Where a request stands."""
+
+    PLACING = "placing"
+    """It has no lane: the keys of its pages are hashed, or the ranks of its lane were lost."""
+    WAITING = "waiting"
+    """It is in a lane's queue, and holds no slot, page, lock or lease of its own."""
+    LEASING = "leasing"
+    """It is admitted, and HostMemory was asked for the pages that it loads from L2."""
+    LOADING = "loading"
+    """Its rows may be planned; they count once the pages below them have come from L2."""
+    PREFILLING = "prefilling"
+    """It computes its prompt, or tokens one by one if it wants logprobs."""
+    DECODING = "decoding"
+    """It is in its lane's batch, which keeps its progress."""
+    ENDED = "ended"
+    """It holds nothing, and nobody knows it any more."""
+
+
+ADMITTED = frozenset({State.LEASING, State.LOADING, State.PREFILLING, State.DECODING})
+"""A request in one of these has a slot of its lane, and holds pages of L1."""
+
+PREPARING = ADMITTED - {State.DECODING}
+"""A request in one of these is admitted, and keeps its progress itself."""
+
+COMPUTING = frozenset({State.LOADING, State.PREFILLING, State.DECODING})
+"""A request in one of these knows which cached pages it has: what is missing is planned."""
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.PLACING: frozenset({State.WAITING, State.ENDED}),
+    # A lane that loses its ranks gives those that wait there to others.
+    State.WAITING: frozenset({State.PLACING, State.LEASING, State.PREFILLING, State.ENDED}),
+    State.LEASING: frozenset({State.PREFILLING, State.WAITING, State.ENDED}),
+    State.LOADING: frozenset({State.PREFILLING, State.WAITING, State.ENDED}),
+    # With its lease it begins to run, and its load is on the way.
+    State.PREFILLING: frozenset({State.LOADING, State.DECODING, State.WAITING, State.ENDED}),
+    State.DECODING: frozenset({State.WAITING, State.ENDED}),
+    State.ENDED: frozenset(),
+}
+"""From each state to which others. Whoever stops before its end waits again, with its tokens."""
+
+
+def require_move(name: str, former: State, new: State) -> None:
+    """Raise AccountingError if the table has no such move."""
+    if new not in MOVES[former]:
+        known = ", ".join(sorted(state.value for state in MOVES[former])) or "no other"
+        raise AccountingError(
+            f"request {name} moves from {former.value} to {new.value}; from {former.value} it may "
+            f"move to {known}"
+        )
+
+
+class HasState(Protocol):
+    """A request, as far as its state goes."""
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+
+
+def require_states(owner: str, requests: Iterable[HasState], allowed: Set[State]) -> None:
+    """Raise AccountingError unless all whom `owner` has are in a state in which it has them."""
+    wrong = {request.state.value for request in requests if request.state not in allowed}
+    if wrong:
+        raise AccountingError(
+            f"{owner} has requests that are {', '.join(sorted(wrong))}; it is to have those that "
+            f"are {', '.join(sorted(state.value for state in allowed))}"
+        )

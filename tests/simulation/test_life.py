@@ -1,0 +1,61 @@
+"""The table of a request's states is what requests do: no move is missing, and none too many."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from raydix.errors import AccountingError
+from raydix.runtime.scheduler import request
+from raydix.runtime.scheduler.life.state import MOVES, State, require_move
+from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.l2_driver import PROMPT
+from tests.simulation.workload import draw_workload, run_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL_MOVES = {(former, new) for former, others in MOVES.items() for new in others}
+MAX_SEEDS = 100
+
+
+def end_early() -> None:
+    """What simulated clients and ranks hardly ever do in time."""
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    driver.fill_l2(PROMPT)
+    driver.abort(driver.submit(PROMPT, max_tokens=1))
+    driver.submit(PROMPT, max_tokens=1)
+    driver.lose_rank(0)
+
+    driver = CoreDriver(num_pages=(2048,), max_model_len=8192)
+    # More pages than are hashed in one turn.
+    driver.abort(driver.submit(list(range(8000)), max_tokens=1))
+
+
+def test_every_move_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: Counter[tuple[State, State]] = Counter()
+
+    def take(name: str, former: State, new: State) -> None:
+        require_move(name, former, new)
+        taken[former, new] += 1
+
+    monkeypatch.setattr(request, "require_move", take)
+    end_early()
+    for seed in range(MAX_SEEDS):
+        run_workload(draw_workload(seed))
+        if taken.keys() == ALL_MOVES:
+            return
+    assert taken.keys() == ALL_MOVES
+
+
+def test_the_document_has_the_table() -> None:
+    rows = [
+        f"| {former.value} | {', '.join(s.value for s in MOVES if s in others) or 'nothing else'} |"
+        for former, others in MOVES.items()
+    ]
+    assert "\n".join(rows) in (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_a_move_that_the_table_lacks_is_told_with_both_states() -> None:
+    with pytest.raises(AccountingError, match=r"r1 moves from ended to waiting; .* no other"):
+        require_move("r1", State.ENDED, State.WAITING)
+    with pytest.raises(AccountingError, match=r"from decoding to loading; .* ended, waiting"):
+        require_move("r1", State.DECODING, State.LOADING)
