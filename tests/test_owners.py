@@ -281,7 +281,7 @@ def breaches(folder: str) -> list[str]:
 
 
 PLANTED = Declared(
-    attributes={"a", "is_warm", "num_tokens", "phase", "queue", "running"},
+    attributes={"a", "is_warm", "num_tokens", "queue", "running", "state"},
     containers={"queue", "running"},
 )
 
