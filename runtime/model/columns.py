@@ -34,9 +34,9 @@ class ColumnForm:
 
     def holds(self, column: AnyColumn) -> bool:
         """Is the column of this type and shape, or shorter in its first dimension?"""
-        is_of_type = column.dtype == self.dtype
-        is_short = len(column) <= self.shape[0] and column.shape[1:] == self.shape[1:]
-        return is_of_type and is_short
+        if column.dtype != self.dtype or len(column) > self.shape[0]:
+            return False
+        return column.ndim == 1 == len(self.shape) or column.shape[1:] == self.shape[1:]
 
 
 class Layout:
@@ -46,16 +46,16 @@ class Layout:
         self._forms = forms
         self._entries: dict[str, slice] = {}
         """Where the entries of each column are, counted in entries of its type."""
-        self.size = 0
-        """Packed numbers, with those between one column and the next."""
+        num_bytes = 0
         for name, form in forms.items():
+            entry_bytes = form.dtype.itemsize
             num_entries = math.prod(form.shape)
-            first = self.size * _NUMBER_BYTES // form.dtype.itemsize
+            first = num_bytes // entry_bytes
             self._entries[name] = slice(first, first + num_entries)
-            num_aligned = -(-num_entries * form.dtype.itemsize // _ALIGNED_BYTES)
-            self.size += num_aligned * (_ALIGNED_BYTES // _NUMBER_BYTES)
+            num_bytes += -(-num_entries * entry_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
         # Memory of no bytes could not be seen as numbers of another type.
-        self.size = max(self.size, _ALIGNED_BYTES // _NUMBER_BYTES)
+        self.size = max(num_bytes, _ALIGNED_BYTES) // _NUMBER_BYTES
+        """Packed numbers, with those between one column and the next."""
 
     @classmethod
     def of(cls, columns: Columns) -> "Layout":
