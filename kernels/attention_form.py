@@ -13,10 +13,10 @@ class AttentionForm:
     """How one layer weighs what it sees. The softmax is in float32."""
 
     scale: float
-    """Multiplies q . k."""
+    """The factor that multiplies the product q . k to give a score."""
     window: int | None = None
     """A query at position p sees keys p - window + 1 .. p; None: all keys up to p."""
     soft_cap: float | None = None
     """Scores become soft_cap * tanh(score / soft_cap), after `scale`."""
     sinks_Q: Tensor | None = None
-    """Per query head a logit that joins the softmax's denominator and has no value."""
+    """One logit per query head that joins the softmax's denominator without a value; None: none."""

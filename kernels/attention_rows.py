@@ -30,15 +30,15 @@ class DecodeRows:
     """Rows, or tiles of rows, of a few tokens each; all int64. The host need not know them."""
 
     rows_B: Tensor
-    """Row in the block tables."""
+    """The row of the block tables that each row of attention uses."""
     tokens_B: Tensor
-    """Index in T of the first token."""
+    """The index in T of each row's first token."""
     context_tokens_B: Tensor
     """Cached tokens up to and including the last token; 0 skips a tile."""
     max_context_tokens: int
-    """The longest context, or more."""
+    """An upper bound on all entries of `context_tokens_B`."""
     num_tokens_B: Tensor | None = None
-    """How many tokens each has, at most `tokens_per_tile`; None: one each."""
+    """The number of tokens of each row, at most `tokens_per_tile`; None: every row has one."""
     tokens_per_tile: int = 1
 
 
@@ -48,9 +48,9 @@ class AttentionRows:
 
     decode: tuple[DecodeRows, ...] = ()
     tiles_X4: Tensor | None = None
-    """Rows of several tokens by `cut_rows`; None: there are none."""
+    """The rows of several tokens, cut into tiles by `cut_rows`; None: there are no such rows."""
     expanded: tuple[PrefillRow, ...] = ()
-    """Rows of many tokens whose latents are expanded to keys and values; in no other field."""
+    """The rows of many tokens whose latents are expanded to keys and values, in no other field."""
 
 
 def cut_rows(rows: Sequence[PrefillRow], tile_tokens: int) -> NDArray[np.int32]:

@@ -17,9 +17,9 @@ from torch import Tensor
 from raydix.kernels.page_copy import CopyDirection, CopySegment, check_segment, piece_places
 
 MIN_PIECE_BYTES = {CopyDirection.TO_POOL: 128 << 10, CopyDirection.TO_ARENA: 256 << 10}
-"""From this size on, pieces go better by the copy engine than by `page_copy`."""
+"""The sizes in bytes from which the copy engine moves pieces faster than `page_copy` does."""
 _MAX_PIECES_PER_CALL = 128
-"""Other threads cannot enter the driver during a call: 0.1 ms delays no step noticeably."""
+"""The most pieces in one call of the driver, which other threads cannot enter for these 0.1 ms."""
 _CUDART = "libcudart.so.13"
 _ORDERED_IN_STREAM = 1  # cudaMemcpySrcAccessOrderStream
 

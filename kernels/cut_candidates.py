@@ -12,9 +12,9 @@ import triton.language as tl
 from raydix.kernels.cut_logits import logits_of, weights_of
 
 PIVOTS = tl.constexpr(16)
-"""Keys that a pass compares each token with."""
+"""The number of keys that one pass compares each token with."""
 LEAST_GOAL = tl.constexpr(1.2e-38)
-"""Below any weight that counts, and above 0, which no token at all would reach."""
+"""The least weight that is searched for: below any that counts, above 0, which none reaches."""
 
 
 @triton.jit

@@ -34,29 +34,29 @@ from raydix.kernels.cut_logits import (
 from raydix.kernels.sampling_columns import SamplingColumns
 
 _PART = 2048
-"""Tokens that one program sums."""
+"""The number of tokens that one program sums."""
 _CHUNK = 128
-"""Tokens that a program compares with the pivots at a time, in registers."""
+"""The number of tokens that a program compares with the pivots at a time, in registers."""
 _GROUP = 128
-"""Tokens that share one noted maximum: so a row has few groups, and few of them a kept token."""
+"""The number of tokens that share one stored maximum. Few such groups hold a kept token."""
 _WARPS = 16
-"""Warps of a row's program, which has a thread for each lane."""
+"""The number of warps of a row's program, which has a thread for each lane."""
 _LANES = 512
-"""Candidates that a row's program looks at together, one a thread, each in a lane of its own."""
+"""The number of candidates that a row's program examines together, one in each thread's lane."""
 _DEPTH = 96
-"""Candidates that are collected for a lane."""
+"""The number of candidates that are collected for one lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cuts:
-    """Where rows are cut; undefined for rows that do not cut, or whose logits are not finite."""
+    """Where each row is cut; undefined for rows that do not cut or whose logits are not finite."""
 
     edges_R: Tensor
-    """int32, the lowest kept key."""
+    """The lowest key that each row keeps, int32."""
     needed_R: Tensor
-    """float32, the weight that the tokens of that key have to give for top-p."""
+    """The weight that tokens with the lowest kept key have to give to reach top-p, float32."""
     at_edge_R: Tensor
-    """float32, the weight that they have."""
+    """The weight that all tokens with the lowest kept key have together, float32."""
 
 
 def key_bits(logits_RV: Tensor) -> int:
@@ -211,7 +211,7 @@ def _summarise(
 
 @triton.jit
 def _decide_roughly(sums_ptr, keys, goal, top_p, end, num_parts, PARTS: tl.constexpr):
-    """What the sums of all parts say of the cut.
+    """Bound the cut by the sums of all parts.
 
     Returns an interval of keys, as begin and end, the goal, and the sums from the begin and from
     the end on.

@@ -30,15 +30,15 @@ from raydix.kernels.hopper_blocks import (
 )
 
 MAX_TILE_ROWS = 64
-"""Query rows of the narrowest product: tokens of a tile times query heads of a KV head."""
+"""The most query rows of a tile: its tokens times the query heads of a KV head."""
 BLOCK_KEYS = 64
 NUM_SLOTS = 3
-"""Blocks that a program has asked for at a time; two programs have a multiprocessor's memory."""
+"""Blocks of keys that a program has in flight; two programs share a multiprocessor's memory."""
 _ROWS = gl.constexpr(MAX_TILE_ROWS)
 _KEYS = gl.constexpr(BLOCK_KEYS)
 _SLOTS = gl.constexpr(NUM_SLOTS)
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-"""Of scores, and of the sums of values."""
+"""The layout of the scores, and of the sums of values."""
 _SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, _SCORES.value))
 _SCORE_DIMS = gl.constexpr(gl.SliceLayout(0, _SCORES.value))
 _QUERIES = gl.constexpr(gl.DotOperandLayout(0, _SCORES.value, 2))
@@ -46,7 +46,7 @@ _QUERY_ROWS = gl.constexpr(gl.SliceLayout(1, _QUERIES.value))
 _QUERY_DIMS = gl.constexpr(gl.SliceLayout(0, _QUERIES.value))
 _TILES = gl.constexpr(128)
 _LINE = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
-"""Every warp has all of them, so that none waits for another to add them up."""
+"""The layout of a line of tiles: every warp has all of them, and adds them up without waiting."""
 
 
 @gluon.jit
@@ -67,7 +67,7 @@ def _tile(columns, tile):
 
 @gluon.jit
 def _first_token(tokens_ptr, tile, num_tiles):
-    """Of a tile, in the step; of the last one, if the tile is behind it."""
+    """The index in the step of a tile's first token; past all tiles, that of the last tile."""
     return gl.load(tokens_ptr + gl.minimum(tile, num_tiles - 1)).to(gl.int64)
 
 

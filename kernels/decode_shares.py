@@ -23,14 +23,14 @@ from raydix.kernels.hopper_blocks import NUM_WARPS, key_boxes
 from raydix.kernels.multiprocessors import num_sms
 
 MAX_SHARED_ROWS = MAX_TILE_ROWS
-"""Query rows of a tile: tokens times query heads of a KV head."""
+"""The most query rows of a tile: its tokens times the query heads of a KV head."""
 _PROGRAMS_PER_SM = 2
 _MIN_BLOCKS = 2
-"""Blocks of keys that are worth a part."""
+"""The least number of blocks of keys for which a separate part pays."""
 _PARTS_TOGETHER = 16
-"""Of a query row, that a program weighs."""
+"""The number of parts of a query row that one program combines at a time."""
 _TILES: tl.constexpr = tl.constexpr(128)
-"""Looked at together."""
+"""The number of tiles that a program looks at together."""
 
 
 def decode_by_shares(
@@ -43,7 +43,7 @@ def decode_by_shares(
     form: AttentionForm,
     out_TQD: Tensor,
 ) -> None:
-    """As `paged_decode`, for what `hopper_blocks.fits`; it has checked all else."""
+    """Attend as `paged_decode` does, for what `hopper_blocks.fits`; the caller checks all else."""
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     group = q_TQD.shape[1] // num_heads
     tile_rows = tiles.tokens_per_tile * group

@@ -11,7 +11,7 @@ from torch import Tensor
 MAX_SPLITS = 64
 _MIN_SPLIT_TOKENS = 64
 _MAX_SPLIT_TOKENS = 8192
-"""One long row among short ones must not keep a few programs busy after all others have ended."""
+"""The most tokens of a split: one long row must not keep a few programs busy after all others."""
 _PROGRAMS_PER_SM = 2
 
 
@@ -20,13 +20,13 @@ class DecodeTiles:
     """Which tokens attend to which rows; all tensors int32 or int64, on the device."""
 
     rows_B: Tensor
-    """Row in the block tables."""
+    """The row of the block tables that each tile uses."""
     tokens_B: Tensor
-    """Index in T of the tile's first token."""
+    """The index in T of each tile's first token."""
     context_tokens_B: Tensor
-    """Cached tokens up to and including the tile's last token; 0 skips the tile."""
+    """The number of cached tokens up to and including each tile's last token; 0 skips the tile."""
     num_tokens_B: Tensor | None = None
-    """Tokens of each tile, at most `tokens_per_tile`; None: one each."""
+    """The number of tokens of each tile, at most `tokens_per_tile`; None: every tile has one."""
     tokens_per_tile: int = 1
 
 

@@ -19,9 +19,9 @@ from torch.nn import functional
 from raydix.kernels.attention_rows import PrefillRow
 
 PASS_ELEMENTS = 128 << 20
-"""Elements of keys that are expanded at a time, or those of one head. Bounds the memory."""
+"""The number of key elements that are expanded at a time (at least one head's), to bound memory."""
 WIDTH_STEP = 8
-"""Keys and values are padded to a multiple of so many dims."""
+"""The number of dimensions of which keys and values are padded to a multiple."""
 
 
 def expanded_latent_attention(

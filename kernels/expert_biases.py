@@ -15,13 +15,13 @@ class ExpertBiases:
     """One of each for every expert, in the dtype of their weights."""
 
     gate_up_EI: Tensor
-    """Of gate, then of up."""
+    """The biases of each expert's gate, followed by those of its up projection."""
     down_EC: Tensor
-    """Added before an expert's output is weighted."""
+    """The biases of each expert's output, added before the output is weighted."""
 
 
 def biases_of(gate_up: Weight, down: Weight) -> ExpertBiases | None:
-    """Those of a bank's weights; None if they have none."""
+    """The biases of a bank's experts; None if they have none."""
     if gate_up.bias_O is None or down.bias_O is None:
         return None
     return ExpertBiases(gate_up_EI=gate_up.bias_O, down_EC=down.bias_O)

@@ -9,9 +9,9 @@ from torch import Tensor
 from raydix.kernels.expert_biases import ExpertBiases
 
 INTERLEAVED = 8
-"""Gate and up rows take turns by eight in a tile, so that a thread holds both of a product."""
+"""Gate and up rows alternate in runs of this many, so that one thread holds both of a product."""
 _ALIGNMENT_BYTES = 16
-"""A tensor map asks that rows of weights take a multiple of this."""
+"""The size of which a row of weights must be a multiple, as a tensor map demands."""
 
 
 def check_experts(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 _Row = tuple[int, int, int, int, int | None]
-"""A `TileShape`'s fields in order."""
+"""The fields of a `TileShape` in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class TileShape:
     num_warps: int
     num_stages: int
     programs_per_sm: int | None
-    """None: a program for every tile that there might be."""
+    """The programs per multiprocessor; None: one program for each tile that there might be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,12 @@ from raydix.kernels.glu_form import GluForm
 from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
 
 _MIN_LEFT_ROWS = tl.constexpr(64)
-"""From this many rows in a block they are the left operand."""
+"""The number of a block's rows from which on they are the left operand of the product."""
 _SUM_BLOCK = 1024
 _LARGE_EXPERT_BYTES = 16 << 20
-"""From this many bytes on one expert's weights do not stay in L2 until its next block's turn."""
+"""The size of one expert's weights from which on L2 does not hold them until its next block."""
 _BLOCKS_TOGETHER = 8
-"""A large expert's blocks whose tiles of the same columns follow one another."""
+"""The number of a large expert's blocks whose tiles of the same columns run one after another."""
 
 
 def fused_experts(

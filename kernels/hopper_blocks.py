@@ -17,21 +17,21 @@ from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.gluon_barrier import thread_barrier
 
 NUM_WARPS = 4
-"""Of a warp group, which multiplies together."""
+"""The number of warps of a warp group, which multiply together."""
 DIM = gl.constexpr(128)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
-"""Of a block, whose two halves lie one after the other."""
+"""The layout of a block in shared memory, where its two halves lie one after the other."""
 BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 COPY_ROWS = gl.constexpr(gl.SliceLayout(1, COPY.value))
 COPY_DIMS = gl.constexpr(gl.SliceLayout(0, COPY.value))
 _HALF_DIM = gl.constexpr(64)
-"""What a tensor map brings of a row at once: 128 bytes, the width of a swizzle."""
+"""The elements of a row that a tensor map loads at once: 128 bytes, the width of a swizzle."""
 _SILENCED = gl.constexpr(32)
 _MIN_BOX_ROWS = 8
-"""Rows of a swizzle."""
+"""The number of rows of a swizzle."""
 _MAX_BOX_ROWS = 2**31 - 1
-"""Boxes of a tensor map are found by int32 coordinates."""
+"""The most rows that a tensor map can address, as its coordinates are int32."""
 _CAPABILITY = 9
 
 
@@ -63,7 +63,7 @@ def key_boxes(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor:
 def ask_for_block(
     boxes, table_ptr, begin, last_page, page_rows, first_row, place, ready, PAGE: gl.constexpr
 ):
-    """Ask for a block of keys, or of values; behind the last page that page comes again."""
+    """Ask for a block of keys, or of values; past the last page, that page is loaded again."""
     KEYS: gl.constexpr = place.shape[0]
     BOX: gl.constexpr = boxes.block_shape[0]
     PIECES: gl.constexpr = KEYS // BOX

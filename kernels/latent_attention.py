@@ -89,7 +89,7 @@ def latent_prefill(
     scale: float,
     out_TQV: Tensor,
 ) -> None:
-    """As `latent_decode`, for the tiles of `cut_rows`."""
+    """Attend as `latent_decode` does, for the tiles of `cut_rows`."""
     _check_inputs(q_TQD, pool_PLSD, layer, block_tables_RN, out_TQV)
     check_tile_table(tiles_X4)
     if tiles_X4.shape[0] == 0:
@@ -125,7 +125,7 @@ def latent_prefill(
 def choose_latent_splits(
     num_tiles: int, rows_per_tile: int, max_context_tokens: int, num_sms: int, dtype: torch.dtype
 ) -> int:
-    """As `choose_num_splits`, for tiles of so many query rows (tokens times heads)."""
+    """Choose splits as `choose_num_splits` does, for tiles of so many query rows."""
     blocks = _choose_blocks(rows_per_tile, dtype)
     # A full block takes the shared memory of a multiprocessor, where two others fit.
     halves = blocks.count * (2 if blocks.rows == BLOCK_ROWS else 1)

@@ -22,16 +22,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from raydix.kernels.gluon_barrier import thread_barrier
 
 BLOCK_ROWS = 64
-"""Query rows of a program: their sums of 512 values fill the registers of eight warps."""
+"""The query rows of a program: their sums of 512 values fill the registers of eight warps."""
 NUM_WARPS = 8
 _VALUE_DIMS, _REST_DIM = (128, 256, 512), 64
 _CAPABILITY = 9
-"""Of Hopper, whose matrix instructions these are."""
+"""The major compute capability of Hopper, whose matrix instructions this kernel uses."""
 _VALUE_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
 _REST_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
 _SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16]))
-"""Of the queries' rows each warp group takes all, of the keys half."""
+"""The layout of the scores: each warp group has all query rows and half of the keys."""
 _SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, _SCORES.value))
 
 
@@ -48,7 +48,7 @@ def is_wide_enough(pool_PLSD: Tensor, value_dim: int) -> bool:
 
 @gluon.jit
 def _load_tile(tile, rows_ptr, tokens_ptr, contexts_ptr, counts_ptr):
-    """As in `latent_attention`."""
+    """Load a tile's row, first token, count and context, as `latent_attention` does."""
     if tokens_ptr is None:
         row = gl.load(rows_ptr + tile * 4)
         first_token = gl.load(rows_ptr + tile * 4 + 1)
@@ -64,7 +64,7 @@ def _load_tile(tile, rows_ptr, tokens_ptr, contexts_ptr, counts_ptr):
 
 @gluon.jit
 def _is_query(row, count, context, HEADS: gl.constexpr, TILE_TOKENS: gl.constexpr):
-    """Which rows of a tile (token and head) are no padding."""
+    """Whether each row of a tile is a query (a token and a head) and no padding."""
     token = row // HEADS
     return (token < count) & (token < TILE_TOKENS) & (context > 0)
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 MAX_EXPERTS = 1024
 _CHUNK = 64
-"""Slots that a program compares with each other at a time."""
+"""The number of slots that a program compares with each other at a time."""
 _SMALL_SLOTS = 1024
-"""Every program counts all slots if there are so few; else chunks are counted first."""
+"""The slots up to which every program counts them all; of more, chunks are counted first."""
 _MAX_PROGRAMS = 256
 _COUNT_ROWS = 32
-"""Programs whose counts are read at a time."""
+"""The number of programs whose counts are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,18 +34,18 @@ class ExpertBlocks:
 
     block_rows: int
     slots_X: Tensor
-    """Slots sorted by expert, then by slot; without those whose expert is outside of 0..E-1."""
+    """The slots whose expert is in 0..E-1, sorted by expert, then by slot."""
     num_blocks_1: Tensor
-    """Blocks in use; entries of the columns below past it are undefined."""
+    """The number of blocks in use; entries past it in the columns `*_B` are undefined."""
     experts_B: Tensor
     starts_B: Tensor
-    """Index in slots_X of the block's first row."""
+    """The index in slots_X of each block's first row."""
     ends_B: Tensor
-    """Index in slots_X past the block's last row."""
+    """The index in slots_X just past each block's last row."""
     firsts_B: Tensor
-    """The first block of the same expert."""
+    """The first block of the same expert, for each block."""
     counts_B: Tensor
-    """How many blocks that expert has, in a row from the first."""
+    """The number of blocks of the same expert, which are consecutive, for each block."""
 
 
 def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:

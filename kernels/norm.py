@@ -13,7 +13,7 @@ from raydix.kernels.early_launch import early_launch, let_next_come, wait_for_ah
 from raydix.kernels.summands import first_summand, sum_rounded
 
 _WIDE_ROW = 2048
-"""From this many elements a row takes eight warps."""
+"""The number of elements from which on a row is given eight warps."""
 
 
 def rms_norm(

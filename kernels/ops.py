@@ -41,15 +41,15 @@ logger = logging.getLogger(__name__)
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float32)
 _TRITON_VERSIONS = ("3.6", "3.7", "3.8")
-"""Those of torch 2.11 to 2.14. Gluon, in which some kernels are written, changes with each."""
+"""Triton's versions in torch 2.11 to 2.14. Gluon, in which some kernels are written, varies."""
 _ALIGNMENT_BYTES = 16
-"""Triton reads experts' weights through tensor maps, whose rows are multiples of this."""
+"""The size of which rows of experts' weights are multiples, as tensor maps demand."""
 _EXPERT_ROWS = 8
-"""Gate and up rows of experts take turns by so many."""
+"""The number of rows by which the gate and up rows of experts alternate."""
 
 
 class ModelOps(Protocol):
-    """What the model calls. Every function rounds where its twin in `reference` rounds.
+    """The operations that the model calls. Each rounds where its twin in `reference` rounds.
 
     None waits for the device, but for two twins: `fused_experts`, past DENSE_EXPERT_TOKENS tokens,
     and the samplers make the host wait.
@@ -80,10 +80,10 @@ class ModelOps(Protocol):
     def rms_norm(
         self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
     ) -> Tensor:
-        """See `reference.norm.rms_norm`."""
+        """Normalise by the root mean square, as `reference.norm.rms_norm` does."""
 
     def glu(self, gate_up_TI: Tensor, form: GluForm) -> Tensor:
-        """See `reference.activation.glu`."""
+        """Multiply the activated gate by up, as `reference.activation.glu` does."""
 
     def rotate_and_write_kv(
         self,
@@ -94,13 +94,13 @@ class ModelOps(Protocol):
         layer: int,
         slot_mapping_T: Tensor,
     ) -> Tensor:
-        """See `reference.kv_write.rotate_and_write_kv`."""
+        """Rotate and cache as `reference.kv_write.rotate_and_write_kv` does."""
 
     def sample_whole(self, logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
-        """See `reference.sampling.sample_whole`."""
+        """Sample from rows that do not cut, as `reference.sampling.sample_whole` does."""
 
     def sample_cut(self, logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
-        """See `reference.sampling.sample_cut`. Nothing happens to rows that do not cut."""
+        """Sample in rows that cut, as `reference.sampling.sample_cut` does, and in no other."""
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Cut rows into tiles: `tiles_X4` of `AttentionRows`, and extensions_4Y.
@@ -118,7 +118,7 @@ class ModelOps(Protocol):
         rows: AttentionRows,
         form: AttentionForm,
     ) -> Tensor:
-        """See `reference.paged_attention.paged_attention`.
+        """Attend to cached pages, as `reference.paged_attention.paged_attention` does.
 
         `rows.tiles_X4` has tiles of at most `tile_tokens`.
         """
@@ -126,7 +126,7 @@ class ModelOps(Protocol):
     def write_latent(
         self, latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor
     ) -> None:
-        """See `reference.latent_attention.write_latent`."""
+        """Write latents to the cache, as `reference.latent_attention.write_latent` does."""
 
     def latent_attention(
         self,
@@ -139,7 +139,7 @@ class ModelOps(Protocol):
         scale: float,
         value_dim: int,
     ) -> Tensor:
-        """See `reference.latent_attention.latent_attention`.
+        """Attend to cached latents, as `reference.latent_attention.latent_attention` does.
 
         `rows.tiles_X4` has tiles of at most `tile_tokens`.
         """
@@ -156,12 +156,12 @@ class ModelOps(Protocol):
         scale: float,
         out_TQV: Tensor,
     ) -> None:
-        """See `expanded_latents.expanded_latent_attention`."""
+        """Attend as `expanded_latents.expanded_latent_attention` does."""
 
     def topk_gating(
         self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
     ) -> tuple[Tensor, Tensor]:
-        """See `reference.experts.topk_gating`; the ids may be int32."""
+        """Choose experts as `reference.experts.topk_gating` does; the ids may be int32."""
 
     def group_limited_gating(
         self,
@@ -170,12 +170,12 @@ class ModelOps(Protocol):
         num_experts_per_token: int,
         routing: GroupLimitedRouting,
     ) -> tuple[Tensor, Tensor]:
-        """See `reference.experts.group_limited_gating`."""
+        """Choose experts as `reference.experts.group_limited_gating` does."""
 
     def route_experts(
         self, ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor
     ) -> Tensor:
-        """See `reference.expert_routes.route_experts`."""
+        """Choose copies and count rows as `reference.expert_routes.route_experts` does."""
 
     def fused_experts(
         self,
@@ -187,7 +187,7 @@ class ModelOps(Protocol):
         *,
         form: GluForm,
     ) -> Tensor:
-        """See `reference.experts.fused_experts`. The weights are those of a bank."""
+        """Run a bank's experts on the rows, as `reference.experts.fused_experts` does."""
 
 
 class ReferenceOps:
@@ -196,7 +196,7 @@ class ReferenceOps:
     is_capturable = False
     extension_tokens = 16
     tile_tokens = 2**30
-    """A row is one tile: its keys are gathered once."""
+    """The tokens of a tile: so many that a row is always one tile, whose keys are gathered once."""
     rms_norm = staticmethod(norm.rms_norm)
     glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
@@ -211,11 +211,11 @@ class ReferenceOps:
     sample_cut = staticmethod(sampling.sample_cut)
 
     def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
-        """See `ModelOps`."""
+        """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
         return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
 
     def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
-        """See `ModelOps`. There is one summand, the whole."""
+        """Return the whole product as its only summand; see `ModelOps.linear_summands`."""
         return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
 
     def fused_experts(
@@ -228,7 +228,7 @@ class ReferenceOps:
         *,
         form: GluForm,
     ) -> Tensor:
-        """See `ModelOps`."""
+        """Run a bank's experts on the rows, as `ModelOps.fused_experts` says."""
         return experts.fused_experts(
             x_TC,
             gate_up.matrix_OC,
@@ -240,7 +240,7 @@ class ReferenceOps:
         )
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """See `ModelOps`. There are no extensions."""
+        """Cut rows into tiles, as `ModelOps.plan_tiles` says; there are no extensions."""
         return cut_rows(rows, self.tile_tokens), np.empty((4, 0), dtype=np.int64)
 
 

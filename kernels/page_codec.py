@@ -8,15 +8,15 @@ from enum import StrEnum
 from typing import assert_never
 
 ENCODED_ALIGNMENT_BYTES = 16
-"""Payloads and heads' runs are multiples of this, so that GPU threads move whole words."""
+"""Payloads and heads' runs are multiples of this size, so that threads move whole words."""
 SCALES_BYTES = 16
-"""Behind a head's payloads there are two scales and padding, of this size together."""
+"""The size of the two scales and the padding that follow a head's payloads."""
 SCALE_LOW_BITS = 0x7F
-"""These of a scale's 24 significant bits stay zero."""
+"""The lowest bits of a scale's 24 significant bits that stay zero."""
 SMALLEST_MAGNITUDE = 2.0**-100
-"""A head whose magnitudes are all below this is encoded as zeros."""
+"""The magnitude below which all of a head's values must be for it to be encoded as zeros."""
 NAN_BITS = 0x7FC00000
-"""The scale of a head that holds an infinity or NaN."""
+"""The bits of the scale of a head that holds an infinity or NaN."""
 
 
 class Codec(StrEnum):
@@ -25,11 +25,11 @@ class Codec(StrEnum):
     NONE = "none"
     INT8 = "int8"
     FP8 = "fp8"
-    """e4m3, without infinities."""
+    """The payload is e4m3, the form of FP8 without infinities."""
 
     @property
     def largest(self) -> float:
-        """What a head's largest magnitude is scaled to. Raises ValueError for NONE."""
+        """The number to which a head's largest magnitude is scaled. Raises ValueError for NONE."""
         match self:
             case Codec.INT8:
                 return 127.0

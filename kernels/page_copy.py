@@ -20,14 +20,14 @@ from raydix.kernels.page_codec import Codec, encoded_head_bytes
 
 WORD_BYTES = 8
 ALIGNMENT_BYTES = 16
-"""Pieces are aligned to the width of one thread's load or store, on both sides."""
+"""The width of a thread's load or store, to which pieces are aligned on both sides."""
 SEGMENT_FIELDS = 8
 _BLOCK_WORDS = 512
 _SMALL_PIECE_BYTES = 32 << 10
 
 
 class CopyDirection(Enum):
-    """Which side is written."""
+    """The side that a copy writes: the pool or the arena."""
 
     TO_POOL = "L2 to L1"
     TO_ARENA = "L1 to L2"
@@ -39,7 +39,7 @@ class PagePairs:
 
     page_ids: NDArray[np.int32]
     arena_offsets: NDArray[np.int64]
-    """Bytes from the start of the arena to the canonical page, past its header."""
+    """The bytes from the start of the arena to each canonical page, past its header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,19 +47,18 @@ class CopySegment:
     """Some layers of one KV group, in all pages of `pages`."""
 
     pool: Tensor
-    """[P, L, ...], contiguous: what this rank holds of each layer."""
+    """The pool of a KV group, [P, L, ...], contiguous: what this rank holds of each layer."""
     pages: PagePairs
     first_layer: int
     num_layers: int
     """Both count layers of the group."""
     canonical_layer_bytes: int
-    """Bytes of one layer in the canonical page, the heads of all ranks included."""
+    """The size of one layer in the canonical page, with the heads of all ranks."""
     rank_offset_bytes: int
-    """Where this rank's heads begin within a layer of the canonical page."""
+    """The offset of this rank's heads within a layer of the canonical page."""
     codec: Codec = Codec.NONE
-    """What the canonical page is encoded with; `quantised_copy` copies such segments.
-
-    Their pools are [P, L, H, 2, S, D].
+    """The codec of the canonical page. Encoded segments are copied by `quantised_copy`, and have
+    pools [P, L, H, 2, S, D].
     """
 
 
@@ -240,7 +239,7 @@ def _layer_bytes(pool: Tensor) -> int:
 
 
 def _arena_layer_bytes(segment: CopySegment) -> int:
-    """What this rank's heads take of a layer of the canonical page."""
+    """The size of this rank's heads within a layer of the canonical page, in bytes."""
     if segment.codec is Codec.NONE:
         return _layer_bytes(segment.pool)
     num_heads, _, page_size, head_dim = segment.pool.shape[2:]

@@ -17,7 +17,7 @@ ALIGNMENT_BYTES = 16
 _WORD_BYTES = 8
 _BLOCK_WORDS = 512
 _NUM_CTAS = 32
-"""Enough to be faster than what comes from the host, few enough to leave the model alone."""
+"""The number of programs: enough to outpace the host's link, few enough to spare the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class PoolPart:
     """Some layers, next to each other, of all pages of a pool."""
 
     pool: Tensor
-    """[P, L, ...], contiguous."""
+    """The pool of a shared KV group, [P, L, ...], contiguous."""
     first_layer: int
     num_layers: int
 
@@ -68,11 +68,11 @@ class PeerCounters:
     """How far the ranks are: each has a counter per rank, which that rank sets."""
 
     own: Tensor
-    """int32, one per rank, on this device. They may wrap around."""
+    """This rank's counters, int32, one per rank, on this device. They may wrap around."""
     at_peers: Tensor
-    """int64, on this device: the address of this rank's counter in each peer's memory."""
+    """The address of this rank's counter in each peer's memory, int64, on this device."""
     given_up: Tensor
-    """int32, one, in pinned host memory: as soon as it is not 0 nobody is waited for."""
+    """One int32 in pinned host memory: as soon as it is not 0, the waits for peers end."""
     rank: int
 
 

@@ -31,11 +31,11 @@ from raydix.kernels.paged_inputs import check_paged_inputs
 from raydix.kernels.split_combine import combine_splits
 
 MAX_TILE_ROWS = 128
-"""Query tokens of a tile times query heads per KV head."""
+"""The most query rows of a tile: its tokens times the query heads of a KV head."""
 PROGRAMS_PER_SM = 4
-"""More than run at a time: contexts differ, and who ends early takes another split."""
+"""More programs than run at a time: as contexts differ, one that ends early takes another split."""
 _FEW_PROGRAMS = 32
-"""So few leave most multiprocessors idle, whatever their keys."""
+"""The number of programs so small that most multiprocessors idle, whatever the keys."""
 
 
 def paged_decode(

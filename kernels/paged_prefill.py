@@ -32,7 +32,7 @@ TILE_TOKENS = 128
 _FLOAT32_TILE_TOKENS = 32
 _BOX_DIM = 128
 _MAX_BOX_ROWS = 2**31 - 1
-"""Boxes of a tensor map are found by int32 coordinates."""
+"""The most rows that a tensor map can address, as its coordinates are int32."""
 
 
 def tile_tokens(dtype: torch.dtype) -> int:
@@ -190,7 +190,7 @@ def _load_kv(
 
 @triton.jit
 def _visible(begin, positions, window, BLOCK_KEYS: tl.constexpr):
-    """Which keys of the block that starts at `begin` the queries at `positions` see."""
+    """Whether the queries at `positions` see each key of the block that starts at `begin`."""
     key = begin + tl.arange(0, BLOCK_KEYS)[None, :]
     is_visible = key <= positions[:, None]
     if window is not None:

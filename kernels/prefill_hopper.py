@@ -33,13 +33,13 @@ from raydix.kernels.hopper_blocks import (
 TILE_TOKENS = 128
 BLOCK_KEYS = 128
 _SLOTS = gl.constexpr(2)
-"""Blocks of keys, and of values, that are on their way or in use."""
+"""The number of blocks of keys, and of values, that are in flight or in use."""
 _FIRST = gl.constexpr(0)
 _ROWS = gl.constexpr(TILE_TOKENS // 2)
-"""Queries of a warp group: half of a tile."""
+"""The number of queries of a warp group, which is half of a tile."""
 _KEYS = gl.constexpr(BLOCK_KEYS)
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-"""Of scores, and of the sums of values."""
+"""The layout of the scores, and of the sums of values."""
 _SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, _SCORES.value))
 _SCORE_KEYS = gl.constexpr(gl.SliceLayout(0, _SCORES.value))
 _TILES = gl.constexpr(128)

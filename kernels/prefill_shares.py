@@ -24,11 +24,11 @@ from raydix.kernels.multiprocessors import num_sms
 from raydix.kernels.prefill_hopper import BLOCK_KEYS, TILE_TOKENS, attend_share
 
 _MIN_BLOCKS = 2
-"""Blocks of keys that are worth a part."""
+"""The least number of blocks of keys for which a separate part pays."""
 _ROWS_TOGETHER = 32
-"""Of a tile, whose parts a program weighs."""
+"""The number of rows of a tile whose parts one program combines."""
 _TILES: tl.constexpr = tl.constexpr(128)
-"""Looked at together."""
+"""The number of tiles that a program looks at together."""
 
 
 def prefill_by_shares(
@@ -41,7 +41,7 @@ def prefill_by_shares(
     form: AttentionForm,
     out_TQD: Tensor,
 ) -> None:
-    """As `paged_prefill`, for what `hopper_blocks.fits`; it has checked all else."""
+    """Attend as `paged_prefill` does, for what `hopper_blocks.fits`; the caller checks all else."""
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tiles, num_query_heads = tiles_X4.shape[0], q_TQD.shape[1]
     num_shares = max(num_sms(q_TQD.device) // num_query_heads, 1)

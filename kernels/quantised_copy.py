@@ -26,7 +26,7 @@ _ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float
 _RESTORED_BLOCK = 16384
 _LARGE_HEAD_ELEMENTS = 4096
 _PIPELINED_BYTES = 64 << 10
-"""The largest head of a page that is encoded while the next ones arrive in shared memory."""
+"""The largest head of a page that is encoded while the next heads arrive in shared memory."""
 
 
 def choose_num_ctas(direction: CopyDirection, page_elements: int) -> int:
@@ -99,7 +99,7 @@ def copy_quantised_pages(
 
 
 def compile_quantised_copies(pool: Tensor, codec: Codec) -> None:
-    """As `page_copy.compile_copies`, for one pool."""
+    """Compile the copies of one pool, as `page_copy.compile_copies` does."""
     table = torch.zeros(SEGMENT_FIELDS, dtype=torch.int64, device=pool.device)
     arena = torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, pin_memory=pool.is_cuda)
     launch = Launch(first_segment=0, num_segments=1, smallest_piece_bytes=0)

@@ -13,7 +13,7 @@ class RankShare:
     size: int = 1
 
     def length(self, total: int) -> int:
-        """Of every rank's part of `total` rows; past the end of the last parts there is nothing."""
+        """The length of each rank's part of `total` rows; the last parts may pass the end."""
         return -(-total // self.size)
 
     def heads(self, num_heads: int) -> range:

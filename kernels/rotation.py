@@ -15,7 +15,7 @@ class RopeTables:
     cos_XD: Tensor
     sin_XD: Tensor
     positions_T: Tensor | None
-    """int32 or int64, each token's row in the tables; None: X is T and the rows are the tokens'."""
+    """The tables' row for each token, int32 or int64; None: X is T, and row i is token i's."""
 
     def of_tokens(self) -> tuple[Tensor, Tensor]:
         """Cos and sin of each token, [T, D]."""

@@ -16,7 +16,7 @@ class SoftmaxRouting:
     """Softmax over all experts, then the most likely ones."""
 
     renormalise: bool
-    """Are the weights of a token's experts divided by their sum?"""
+    """Whether the weights of a token's experts are divided by their sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class GroupLimitedRouting:
     num_groups: int
     groups_per_token: int
     scores_per_group: int
-    """A group is as good as the sum of so many of its largest scores."""
+    """The number of largest scores in a group whose sum is the group's own score."""
     renormalise: bool
-    """Are the weights of a token's experts divided by their sum?"""
+    """Whether the weights of a token's experts are divided by their sum."""
     scale: float
-    """Multiplies the weights in the end."""
+    """The factor that multiplies the weights, after all else."""
     has_correction_bias: bool
 
 

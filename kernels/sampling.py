@@ -32,16 +32,16 @@ _BITS_53 = tl.constexpr(2**53 - 1)
 _STEP_53 = tl.constexpr(2.0**-53)
 _BELOW_1 = tl.constexpr(1 - 2.0**-53)
 _PAST_ALL = tl.constexpr(2**31 - 1)
-"""Beyond every token id."""
+"""A number larger than every token id."""
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
 _MARGIN = tl.constexpr(1e-3)
-"""More than twice the error of a rough score."""
+"""A margin more than twice as wide as the error of a rough score."""
 _PART = 2048
-"""Tokens that one program scores."""
+"""The number of tokens that one program scores."""
 
 
 def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
-    """See `reference.sampling.sample_whole`.
+    """Sample from rows that do not cut, as `reference.sampling.sample_whole` does.
 
     Raises ValueError if a shape, dtype or stride differs.
     """
@@ -79,7 +79,7 @@ def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
-    """See `reference.sampling.sample_cut`.
+    """Sample from the rows that cut, as `reference.sampling.sample_cut` does.
 
     Raises ValueError if a shape, dtype or stride differs.
     """

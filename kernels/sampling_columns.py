@@ -18,7 +18,7 @@ COLUMN_DTYPES: dict[str, np.dtype[Any]] = {
     "top_ps_R": np.dtype(np.float64),
     "min_ps_R": np.dtype(np.float64),
 }
-"""Of each field of `SamplingColumns`, on the host."""
+"""The dtype of each field of `SamplingColumns` on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,14 +26,14 @@ class SamplingColumns:
     """One entry per row; all contiguous. A row whose temperature is 0 is greedy."""
 
     noise_keys_R: Tensor
-    """A hash of (seed, output position). With a token's id it gives that token's noise."""
+    """A hash of (seed, output position) per row, from which, with its id, a token's noise comes."""
     temperatures_R: Tensor
     top_ks_R: Tensor
-    """0 keeps all tokens."""
+    """The number of likeliest tokens that each row keeps; 0 keeps all tokens."""
     top_ps_R: Tensor
-    """1 keeps all tokens."""
+    """The probability that each row's kept tokens must sum to (top-p); 1 keeps all tokens."""
     min_ps_R: Tensor
-    """0 keeps all tokens."""
+    """The least probability kept, relative to the likeliest token (min-p); 0 keeps all."""
 
     @property
     def cuts_R(self) -> Tensor:
@@ -53,7 +53,7 @@ class SamplingColumns:
 
 
 def as_sampling_columns(columns: Mapping[str, Tensor]) -> SamplingColumns:
-    """Those of a step's columns that have the names of the fields."""
+    """The columns of a step that have the names of `SamplingColumns`' fields."""
     return SamplingColumns(
         noise_keys_R=columns["noise_keys_R"],
         temperatures_R=columns["temperatures_R"],

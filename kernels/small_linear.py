@@ -35,15 +35,15 @@ from raydix.kernels.summands import add_up
 
 MAX_TOKENS = 32
 _NARROW = 16
-"""The narrow side of a tensor core's tile."""
+"""The number of columns on the narrow side of a tensor core's tile."""
 _MIN_WEIGHTS = 4 << 20
-"""From here on it has been measured to be faster than cuBLAS."""
+"""The number of weights from which on this product was measured to be faster than cuBLAS."""
 _MIN_OUTPUTS = 1024
-"""Fewer would meet too many programs in a row of tiles."""
+"""The least number of outputs: of fewer, too many programs would meet in a row of tiles."""
 _ALIGNMENT = 8
-"""Elements of 16 bytes: a tensor map's rows are multiples of that."""
+"""The elements, 16 bytes of bf16, of which a tensor map's rows must have a multiple."""
 _CAPABILITY = 9
-"""Of devices with these tensor cores."""
+"""The major compute capability of the devices with these tensor cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +51,26 @@ class LinearShape:
     """How a product is divided. Its sums depend on `depth` and on the number of programs."""
 
     rows: int
-    """Outputs of a tile."""
+    """The number of outputs of a tile."""
     depth: int
-    """Inputs of a tile."""
+    """The number of inputs of a tile."""
     num_stages: int
-    """Tiles that a program has asked for at a time."""
+    """The number of tiles that a program has in flight."""
     programs_per_sm: int
 
 
 _SHAPE = LinearShape(rows=64, depth=256, num_stages=2, programs_per_sm=2)
-"""The best or nearly so for all matrices tried, and for a layer of them: `benchmarks.small_linear`
-(H200, 2026-11)."""
+"""The best shape, or nearly so, for all matrices tried and for a layer of them, by
+`benchmarks.small_linear` (H200, 2026-11).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Which tiles a program takes: those from `program_steps` times its number on."""
+    """The tiles of each program: from `program_steps` times its number on."""
 
     row_steps: int
-    """Tiles side by side in a row of tiles, which follow one another."""
+    """The number of tiles side by side in a row of tiles, which are numbered one after another."""
     all_steps: int
     program_steps: int
     num_programs: int

@@ -44,7 +44,7 @@ def _check_summands(summands_STO: Tensor) -> int:
 
 
 def add_up(summands_STO: Tensor, dtype: torch.dtype) -> Tensor:
-    """Their sum [T, O], rounded to `dtype`. Raises ValueError as `first_summand` does."""
+    """The summands' sum [T, O], rounded to `dtype`. Raises ValueError as `first_summand` does."""
     num_summands = _check_summands(summands_STO)
     out_TO = summands_STO.new_empty(summands_STO.shape[1:], dtype=dtype)
     if out_TO.numel():

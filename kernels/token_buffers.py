@@ -11,46 +11,46 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBuffers:
-    """Of one rank, on its device; all ranks write to them. Contiguous, and zero at first."""
+    """One rank's buffers, to which all ranks write; on its device, contiguous, zero at first."""
 
     x_NC: Tensor
-    """Tokens of all ranks, first those of rank 0. Only rows that `ids_NK` or `origins_N` want."""
+    """The tokens of all ranks in order; only rows that `ids_NK` or `origins_N` want are there."""
     weights_NK: Tensor
-    """float32."""
+    """The weights of each token's experts, float32."""
     ids_NK: Tensor
-    """int32: slots of this rank; -1 elsewhere."""
+    """The slots on this rank of each token's experts, int32; -1 for experts elsewhere."""
     origins_N: Tensor
-    """int32: source rank x M + its token, where an output goes back to another rank; else -1."""
+    """Where each row's output returns to, int32: source rank x M + token; -1: no other rank."""
     returned_XC: Tensor
-    """What other ranks add to this one's tokens: M rows of each other rank, in their order."""
+    """The outputs that other ranks add to this one's tokens: M rows of each, in rank order."""
     tokens_arrived_R: Tensor
-    """int32: how much of that rank's pushes of tokens has ever ended; wraps around."""
+    """For each rank, how much of its pushes of tokens has ended so far, int32; wraps around."""
     outputs_arrived_R: Tensor
-    """int32: the same of outputs."""
+    """For each rank, how much of its pushes of outputs has ended so far, int32; wraps around."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLayout:
-    """Where ranks write."""
+    """What tells a rank where to write: its number, and the sizes of buffers."""
 
     rank: int
-    """This one."""
+    """The rank that writes."""
     num_ranks: int
     max_tokens: int
-    """M."""
+    """M: the most tokens of a rank."""
     slots_per_rank: int
-    """Physical experts of rank r are r x this to (r + 1) x this - 1."""
+    """The number S of slots of a rank: rank r holds physical experts r x S to (r + 1) x S - 1."""
 
     def place(self, rank: int, source: int) -> int:
-        """Which M rows of `source`'s `returned_XC` are those of `rank`, another one."""
+        """The place of `rank`'s block of M rows in the `returned_XC` of `source`, another rank."""
         return rank - 1 if rank > source else rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrivals:
-    """What a rank waits for."""
+    """The counters by which a rank waits for tokens."""
 
     awaited_1: Tensor
-    """int32, on the device: what `tokens_arrived_R` has once the latest tokens are there."""
+    """The value of `tokens_arrived_R` once the latest tokens have come, int32, on the device."""
     given_up_1: Tensor
-    """int32, in pinned host memory: as soon as it is not 0 nobody is waited for."""
+    """One int32 in pinned host memory: as soon as it is not 0, the waits for other ranks end."""

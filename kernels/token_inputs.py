@@ -9,7 +9,7 @@ from torch import Tensor
 from raydix.kernels.token_buffers import TokenBuffers, TokenLayout
 
 ALIGNMENT_BYTES = 16
-"""Rows are multiples of this, so that threads copy as many bytes at a time."""
+"""The size of which rows are multiples, so that a thread copies as many bytes at a time."""
 
 
 def check_tokens(

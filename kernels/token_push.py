@@ -28,25 +28,25 @@ from raydix.kernels.token_buffers import Arrivals, TokenBuffers, TokenLayout
 from raydix.kernels.token_inputs import check_rows, check_tokens
 
 WHOLE_PUSH = 128
-"""What the programs of a push add to a count, all together; and the most that there are."""
+"""The sum that the programs of one push add to a count, and the most programs of a push."""
 _MIN_PROGRAMS = 32
-"""Both are powers of two. On two H200 an exchange of 8,192 rows of 14 KB took 0.91 of the time with
-128 programs of 8 warps that it took with 32 of 32, and one of 16 rows 1.08 (2026-11-26).
+"""The least programs of a push, a power of two like `WHOLE_PUSH`. On two H200, 128 programs of 8
+warps took 0.91 of the time of 32 of 32 for 8,192 rows of 14 KB, and 1.08 for 16 (2026-11-26).
 """
 _ROWS_PER_PROGRAM = 2
 _WORD_BYTES = 8
 _PUSH_WARPS = 8
 _MAX_BLOCK_ROWS = 4
 _MAX_TILE_WORDS = 2048
-"""Of int64, in the registers of a program."""
+"""The most words (int64) of a tile, which a program holds in registers."""
 _SUM_WARPS = 8
 _SUM_BLOCK = 2048
 _MAX_SUM_PROGRAMS = 1056
-"""That fit on an H200 at a time."""
+"""The most programs of a sum, which is how many fit on an H200 at a time."""
 _MAX_WAITING_PROGRAMS = 528
-"""Sums of more programs have one wait for all of them: others may need the SMs meanwhile."""
+"""The most programs that each wait; of more, one waits for all, to leave SMs to others."""
 _POLLS = 64
-"""Between two looks at the host's memory, which takes as long as many at the device's."""
+"""The looks at device memory per look at the host's, which takes as long as many of them."""
 
 
 def push_tokens(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 MAX_EXPERTS = 1024
 _BLOCK_ELEMENTS = 512
-"""Tokens of a program times experts: one warp's worth for each of four tokens with 128 experts."""
+"""The tokens of a program times experts: one warp's worth for each of 4 tokens with 128 experts."""
 
 
 def topk_gating(

@@ -39,7 +39,7 @@ from raydix.kernels.topk_gating import topk_gating
 from raydix.kernels.weight import Weight
 
 _EXTENSION_TILE_ROWS = 64
-"""Query tokens of an extension tile times query heads per KV head."""
+"""The query rows of an extension tile: its tokens times the query heads of a KV head."""
 
 
 class TritonOps:
@@ -67,14 +67,14 @@ class TritonOps:
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
 
     def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
-        """See `ModelOps`."""
+        """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
         weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
 
     def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
-        """See `ModelOps`."""
+        """Return the summands of a product, as `ModelOps.linear_summands` says."""
         weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear_summands(x_TC, weight_OC)
@@ -90,7 +90,7 @@ class TritonOps:
         *,
         form: GluForm,
     ) -> Tensor:
-        """See `ModelOps`."""
+        """Run a bank's experts on the rows, as `ModelOps.fused_experts` says."""
         return fused_experts(
             x_TC,
             gate_up.matrix_OC,
@@ -104,15 +104,15 @@ class TritonOps:
     def rms_norm(
         self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
     ) -> Tensor:
-        """See `ModelOps`."""
+        """Normalise by the root mean square, as `ModelOps.rms_norm` says."""
         return rms_norm(x_TC, weight_C, eps, residual_TC=residual_TC, dtype=self._dtype)
 
     def glu(self, gate_up_TI: Tensor, form: GluForm) -> Tensor:
-        """See `ModelOps`."""
+        """Multiply the activated gate by up, as `ModelOps.glu` says."""
         return glu(gate_up_TI, form, dtype=self._dtype)
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """See `ModelOps`."""
+        """Cut rows into tiles and extensions, as `ModelOps.plan_tiles` says."""
         extensions = [
             row for row in rows if is_extension(row, self._num_query_heads, self._num_sms)
         ]
@@ -144,7 +144,7 @@ class TritonOps:
         rows: AttentionRows,
         form: AttentionForm,
     ) -> Tensor:
-        """See `ModelOps`."""
+        """Attend to cached pages, as `ModelOps.paged_attention` says."""
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
         current = torch.cuda.current_stream()
         beside = current
@@ -195,7 +195,7 @@ class TritonOps:
         scale: float,
         value_dim: int,
     ) -> Tensor:
-        """See `ModelOps`."""
+        """Attend to cached latents, as `ModelOps.latent_attention` says."""
         num_tokens, num_heads, _ = q_TQD.shape
         out_TQV = q_TQD.new_empty((num_tokens, num_heads, value_dim))
         if rows.tiles_X4 is not None:

@@ -37,21 +37,21 @@ class Weight(nn.Module):
         return [Weight(*each) for each in zip(matrices, biases, strict=True)]
 
     def whole_parts(self) -> dict[str, WeightPart]:
-        """Where every rank keeps all that a checkpoint has."""
+        """The parts of a weight of which every rank keeps the whole."""
         return {name: WeightPart(tensor) for name, tensor, _ in self._by_outputs()}
 
     def row_parts(self, share: RankShare, num_outputs: int) -> dict[str, WeightPart]:
-        """Where each rank has a share of `num_outputs`."""
+        """The parts of a weight of which each rank has a share of `num_outputs`."""
         return {
             name: cut(tensor, share, num_outputs, dim) for name, tensor, dim in self._by_outputs()
         }
 
     def head_parts(self, heads: range, num_heads: int) -> dict[str, WeightPart]:
-        """Where the outputs are those of heads, and `heads` of `num_heads` are this rank's."""
+        """The parts of a weight whose outputs are heads, of which this rank has `heads`."""
         return {name: cut_heads(tensor, heads, num_heads) for name, tensor, _ in self._by_outputs()}
 
     def column_parts(self, share: RankShare, num_inputs: int) -> dict[str, WeightPart]:
-        """Where each rank has a share of `num_inputs`, and the ranks' outputs are added up."""
+        """The parts of a weight whose inputs the ranks share; their outputs are added up."""
         parts = {"weight": cut(self.matrix_OC, share, num_inputs, dim=-1)}
         if self.bias_O is not None:
             parts["bias"] = first_rank_only(self.bias_O, share)

@@ -17,15 +17,15 @@ class WeightPart:
 
     target: Tensor
     dim: int = 0
-    """The dimension that is cut; from the end if it is negative."""
+    """The dimension that is cut, counted from the end if it is negative."""
     start: int = 0
-    """Where in it the part begins. What lies past the end of the whole is zero."""
+    """The index in `dim` at which the part begins. Rows past the end of the whole are zero."""
     whole_length: int | None = None
-    """The whole's length in it; None: that of `target`."""
+    """The length of the whole in `dim`; None: that of `target`."""
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """That of the tensor in the checkpoint."""
+        """The shape of the tensor in the checkpoint."""
         shape = list(self.target.shape)
         if self.whole_length is not None:
             shape[self.dim] = self.whole_length

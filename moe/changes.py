@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from raydix.moe.placement import EMPTY, FloatArray, Int32Array
 
 _NUM_HOT, _NUM_SPARED = 8, 24
-"""How many of the hot rank's costliest experts, and of the places that cost least to clear, are
-tried together as a copy's expert and its place."""
+"""The numbers of the hot rank's costliest experts and of the places cheapest to clear, which are
+tried together as a copy's expert and its place.
+"""
 _DROP_MOVES = 0.5
-"""What giving up a replica counts as: it moves nothing, but the next expert to come there does."""
+"""The moves that a dropped replica counts as: it moves none, but the next expert there does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,20 +35,20 @@ class Turn:
     slot_costs_CXRS: FloatArray
     rank_costs_CXR: FloatArray
     hot_X: NDArray[np.intp]
-    """The costliest rank."""
+    """The costliest rank of each layer."""
     peak_X: FloatArray
-    """Its cost."""
+    """The cost of each layer's costliest rank."""
     goal_X: FloatArray
-    """The cost that is low enough."""
+    """The cost of a rank that is low enough in each layer."""
     places_XJ: NDArray[np.intp]
-    """Places of the colder half of the ranks."""
+    """The places of each layer that are on the colder half of the ranks."""
     is_open_XJ: NDArray[np.bool_]
-    """An expert may come there: it is full, or the first empty slot of a rank that has to spare."""
+    """Whether each place may take an expert: it is full, or a spare rank's first empty slot."""
     room_X: NDArray[np.intp]
-    """The empty place that may be filled on the coldest rank that has one; EMPTY if none has."""
+    """The empty place that may be filled on the coldest rank that has one; EMPTY if no rank has."""
 
     def strain(self, costs: FloatArray) -> FloatArray:
-        """Of ranks with these costs, [X, ...]. Below the goal what is lower is hardly better."""
+        """The strain of ranks with such costs, [X, ...]: below the goal, less hardly counts."""
         goal = self.goal_X.reshape(-1, *(1,) * (costs.ndim - 1))
         above = np.maximum(costs - goal, 0.0)
         return above * above + 1e-6 * costs * costs
@@ -58,11 +59,11 @@ class Choice:
     """The best change of its kind for each layer."""
 
     score_X: FloatArray
-    """How much strain it takes away for each move, -inf where nothing helps."""
+    """The strain that the change takes away for each expert moved; -inf where nothing helps."""
     slot_X: NDArray[np.intp]
-    """Of the hot rank."""
+    """The slot of the hot rank that the change concerns."""
     place_X: NDArray[np.intp]
-    """Where the other half of the change happens; nothing to a drop."""
+    """The place where the other half of the change happens; a drop has none."""
 
 
 def best_swap(turn: Turn) -> Choice:

@@ -17,12 +17,12 @@ from raydix.moe.placement import EMPTY, FloatArray, Int32Array, Placement
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EplbPlan:
-    """What the reference says, in its own form; a GPU may hold an expert twice."""
+    """A plan in the reference's own form, in which a GPU may hold an expert twice."""
 
     experts_LP: Int32Array
-    """The expert in each place; GPUs have equally many places, one after another."""
+    """The expert in each place; every GPU has equally many places, which follow one another."""
     places_LEK: Int32Array
-    """The places of each expert in the order in which it got them, then EMPTY."""
+    """The places of each expert in the order in which it got them, filled up with EMPTY."""
     num_replicas_LE: Int32Array
 
 

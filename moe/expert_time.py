@@ -22,7 +22,7 @@ class ExpertTime:
     row_flops: float
     flops_per_s: float
     row_bytes: int
-    """Of one row as it travels, there and back."""
+    """The size of one row's journey: to its expert and back."""
     link_bytes_per_s: float
 
     def replica_seconds(self, rows_LE: FloatArray, num_ranks: int) -> FloatArray:
@@ -49,7 +49,7 @@ def replica_rows(rows_LE: FloatArray, num_ranks: int) -> FloatArray:
 
 
 def rank_costs(placement: Placement, costs_CLEN: FloatArray) -> FloatArray:
-    """What each rank's experts cost it, [L, R]."""
+    """The cost of each rank's experts to it, [L, R]."""
     num_replicas_LE = placement.num_replicas_LE
     costs_CLE = np.take_along_axis(costs_CLEN, num_replicas_LE[None, :, :, None], axis=3)[..., 0]
     is_held_LRE = placement.physical_LRE != EMPTY

@@ -28,12 +28,12 @@ class LayerExperts:
     """Which experts of a layer a rank has, and how its rows reach all of them."""
 
     held: tuple[LogicalExpertId | None, ...]
-    """By slot; None: an empty one."""
+    """The expert in each slot of this rank; None: the slot is empty."""
     share: RankShare
-    """Of each of them."""
+    """The share of each of these experts that the rank holds."""
     dispatcher: Dispatcher = LOOPBACK
     routes: LayerRoutes | None = None
-    """None: every expert is in the slot that is numbered like it."""
+    """The tables by which rows find experts; None: expert i is in slot i."""
 
 
 def own_experts(num_experts: int, share: RankShare) -> LayerExperts:

@@ -17,9 +17,9 @@ class Balance:
     """1 when all ranks of every layer get the same; both ways in use elsewhere."""
 
     mean_of_layers: float
-    """Of each layer's mean over ranks by its maximum: SGLang's balancedness."""
+    """The mean over layers of mean load by largest load of a rank: SGLang's balancedness."""
     ratio_of_sums: float
-    """Means of all layers by their maxima: vLLM's. Layers with more rows weigh more."""
+    """The sum of layers' means by that of their maxima, as in vLLM: layers weigh by their rows."""
 
 
 def rank_loads(placement: Placement, loads_LE: NDArray[Any]) -> FloatArray:
@@ -38,7 +38,7 @@ def balance(loads_LR: FloatArray) -> Balance:
 
 @dataclass(slots=True)
 class _Window:
-    """What has been reported of some steps."""
+    """The reports of one window of steps."""
 
     counts_LE: FloatArray
     ranks: set[int] = field(default_factory=set)
@@ -59,7 +59,7 @@ class LoadAverage:
         self._steps_sum = 0.0
         self._window_LE = np.zeros((num_layers, num_experts))
         self._open: dict[int, _Window] = {}
-        """Windows of which some rank has not reported, by their last step."""
+        """The windows of which some rank has not reported yet, by their last step."""
 
     def add(self, rank: int, step: int, counts_LE: NDArray[Any], *, num_steps: int) -> bool:
         """What `rank` has counted in the `num_steps` up to `step`; True if this ends a window.

@@ -20,9 +20,9 @@ from raydix.moe.placement import EMPTY, Placement
 from raydix.moe.relocations import Relocation, relocations
 
 _LOOK_AHEAD = 64
-"""Relocations looked at in one step for one that can begin: steps must not wait for long plans."""
+"""The most relocations that a step tries until one can begin: it must not wait for long plans."""
 _MORE_AHEAD = 8
-"""By so many at a time their number grows to that."""
+"""The number by which the relocations that a step tries may grow at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flip:
-    """From its step on, ranks route by `placement`, which differs in `layers` alone."""
+    """A change of routes: from its step on, `placement` holds, which differs in `layers`."""
 
     version: int
     placement: Placement
@@ -56,9 +56,9 @@ class Pacing:
     """How much each rank copies beside its steps."""
 
     max_copies_per_step: int = 2
-    """New copies of one rank that ride on one step."""
+    """The number of copies to one rank that may begin with one step."""
     max_open_copies: int = 4
-    """Of one rank, ordered and not acknowledged."""
+    """The number of copies to one rank that may be ordered and not yet acknowledged."""
 
     def __post_init__(self) -> None:
         if min(self.max_copies_per_step, self.max_open_copies) < 1:
@@ -68,11 +68,11 @@ class Pacing:
 class _Slot(IntEnum):
     FREE = 0
     LIVE = 1
-    """The newest version routes to it."""
+    """The newest version of the placement routes to the slot."""
     FILLING = 2
-    """A relocation that has begun has a copy for it."""
+    """A relocation that has begun is copying an expert into the slot."""
     RETIRED = 3
-    """The version before the newest routes to it, and some rank may use that still."""
+    """The version before the newest, which some rank may still use, routes to the slot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,19 +99,19 @@ class Migration:
             np.int8
         )
         self._to_come: Iterator[Relocation] = iter(())
-        """Of the plan, after those that wait."""
+        """The relocations of the plan that come after those in `_waiting`."""
         self._waiting: deque[Relocation] = deque()
-        """As many as a step looks at, while there are so many."""
+        """The relocations to try next: as many as a step tries, while the plan has so many."""
         self._num_unbegun = 0
-        """Copies of both."""
+        """The number of copies in the relocations that have not begun."""
         self._begun: list[_Begun] = []
         self._unsent: deque[Copy] = deque()
         self._open: dict[Copy, _Begun] = {}
-        """Ordered, not acknowledged."""
+        """The copies that are ordered and not acknowledged, with the relocation of each."""
         self._flip_step: int | None = None
-        """The step of a flip that some rank may not have made: there is one at a time."""
+        """The step of the one flip that some rank may not have made yet."""
         self._flipped: set[int] = set()
-        """Ranks that have made it."""
+        """The ranks that have made the flip of `_flip_step`."""
 
     @property
     def is_open(self) -> bool:
@@ -148,7 +148,7 @@ class Migration:
         return self.num_copies_left
 
     def plan_step(self, step: int) -> Orders:
-        """What rides on `step`, which is being planned for all ranks."""
+        """The orders that are sent with `step`, which is being planned for all ranks."""
         self._begin()
         return Orders(
             copies=self._send(), flip=self._flip(step) if self._flip_step is None else None

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_GAIN = 0.05
-"""By which halves must be faster. On two H200 steps of 512 to 8192 tokens gained up to 0.14 in one
-start and nothing in the next; with what was taken for a gain, prompts took 1.06 of their time
-(2026-11-22).
+"""The fraction of time that halves must save. Steps of 512 to 8192 tokens on two H200 seemed to
+gain up to 0.14 after one start and nothing after the next; what was taken for a gain made prompts
+take 1.06 of their time (2026-11-22).
 """
 
 
@@ -25,11 +25,11 @@ class StepTimes:
 
     num_tokens: int
     whole_s: float
-    """As one batch: C + X."""
+    """The time of the step as one batch: C + X."""
     communication_s: float
-    """X: the exchanges of all layers, with nothing beside them."""
+    """X: the time of all layers' exchanges, with nothing beside them."""
     halved_s: float
-    """As two micro-batches."""
+    """The time of the step as two micro-batches."""
 
     @property
     def compute_s(self) -> float:
@@ -44,7 +44,7 @@ class StepTimes:
 
 
 def slowest(of_ranks: Sequence[Sequence[StepTimes]]) -> tuple[StepTimes, ...]:
-    """What all ranks go by: each time that of the rank that took longest."""
+    """The largest of each time over all ranks, by which they all decide."""
     return tuple(
         StepTimes(
             num_tokens=times[0].num_tokens,

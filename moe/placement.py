@@ -15,7 +15,7 @@ Int32Array = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
 
 EMPTY = -1
-"""Stands for the expert of an empty slot, and for the slot of an expert that a rank lacks."""
+"""The number that stands for no expert in a slot, and for no slot of an expert on a rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +125,15 @@ def initial_placement(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routes:
-    """By which physical experts the tokens of one rank reach each logical one.
+    """The physical experts by which the tokens of one rank reach each logical one.
 
     A row takes entry `n % count` of its expert, with any n that differs from row to row.
     """
 
     table_LER: Int32Array
-    """Physical experts, `counts_LE` of them, then EMPTY. One may come twice: it takes more rows."""
+    """The physical experts of each logical one, `counts_LE` of them, then EMPTY. An expert that is
+    listed twice takes more rows.
+    """
     counts_LE: Int32Array
 
 

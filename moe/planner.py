@@ -23,11 +23,11 @@ class PlannerLimits:
     """When a layer is good enough, and what it may take to get there."""
 
     balance: float = 0.985
-    """Of a layer: its ranks' mean cost by the largest. It ends there, or at the cap."""
+    """The search ends at this ratio of a layer's mean rank cost to the largest, or at the cap."""
     max_moves: int = 24
-    """Of one layer; a swap of two experts is two."""
+    """The most moves in one layer; a swap of two experts counts as two."""
     spare_slots: int = 1
-    """Slots of each rank that stay empty in every layer."""
+    """The number of slots of each rank that stay empty in every layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class Rebalance:
 
     placement: Placement
     num_moves: int
-    """Experts that come to ranks that lack them."""
+    """The number of experts that come to ranks that lack them."""
     cost_before: float
     cost_after: float
     imbalance_before: float
@@ -76,7 +76,7 @@ def num_moves(current: Placement, wanted: Placement) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Whether a plan pays.
+    """Decides whether a plan pays.
 
     It is asked anew with the loads of each interval, so neither answer outlives what it was about.
     What copies cost is taken from the settings: a wrong figure moves too much or too little, and
@@ -84,18 +84,18 @@ class Gate:
     """
 
     stable_steps: float
-    """For how many steps loads are expected to stay as they are."""
+    """The number of steps for which loads are expected to stay as they are."""
     copy_bytes_per_s: float
-    """Of one rank, beside its steps."""
+    """The speed at which one rank copies experts beside its steps."""
     slowdown: float = 0.1
-    """By which fraction steps are slower while experts are copied."""
+    """The fraction by which steps are slower while experts are copied."""
     margin: float = 1.5
-    """How many times its cost a plan has to save: what has just been moved is not moved back."""
+    """The factor by which a plan must outdo its cost, so that recent moves are not soon undone."""
     min_gain_fraction: float = 0.01
-    """Of the experts' time, below which it is left alone: loads are only estimates."""
+    """The least gain, as a fraction of the experts' time: loads are only estimates."""
 
     def is_worth(self, plan: Rebalance, *, expert_bytes: int) -> bool:
-        """Its costs must be seconds of a step."""
+        """Whether the plan pays, if its costs are seconds of a step."""
         saving_s = plan.cost_before - plan.cost_after
         num_ranks = plan.placement.num_ranks
         copying_s = plan.num_moves * expert_bytes / num_ranks / self.copy_bytes_per_s
@@ -118,7 +118,7 @@ class _Search:
 
     @property
     def experts_LP(self) -> Int32Array:
-        """As `Placement` has them."""
+        """The experts in each place, as `Placement.experts_LP` has them."""
         return self._experts_LRS.reshape(self._shape[0], -1)
 
     def take_turn(self) -> bool:
@@ -156,7 +156,7 @@ class _Search:
         return layers[is_uneven]
 
     def _slot_costs(self, layers_X: NDArray[np.intp]) -> FloatArray:
-        """What each slot costs its rank, [C, X, R, S]."""
+        """The cost of each slot to its rank, [C, X, R, S]."""
         experts_XRS = self._experts_LRS[layers_X]
         layer_X11 = layers_X[:, None, None]
         counts_XRS = self._num_replicas_LE[layer_X11, experts_XRS]
@@ -200,7 +200,7 @@ class _Search:
         )
 
     def _swap(self, layer: int, one: tuple[int, int], other: tuple[int, int]) -> None:
-        """What is in two slots, of which the second may be empty, changes places."""
+        """Exchange what is in two slots, of which the second may be empty."""
         experts = [int(self._experts_LRS[layer, *at]) for at in (one, other)]
         self._put(layer, one, EMPTY)
         self._put(layer, other, experts[0])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raydix.moe.placement import EMPTY, Placement
 
 _TURNS_PER_LAYER = 4
-"""Relocations that come before one of a further layer."""
+"""The number of relocations that come before a further layer joins the turns."""
 
 
 @dataclass(frozen=True, slots=True)

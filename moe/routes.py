@@ -40,11 +40,11 @@ class DeviceRoutes:
         self.loads_LE = torch.zeros_like(self.counts_LE)
 
     def layer(self, index: int) -> LayerRoutes:
-        """Those of the layer that has this number among those with experts."""
+        """The routes of the layer with this number among those that have experts."""
         return LayerRoutes(self.table_LER[index], self.counts_LE[index], self.loads_LE[index])
 
     def put(self, layers_X: Tensor, table_XER: Tensor, counts_XE: Tensor) -> None:
-        """From the next step on, rows of these layers go by these tables; all on the device."""
+        """Route these layers' rows by these tables from the next step on; all on the device."""
         self.table_LER.index_copy_(0, layers_X, table_XER.to(torch.int32))
         self.counts_LE.index_copy_(0, layers_X, counts_XE.to(torch.int32))
 

@@ -20,14 +20,14 @@ class SentRows:
     """A rank's slice of the rows of its lane's step."""
 
     first: int
-    """Index of its first row in T."""
+    """The index in T of the slice's first row."""
     num_rows: int
-    """This rank's entry of `sizes`. Those past the lane's last row are padding."""
+    """The slice's rows: this rank's entry of `sizes`. Any past the lane's last are padding."""
     sizes: DispatchSizes
     is_padding_T: Tensor | None = None
-    """Bool, of the lane's rows: those that go nowhere; None: none of them."""
+    """Whether each of the lane's rows goes nowhere, bool; None: every row goes to experts."""
     stream: torch.cuda.Stream | None = None
-    """On which they travel while the current one computes; None: on that one."""
+    """The stream on which rows travel while the current one computes; None: the current one."""
 
     def own(self, x_TC: Tensor) -> Tensor:
         """The slice, [X, C], with zeros where the lane has no more rows."""

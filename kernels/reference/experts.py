@@ -17,7 +17,7 @@ from raydix.kernels.reference.activation import glu
 from raydix.kernels.routing import GroupLimitedRouting, Scoring
 
 DENSE_EXPERT_TOKENS = 64
-"""Up to so many tokens every expert runs on every token: no count has to reach the host."""
+"""The most tokens for which every expert runs on every token: no count has to reach the host."""
 
 
 def topk_gating(

@@ -15,7 +15,7 @@ from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.reference.paged_attention import rows_of_tiles, single_tokens
 
 QUERY_BLOCK = 256
-"""Queries of a row that are scored at a time: bounds the score matrix to QUERY_BLOCK x context."""
+"""The queries of a row that are scored at a time; bounds the scores to QUERY_BLOCK x context."""
 
 
 def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor) -> None:

@@ -15,10 +15,10 @@ from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 
 QUERY_BLOCK = 256
-"""Queries of a row that are scored at a time: bounds the score matrix to QUERY_BLOCK x context."""
+"""The queries of a row that are scored at a time; bounds the scores to QUERY_BLOCK x context."""
 
 NARROWEST_BAND_TOKENS = 256
-"""Rows up to this context are padded to one length: they take so little that a call costs more."""
+"""The context up to which rows are padded to one length: they take less time than another call."""
 
 
 def paged_attention(

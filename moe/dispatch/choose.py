@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from raydix.moe.dispatch.protocol import DispatchForm
 
 Times = Mapping[DispatchForm, Mapping[int, Mapping[str, float]]]
-"""Microseconds, by the most tokens of a rank, and the backend's name in the configuration."""
+"""Microseconds of an exchange, by the most tokens of a rank and the backend's configured name."""
 
 
 def _named(
@@ -61,11 +61,11 @@ MEASURED_US: Mapping[int, Times] = {
         },
     ),
 }
-"""By the number of ranks."""
+"""The measured times, by the number of ranks."""
 
 
 def fastest(form: DispatchForm, num_tokens: int, available: Collection[str], num_ranks: int) -> str:
-    """Of the backends that there are, the one to take if the busiest rank has so many tokens.
+    """Choose the backend to use if the busiest rank has `num_tokens`.
 
     `available`: at least one. Those never measured come after all others, in order of their names.
     """
@@ -75,13 +75,13 @@ def fastest(form: DispatchForm, num_tokens: int, available: Collection[str], num
 
 
 def _times(num_ranks: int) -> Times:
-    """Of so many ranks, or of the most that were measured with fewer."""
+    """The times for `num_ranks`, or for the most ranks below it that were measured."""
     measured = max((ranks for ranks in MEASURED_US if ranks <= num_ranks), default=min(MEASURED_US))
     return MEASURED_US[measured]
 
 
 def winners(available: Collection[str], num_ranks: int) -> frozenset[str]:
-    """Those that are the fastest for some form and number of tokens: nobody needs the others."""
+    """The backends that are the fastest for some form and number of tokens."""
     return frozenset(
         fastest(form, num_tokens, available, num_ranks)
         for form, buckets in _times(num_ranks).items()

@@ -22,7 +22,7 @@ from raydix.moe.dispatch.protocol import (
 from raydix.moe.dispatch.store_group import StoreGroup
 
 NUM_SMS = 24
-"""That the kernels take: 348 GB/s of dispatch between two H200, 2026-11-22."""
+"""The multiprocessors that the kernels take: 348 GB/s of dispatch between two H200, 2026-11-22."""
 _RANKS = (2, 4, 8)
 _MAX_SLOTS = 1024
 _MAX_EXPERTS_PER_TOKEN = 32
@@ -51,7 +51,7 @@ class DeepEpDispatcher:
     """
 
     captured_forms = frozenset({DispatchForm.LOW_LATENCY})
-    """The normal one was not tried in graphs."""
+    """The forms that CUDA graphs may hold. The normal form was not tried in graphs."""
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`, this rank's."""
@@ -77,7 +77,7 @@ class DeepEpDispatcher:
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
-        """See `Dispatcher`."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says."""
         if self._buffer is None:
             raise RuntimeError("the dispatcher of this rank is closed")
         ids_TK = physical_ids_TK.long().contiguous()
@@ -112,7 +112,10 @@ class DeepEpDispatcher:
         )
 
     def close(self) -> None:
-        """See `Dispatcher`. A kernel that waits already goes on waiting: see the class."""
+        """End the dispatcher, as `Dispatcher.close` says.
+
+        A kernel that waits already goes on waiting: see the class.
+        """
         self._buffer = None
 
 
@@ -131,12 +134,12 @@ class _DeepEpExchange:
         self._out_TC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         self._wait()
         return self._received
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         timing: dict[str, Any] = {}
         if self._is_beside:
             timing = {"previous_event": self._buffer.capture(), "async_finish": True}
@@ -147,7 +150,7 @@ class _DeepEpExchange:
             self._event = event
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         assert self._out_TC is not None, "send_back comes first"
         self._wait()
         return self._out_TC

@@ -26,9 +26,9 @@ _HIDDEN_SIZES = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
 _MAX_EXPERTS_PER_TOKEN = 11
 _MAX_SLOTS = 1024
 MAX_TOKENS_AT_ONCE = 1024
-"""What the libraries' kernels can count."""
+"""The number of tokens up to which the libraries' kernels can count."""
 MAX_BUFFER_BYTES = 4 * 2**30
-"""Of the normal form, which sends more tokens than fit in several parts."""
+"""The most memory of the normal form, which sends more tokens than fit in several parts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,9 +37,9 @@ class Landed:
 
     x_SPC: Tensor
     num_rows_S: Tensor
-    """int32, on the device."""
+    """The number of rows of each slot, int32, on the device."""
     handle: Any
-    """What the library's combine wants back."""
+    """The library's own record of the dispatch, which its combine takes."""
 
 
 class ExpertMajorBuffer(Protocol):
@@ -66,10 +66,10 @@ class NormalForm(Protocol):
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
-        """See `Dispatcher`."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says."""
 
     def close(self) -> None:
-        """See `Dispatcher`."""
+        """End the dispatcher, as `Dispatcher.close` says."""
 
 
 class ExpertMajor:
@@ -94,14 +94,14 @@ class ExpertMajor:
 
     @property
     def captured_forms(self) -> frozenset[DispatchForm]:
-        """See `Dispatcher`."""
+        """The forms that CUDA graphs may hold, as `Dispatcher.captured_forms` says."""
         # The normal one was not tried in graphs.
         return frozenset({DispatchForm.LOW_LATENCY} if self._low_latency else ())
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
-        """See `Dispatcher`."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says."""
         if self._is_closed:
             raise RuntimeError("the dispatcher of this rank is closed")
 
@@ -111,7 +111,7 @@ class ExpertMajor:
         return _Blocks(self._low_latency, _tokens(x_TC, weights_TK, physical_ids_TK), self._rows)
 
     def close(self) -> None:
-        """See `Dispatcher`."""
+        """End the dispatcher, as `Dispatcher.close` says."""
         # The libraries' own ends are collective, and a rank that has died would be waited for.
         self._is_closed = True
         self._normal.close()
@@ -128,7 +128,7 @@ class InParts:
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
-        """See `NormalForm`."""
+        """Start the dispatch of this rank's tokens, as `NormalForm.send` says."""
         tokens = _tokens(x_TC, weights_TK, physical_ids_TK)
         return _Parts(self._buffer, tokens, sizes.tokens_R, self._shape)
 
@@ -148,14 +148,14 @@ class BufferPerExchange:
         self.max_tokens = buffers[0].max_tokens
 
     def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
-        """See `ExpertMajorBuffer`."""
+        """Send tokens to the ranks of their experts, as `ExpertMajorBuffer.dispatch` says."""
         assert self._free, "two exchanges may be open at once"
         buffer = self._free.popleft()
         landed = buffer.dispatch(x_TC, ids_TK)
         return replace(landed, handle=(buffer, landed.handle))
 
     def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
-        """See `ExpertMajorBuffer`."""
+        """Return each token's sum over its experts, as `ExpertMajorBuffer.combine` says."""
         buffer, own_handle = handle
         self._free.append(buffer)
         out_TC: Tensor = buffer.combine(out_SPC, ids_TK, weights_TK, own_handle)
@@ -207,12 +207,12 @@ class _Blocks:
         self._out_TC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         x_NC = self._landed.x_SPC.flatten(0, 1)
         return Received(x_NC, self._rows.ones_N1, self._rows.local_ids(self._landed.num_rows_S))
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         out_SPC = out_NC.view_as(self._landed.x_SPC).contiguous()
         tokens = self._tokens
         self._out_TC = self._buffer.combine(
@@ -220,7 +220,7 @@ class _Blocks:
         )
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         assert self._out_TC is not None, "send_back comes first"
         return self._out_TC
 
@@ -248,20 +248,20 @@ class _Parts:
         self._out_TC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         x_NC = torch.cat([part.x_NC for part in self._parts])
         ids_N1 = torch.cat([part.local_ids_N for part in self._parts]).view(-1, 1)
         return Received(x_NC, torch.ones_like(ids_N1, dtype=torch.float32), ids_N1)
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         outs = out_NC.split([part.max_rows for part in self._parts])
         self._out_TC = torch.cat(
             [part.send_back(self._buffer, out) for part, out in zip(self._parts, outs, strict=True)]
         )
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         assert self._out_TC is not None, "send_back comes first"
         return self._out_TC
 

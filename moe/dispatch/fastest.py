@@ -23,12 +23,12 @@ class FastestDispatcher:
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
-        """See `Dispatcher`."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says."""
         tokens_R = sizes.tokens_R
         name = fastest(sizes.form, max(tokens_R), self._dispatchers, len(tokens_R))
         return self._dispatchers[name].send(x_TC, weights_TK, physical_ids_TK, sizes)
 
     def close(self) -> None:
-        """See `Dispatcher`."""
+        """End the dispatcher, as `Dispatcher.close` says."""
         for each in self._dispatchers.values():
             each.close()

@@ -38,7 +38,7 @@ class GlooExchange:
         )
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         shape = self._dispatcher.shape
         x_NC, weights_NK, ids_NK = _unpack(self._underway.wait(), shape)
 
@@ -51,14 +51,14 @@ class GlooExchange:
         )
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         # As bytes: gloo does not know every dtype.
         self._underway = self._dispatcher.exchange(
             _as_bytes(out_NC.cpu()), self._tokens_R, self._own_R
         )
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         shape = self._dispatcher.shape
         out_RTC = self._underway.wait().view(shape.dtype)
         out_RTC = out_RTC.view(shape.num_ranks, self._own_R[0], shape.hidden_size)
@@ -101,7 +101,7 @@ class GlooDispatcher:
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> GlooExchange:
-        """See `Dispatcher`."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says."""
         assert sizes.tokens_R[self.rank] == x_TC.shape[0], "sizes are those of the step"
         packed_TB = _pack(x_TC, weights_TK, physical_ids_TK)
         return GlooExchange(self, sizes, packed_TB=packed_TB, device=x_TC.device)
@@ -115,7 +115,10 @@ class GlooDispatcher:
         return _Underway(work, received_XB, sent_XB)
 
     def close(self) -> None:
-        """See `Dispatcher`. The end of this rank's connections ends its peers' waits."""
+        """End the dispatcher, as `Dispatcher.close` says.
+
+        The end of this rank's connections ends its peers' waits.
+        """
         self._group = None
 
 

@@ -9,8 +9,9 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 OPERATION_TIMEOUT = timedelta(minutes=30)
-"""Of a rank that waits for its peers. A peer that ends is noticed at once; one that hangs is the
-Supervisor's to find."""
+"""The longest that a rank waits for its peers. A peer that ends is noticed at once; the Supervisor
+finds one that hangs.
+"""
 
 
 def connect_gloo(store: Store, rank: int, size: int) -> ProcessGroupGloo:

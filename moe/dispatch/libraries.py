@@ -34,7 +34,7 @@ ADAPTERS = {
     "mooncake_ep": Adapter(mooncake_ep_obstacle, connect_mooncake_ep),
     "mori": Adapter(mori_obstacle, MoriDispatcher),
 }
-"""By backend; those of `probes.LIBRARIES`."""
+"""The adapter of each backend in `probes.LIBRARIES`."""
 
 
 def connect_library(

@@ -13,15 +13,15 @@ class LoopbackExchange:
         self._out_TC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         return self._received
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         self._out_TC = out_NC
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         assert self._out_TC is not None, "send_back comes first"
         return self._out_TC
 
@@ -34,11 +34,11 @@ class Loopback:
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> LoopbackExchange:
-        """See `Dispatcher`."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says."""
         return LoopbackExchange(Received(x_TC, weights_TK, physical_ids_TK))
 
     def close(self) -> None:
-        """See `Dispatcher`."""
+        """End the dispatcher, as `Dispatcher.close` says."""
 
 
 LOOPBACK = Loopback()

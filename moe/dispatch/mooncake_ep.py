@@ -29,7 +29,7 @@ from raydix.moe.dispatch.store_group import StoreGroup
 
 _MOST_OPEN = 2
 _FOREVER_US = -1
-"""A time limit would leave a late rank's tokens out without a word."""
+"""The value for no time limit: a limit would silently leave out the tokens of a late rank."""
 
 
 def mooncake_ep_obstacle(shape: DispatchShape) -> str | None:
@@ -86,7 +86,7 @@ class MooncakeEpBuffer:
         self.max_tokens = max_tokens
 
     def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
-        """See `ExpertMajorBuffer`."""
+        """Send tokens to the ranks of their experts, as `ExpertMajorBuffer.dispatch` says."""
         x_SPC, num_rows_S, handle, _, _ = self._buffer.dispatch(
             x_TC,
             ids_TK,
@@ -99,7 +99,7 @@ class MooncakeEpBuffer:
         return Landed(x_SPC, num_rows_S, handle)
 
     def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
-        """See `ExpertMajorBuffer`."""
+        """Return each token's sum over its experts, as `ExpertMajorBuffer.combine` says."""
         out_TC, _, _ = self._buffer.combine(
             out_SPC, ids_TK, weights_TK, self._is_alive_R, _FOREVER_US, handle
         )

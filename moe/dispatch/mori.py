@@ -61,14 +61,14 @@ class MoriDispatcher:
 
     @property
     def captured_forms(self) -> frozenset[DispatchForm]:
-        """See `Dispatcher`."""
+        """The forms that CUDA graphs may hold, as `Dispatcher.captured_forms` says."""
         # Operations are taken in turn, and so depend on those before.
         return frozenset({DispatchForm.LOW_LATENCY} if self._low_latency else ())
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
-        """See `Dispatcher`."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says."""
         if self._is_closed:
             raise RuntimeError("the dispatcher of this rank is closed")
         turns = self._normal
@@ -91,7 +91,10 @@ class MoriDispatcher:
         return _MoriExchange(operation, received, ids_TK)
 
     def close(self) -> None:
-        """See `Dispatcher`. A kernel that waits goes on waiting until this process ends."""
+        """End the dispatcher, as `Dispatcher.close` says.
+
+        A kernel that waits goes on waiting until this process ends.
+        """
         self._is_closed = True
 
 
@@ -133,16 +136,16 @@ class _MoriExchange:
         self._out_TC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         return self._received
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         # It adds the ranks' rows without weights, which the experts have applied.
         out_MC, _ = self._operation.combine(out_NC.contiguous(), None, self._ids_TK)
         self._out_TC = out_MC[: self._ids_TK.shape[0]]
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         assert self._out_TC is not None, "send_back comes first"
         return self._out_TC

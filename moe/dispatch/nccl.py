@@ -35,7 +35,10 @@ class NcclDispatcher:
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> "NcclExchange":
-        """See `Dispatcher`. Raises RuntimeError once it is closed."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says.
+
+        Raises RuntimeError once it is closed.
+        """
         group = self._open_group()
         assert sizes.tokens_R[self._rank] == x_TC.shape[0], "sizes are those of the step"
 
@@ -50,7 +53,7 @@ class NcclDispatcher:
         )
 
     def close(self) -> None:
-        """See `Dispatcher`."""
+        """End the dispatcher, as `Dispatcher.close` says."""
         group, self._group = self._group, None
         if group is not None:
             end_nccl(group)
@@ -99,7 +102,7 @@ class NcclExchange:
         self._parts_RTC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         ids_NK, weights_NK = self._packed_NP.chunk(2, 1)
         slots_NK = ids_NK - self._rank * self._slots
         is_elsewhere_NK = (slots_NK < 0) | (slots_NK >= self._slots)
@@ -110,7 +113,7 @@ class NcclExchange:
         )
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         num_ranks, num_tokens = len(self._tokens_R), self._tokens_R[self._rank]
         parts_XC = out_NC.new_empty(num_ranks * num_tokens, out_NC.shape[1])
         self._open_group().alltoall_base(
@@ -119,7 +122,7 @@ class NcclExchange:
         self._parts_RTC = parts_XC.view(num_ranks, num_tokens, out_NC.shape[1])
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         assert self._parts_RTC is not None, "send_back comes first"
         total_TC = self._parts_RTC[0].float()
         for part_TC in self._parts_RTC[1:]:
@@ -140,7 +143,7 @@ def gather_rows(group: "ProcessGroupNCCL", rows_TX: Tensor, tokens_R: tuple[int,
 
 
 def _on_current_stream() -> AllToAllOptions:
-    """As every other operation of the model."""
+    """Options that run an operation on the current stream, as all of the model run."""
     options = AllToAllOptions()
     options.asyncOp = False
     return options

@@ -18,10 +18,11 @@ from raydix.moe.dispatch.protocol import DispatchShape
 from raydix.moe.dispatch.store_group import StoreGroup
 
 _TIMEOUT_MS = 24 * 60 * 60 * 1000
-"""After it the kernels would leave a rank's tokens out without a word; the Supervisor notices a
-rank that is late much earlier."""
+"""The time after which the kernels silently leave out a rank's tokens: so long that the Supervisor
+notices a late rank much earlier.
+"""
 _TRANSPORTS = "cuda_ipc,cuda_copy,sm,self"
-"""Those within a host: the others would listen on its network cards."""
+"""The transports of UCX within a host: others would listen on its network cards."""
 
 
 def connect_nixl_ep(
@@ -66,13 +67,13 @@ class NixlEpBuffer:
         self.max_tokens = max_tokens
 
     def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
-        """See `ExpertMajorBuffer`."""
+        """Send tokens to the ranks of their experts, as `ExpertMajorBuffer.dispatch` says."""
         x_SPC, num_rows_S, handle, _, _ = self._buffer.dispatch(
             x_TC, ids_TK, self.max_tokens, self._num_experts, use_fp8=False
         )
         return Landed(x_SPC, num_rows_S, handle)
 
     def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
-        """See `ExpertMajorBuffer`."""
+        """Return each token's sum over its experts, as `ExpertMajorBuffer.combine` says."""
         out_TC, _, _ = self._buffer.combine(out_SPC, ids_TK, weights_TK, handle)
         return out_TC

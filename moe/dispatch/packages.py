@@ -6,10 +6,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 
 class Packages:
-    """Those that this process could import. Imports none of them."""
+    """The packages that this process could import; none of them is imported."""
 
     def version(self, distribution: str) -> str | None:
-        """Of an installed package; None: it is not installed."""
+        """The version of a package; None: it is not installed."""
         try:
             return version(distribution)
         except PackageNotFoundError:

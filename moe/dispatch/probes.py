@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from raydix.moe.dispatch.machine import Machine
 
 Check = Callable[["Machine"], str | None]
-"""What is in the way; None: nothing."""
+"""A check that returns what is in the way on a machine; None: nothing is."""
 
 
 _SYMMETRIC_TORCH = (2, 11)
@@ -21,13 +21,13 @@ _SYMMETRIC_TORCH = (2, 11)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one backend on one machine."""
+    """The findings about one backend on one machine."""
 
     backend: str
     obstacle: str | None
-    """Why it cannot be used; None if it can."""
+    """The reason why the backend cannot be used; None if it can."""
     detail: str
-    """What was found."""
+    """A description of what was found."""
 
     def __str__(self) -> str:
         return f"unavailable: {self.obstacle}" if self.obstacle else f"available; {self.detail}"
@@ -39,20 +39,20 @@ class Library:
 
     backend: str
     distributions: tuple[str, ...]
-    """Packages that bring the module; the first one found counts."""
+    """The packages that may bring the module; the first one found counts."""
     module: str
     attribute: str
-    """Of the module, that other libraries of its name lack."""
+    """The attribute of the module that other libraries with its name lack."""
     remedy: str
-    """What to do where none is installed."""
+    """Advice for where none of these packages is installed."""
     checks: tuple[Check, ...]
-    """In order; the library is imported only if none of them finds anything."""
+    """The checks in order; the library is imported only if none of them finds anything."""
     note: Callable[["Machine"], str]
-    """What else to say where it can be used."""
+    """Makes the remark for a machine on which the backend can be used."""
 
 
 def missing(backend: str, packages: Packages) -> Verdict | None:
-    """That the library is not installed; None: it is."""
+    """The finding that the library is not installed; None: it is installed."""
     library = LIBRARIES[backend]
     return _absent(library) if _found(library, packages) is None else None
 
@@ -220,7 +220,7 @@ BUILT_IN: Mapping[str, tuple[Check, ...]] = {
     "nccl": (_in_torch("nccl"), _nvidia, _several),
     "gloo": (_in_torch("gloo"),),
 }
-"""Those that need no library of others, and what must hold for them, in order."""
+"""The checks, in order, for the backends that need no library of others."""
 LIBRARIES = {
     library.backend: library
     for library in (
@@ -280,4 +280,4 @@ LIBRARIES = {
         ),
     )
 }
-"""Those of other libraries, by backend."""
+"""The libraries of others, by backend."""

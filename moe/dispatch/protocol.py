@@ -15,9 +15,9 @@ class DispatchForm(Enum):
     """Which of the two ways a step takes. All ranks take the same one."""
 
     NORMAL = auto()
-    """For prompts: sizes of each rank, which the host knows."""
+    """The form for prompts: ranks send different numbers of tokens, which the host knows."""
     LOW_LATENCY = auto()
-    """For decodes: every rank sends as many rows."""
+    """The form for decodes: every rank sends equally many rows."""
 
 
 ALL_FORMS = frozenset(DispatchForm)
@@ -29,22 +29,22 @@ class DispatchShape:
 
     num_ranks: int
     slots_per_rank: int
-    """Physical experts of a rank, empty slots included. Those of rank r start at r x this."""
+    """The physical experts of a rank, empty slots included; rank r's start at r x this."""
     hidden_size: int
     experts_per_token: int
     max_tokens: int
-    """Most tokens that one rank sends in the normal form."""
+    """The most tokens that one rank sends in the normal form."""
     max_low_latency_tokens: int
-    """Most tokens that one rank sends in the low-latency form; 0: never."""
+    """The most tokens that one rank sends in the low-latency form; 0: never."""
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchSizes:
-    """Of one step; the same on every rank, and known on the host."""
+    """The sizes of one step, the same on every rank, and known on the host."""
 
     tokens_R: tuple[int, ...]
-    """How many tokens each rank sends; in the low-latency form all send as many."""
+    """The number of tokens that each rank sends; in the low-latency form all send equally many."""
     form: DispatchForm = DispatchForm.NORMAL
 
 
@@ -54,9 +54,9 @@ class Received:
 
     x_NC: Tensor
     weights_NK: Tensor
-    """float32."""
+    """The weight of each row's experts, float32."""
     local_ids_NK: Tensor
-    """Slots of this rank; -1: not here. int32 or int64."""
+    """The slots on this rank of each row's experts, int32 or int64; -1: not here."""
 
 
 class Exchange(Protocol):
@@ -80,7 +80,7 @@ class Dispatcher(Protocol):
 
     @property
     def captured_forms(self) -> frozenset[DispatchForm]:
-        """Those that CUDA graphs may hold.
+        """The forms that CUDA graphs may hold.
 
         Of the normal one, a rank that replays a step meets others that enqueue it, so an exchange
         must not depend on how many there were before.

@@ -24,7 +24,7 @@ class StoreGroup:
         self._num_swaps = 0
 
     def rank(self) -> int:
-        """Of this process in the group."""
+        """The number of this process in the group."""
         return self._rank
 
     def size(self) -> int:
@@ -51,11 +51,11 @@ class StoreGroup:
     # As an MPI communicator.
 
     def Get_rank(self) -> int:
-        """See `rank`."""
+        """The number of this process in the group, by MPI's name for `rank`."""
         return self._rank
 
     def Get_size(self) -> int:
-        """See `size`."""
+        """The number of ranks, by MPI's name for `size`."""
         return self._size
 
     def allgather(self, value: Any, into: Any = None, options: Any = None) -> Any:

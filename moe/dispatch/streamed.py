@@ -38,12 +38,12 @@ class StreamedExchange:
             self._sent = stream.record_event()
 
     def receive(self) -> Received:
-        """See `Exchange`."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says."""
         self._wait()
         return self._exchange.receive()
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         self._kept = (out_NC,)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -51,7 +51,7 @@ class StreamedExchange:
             self._sent = self._stream.record_event()
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         self._wait()
         return self._exchange.combine()
 

@@ -23,9 +23,9 @@ from raydix.kernels.token_push import await_tokens, push_outputs, push_tokens, s
 from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchShape, DispatchSizes, Received
 
 _NUM_SETS = 2
-"""Of buffers: so many exchanges may be open at once."""
+"""The number of sets of buffers, which is how many exchanges may be open at once."""
 _WARM_UP_TOKENS = (1, 64, 128, 1024)
-"""One number for each variant of the kernels."""
+"""The numbers of tokens to warm up with: one for each variant of the kernels."""
 _PADDING_BYTES = 256
 
 
@@ -34,7 +34,7 @@ class BufferSet:
     """What one exchange at a time uses."""
 
     buffers_R: tuple[TokenBuffers, ...]
-    """Of all ranks, as this one reaches them."""
+    """The buffers of all ranks, as this rank reaches them."""
     arrivals: Arrivals
 
 
@@ -60,7 +60,10 @@ class SymmetricDispatcher:
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> "SymmetricExchange":
-        """See `Dispatcher`. Raises RuntimeError once it is closed."""
+        """Start the dispatch of this rank's tokens, as `Dispatcher.send` says.
+
+        Raises RuntimeError once it is closed.
+        """
         if self._is_closed:
             raise RuntimeError("the dispatcher of this rank is closed")
         rank = self._layout.rank
@@ -85,7 +88,10 @@ class SymmetricDispatcher:
         )
 
     def close(self) -> None:
-        """See `Dispatcher`. Kernels that wait for a rank go on without it, and so with garbage."""
+        """End the dispatcher, as `Dispatcher.close` says.
+
+        Kernels that wait for a rank go on without it, and so with garbage.
+        """
         self._is_closed = True
         for each in self._sets:
             each.arrivals.given_up_1.fill_(1)
@@ -113,19 +119,22 @@ class SymmetricExchange:
         self._out_NC: Tensor | None = None
 
     def receive(self) -> Received:
-        """See `Exchange`. What it returns may be overwritten once outputs are sent back."""
+        """Return the rows that have reached this rank, as `Exchange.receive` says.
+
+        What it returns may be overwritten once outputs are sent back.
+        """
         await_tokens(self._own, self._used.arrivals)
         rows = slice(self._num_rows)
         return Received(self._own.x_NC[rows], self._own.weights_NK[rows], self._own.ids_NK[rows])
 
     def send_back(self, out_NC: Tensor) -> None:
-        """See `Exchange`."""
+        """Start the combine with this rank's outputs, as `Exchange.send_back` says."""
         next_row = self._first_row + self._ids_TK.shape[0]
         push_outputs(out_NC, self._used.buffers_R, self._layout, next_row)
         self._out_NC = out_NC
 
     def combine(self) -> Tensor:
-        """See `Exchange`."""
+        """Return the sum of outputs for each token, as `Exchange.combine` says."""
         assert self._out_NC is not None
         self._give_back()
         return sum_outputs(

@@ -16,7 +16,7 @@ class ArenaCopies:
         self._arena: HostArena | None = None
         self._engine: TransferEngine | None = None
         self._lock = threading.Lock()
-        """Held to start copies and to replace the engine, which two threads do."""
+        """The lock to hold while copies start or the engine is replaced, which two threads do."""
 
     def attach(
         self, location: ArenaLocation, make: Callable[[HostArena], TransferEngine]
@@ -40,7 +40,7 @@ class ArenaCopies:
 
     @property
     def engine(self) -> TransferEngine | None:
-        """What loads are waited for with; None without an arena."""
+        """The engine by which a step waits for loads; None without an arena."""
         return self._engine
 
     def drain(self) -> None:

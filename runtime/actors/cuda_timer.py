@@ -11,24 +11,24 @@ class CudaTimer:
         self._began: torch.cuda.Event | None = None
 
     def begin(self) -> None:
-        """See `StepTimer`."""
+        """Start to count time, as the rows come next."""
         self._began = _now()
 
     def pause(self) -> None:
-        """See `StepTimer`."""
+        """Stop counting time, as a wait for a load comes next."""
         assert self._began is not None, "begin comes first"
         self._stretches.append((self._began, _now()))
 
     def resume(self) -> None:
-        """See `StepTimer`."""
+        """Count time again, as the rows go on."""
         self.begin()
 
     def end(self) -> None:
-        """See `StepTimer`."""
+        """Stop counting time, as the rows have been run or enqueued."""
         self.pause()
 
     def wait_s(self) -> float:
-        """See `StepTimer`."""
+        """Wait for the rows; return the seconds that they took without the pauses."""
         self._stretches[-1][1].synchronize()
         return sum(began.elapsed_time(ended) for began, ended in self._stretches) / 1e3
 

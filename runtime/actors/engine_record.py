@@ -37,15 +37,15 @@ class EngineRecord:
     """Where an engine is reached, and the secret that it asks for."""
 
     control_address: str
-    """Where its Supervisor answers."""
+    """The address at which the engine's Supervisor answers."""
     client_address: str
-    """Where requests are taken."""
+    """The address at which the engine takes requests."""
     secret: bytes = field(repr=False)
     tls: TlsFiles | None = None
-    """For addresses of TCP."""
+    """The files of TLS, for addresses of TCP; None: there is no TLS."""
 
     def encode(self) -> bytes:
-        """As it is written: what processes of this host use, who need no TLS."""
+        """The record as it is written, for processes of this host, which need no TLS."""
         return json.dumps(
             {
                 "control_address": self.control_address,

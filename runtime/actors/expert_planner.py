@@ -25,7 +25,9 @@ os.nice(5)
 from raydix.runtime.scheduler.expert_plans import answer
 answer(sys.stdin.buffer, sys.stdout.buffer)
 """
-"""Its own, lest it import whatever started this process, as `multiprocessing` would."""
+"""The program of a planning process. It has its own, as `multiprocessing` would import again
+whatever started this process.
+"""
 
 
 class ExpertPlanner:

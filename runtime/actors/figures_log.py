@@ -12,7 +12,7 @@ from raydix.runtime.metrics import Figures
 logger = logging.getLogger(__name__)
 
 News = tuple[int, str]
-"""A level, as in `logging`, and what to say."""
+"""A level, as in `logging`, and the message."""
 
 
 class Teller(Protocol):

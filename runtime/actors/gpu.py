@@ -52,7 +52,7 @@ from raydix.runtime.tiers.host_arena import ArenaLocation
 logger = logging.getLogger(__name__)
 
 MAX_STEPS_IN_FLIGHT = 8
-"""Steps that are enqueued and not yet reported; the Scheduler plans one or two ahead."""
+"""The most steps enqueued and not yet reported; the Scheduler plans one or two ahead."""
 FINISH_S = 5.0
 """How long a stopping rank waits for its steps in flight, which a peer may never have received."""
 
@@ -74,7 +74,7 @@ class _Step:
     output: StepOutput | None
     timer: StepTimer | None
     loads: PendingLoads | None = None
-    """Counts of rows per expert, in steps in which they are reported."""
+    """The rows that each expert was given, on their way to the host; None in most steps."""
 
 
 class GpuActor:
@@ -120,7 +120,7 @@ class GpuActor:
         self._steps: queue.Queue[_Step | None] = queue.Queue(MAX_STEPS_IN_FLIGHT)
         self._reports = TransferReports(rank)
         self._slots: set[int] = set()
-        """Those that hold a request; the launcher alone knows them."""
+        """The slots that hold a request; the launcher alone knows them."""
         self._next_step: int | None = None
 
         self._num_steps = 0

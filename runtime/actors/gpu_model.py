@@ -95,23 +95,23 @@ class NoExperts:
     """`Experts` of a lane that has them to itself, or none."""
 
     def apply(self, plan: StepPlan) -> None:
-        """See `Experts`."""
+        """There is no placement to take up and no copy to start."""
 
     def after_step(self) -> None:
-        """See `Experts`."""
+        """No rows are counted."""
 
     def take_copied(self) -> Int32Array:
-        """See `Experts`."""
+        """No copies have landed."""
         return empty()
 
     def restore(self) -> None:
-        """See `Experts`."""
+        """There is no placement to go back to."""
 
     def drain(self) -> None:
-        """See `Experts`."""
+        """There are no copies to wait for."""
 
     def close(self) -> None:
-        """See `Experts`."""
+        """There are no copies to end."""
 
 
 class HostTimer:
@@ -123,23 +123,23 @@ class HostTimer:
         self._since_s = 0.0
 
     def begin(self) -> None:
-        """See `StepTimer`."""
+        """Start to count time, as the rows come next."""
         self._since_s = self._clock()
 
     def pause(self) -> None:
-        """See `StepTimer`."""
+        """Stop counting time, as a wait for a load comes next."""
         self._passed_s += self._clock() - self._since_s
 
     def resume(self) -> None:
-        """See `StepTimer`."""
+        """Count time again, as the rows go on."""
         self._since_s = self._clock()
 
     def end(self) -> None:
-        """See `StepTimer`."""
+        """Stop counting time, as the rows have been run or enqueued."""
         self._passed_s += self._clock() - self._since_s
 
     def wait_s(self) -> float:
-        """See `StepTimer`."""
+        """Wait for the rows; return the seconds that they took without the pauses."""
         return self._passed_s
 
 
@@ -149,12 +149,12 @@ class RankPlace:
 
     rank: int
     device_index: int
-    """Of its CUDA device, among those that its process sees."""
+    """The number of the rank's CUDA device among those that its process sees."""
     expert_memory: ExpertMemory | None = None
-    """Where the node's store of experts is; None: there is none."""
+    """The place of the node's store of experts; None: there is none."""
     meeting: str | None = None
-    """A file that the same incarnations of its step group's ranks name, and nobody else; None if it
-    steps alone. What a lane or a purpose needs of its own is named after it.
+    """A file that the ranks of one step group name, in this incarnation, and nobody else; None: the
+    rank steps alone. The files of each lane or purpose are named after it.
     """
 
 
@@ -163,14 +163,14 @@ class ExpertsShape:
     """The experts that are divided among the ranks of a step group."""
 
     num_layers: int
-    """Those that have experts."""
+    """The number of layers that have experts."""
     num_experts: int
-    """Of each of these layers."""
+    """The number of experts in each of these layers."""
     expert_bytes: int
-    """Weights of one expert."""
+    """The size of one expert's weights."""
     expert_parameters: int
     row_bytes: int
-    """Of one row of activations."""
+    """The size of one row of activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,15 +178,15 @@ class LoadReport:
     """What a GPU actor tells the Supervisor once its weights are loaded."""
 
     fingerprint: bytes
-    """32 bytes: equal on ranks whose KV pages are interchangeable."""
+    """A digest of 32 bytes that is equal on ranks whose KV pages are interchangeable."""
     layout: KvLayout
     num_pages: tuple[int, ...]
-    """Usable L1 pages of each KV group that it could hold; it holds what all ranks agree on."""
+    """The usable L1 pages per KV group that the rank could hold; all ranks agree on a number."""
     max_position_embeddings: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     experts: ExpertsShape | None = None
-    """None if each lane has them to itself, or the model has none."""
+    """The experts that ranks divide; None: each lane has its own, or the model has none."""
 
 
 def _no_experts(on_error: OnError) -> Experts:
@@ -194,7 +194,7 @@ def _no_experts(on_error: OnError) -> Experts:
 
 
 def _no_figures() -> dict[str, Any]:
-    """What a model has to tell of itself that counts nothing."""
+    """The figures of a model that counts nothing."""
     return {}
 
 
@@ -205,16 +205,16 @@ class GpuModel:
     runner: Runner
     make_timer: Callable[[], StepTimer]
     make_transfers: Callable[[HostArena, OnDone, OnError], TransferEngine] | None
-    """None: the model keeps no KV."""
+    """Makes the engine that copies KV pages; None: the model keeps no KV."""
     enter_thread: Callable[[], None]
-    """To be called once in each thread that drives the model."""
+    """Prepares a thread to drive the model; called once in each such thread."""
     make_experts: Callable[[OnError], Experts] = _no_experts
-    """May be called once."""
+    """Makes the rank's part in divided experts; called at most once."""
     stats: Callable[[], dict[str, Any]] = _no_figures
-    """What it adds to the actor's; may be called from any thread."""
+    """The model's figures, which the actor adds to its own; may be called from any thread."""
     close: Callable[[], None] = lambda: None
-    """To be called at the end, from any thread: a step in flight may fail, but waits no longer for
-    other ranks. A model that waits for nobody has nothing to do.
+    """Ends the model, from any thread: a step in flight may fail, but waits no longer for other
+    ranks. A model that waits for nobody has nothing to do.
     """
 
 
@@ -224,13 +224,13 @@ class LoadedGpuModel:
 
     report: LoadReport
     prepare: Callable[[tuple[int, ...]], GpuModel]
-    """Makes pools of so many usable pages per KV group, then captures graphs. May be called once,
-    from any thread.
+    """Makes pools of the given usable pages per KV group, then captures graphs. It may be called
+    once, from any thread.
     """
 
 
 BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]
-"""Meets the ranks that this one steps with, and loads its part of the model."""
+"""Meets the ranks that a rank steps with, and loads its part of the model."""
 
 
 def build_torch_model(

@@ -68,7 +68,7 @@ class HostMemorySetup:
     settings: HostSettings
     scheduler_address: str
     storage_address: str
-    """Where it listens for the storage actor."""
+    """The address at which HostMemory listens for the storage actor."""
     secret: bytes
 
 
@@ -98,12 +98,12 @@ class HostMemoryActor:
 
         self._connections = itertools.count(1)
         self._links: dict[ConnectionId, Link] = {}
-        """To the Scheduler and to storage, while they are open."""
+        """The links to the Scheduler and to storage, while they are open."""
         self._storage: ConnectionId | None = None
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched: set[int] = set()
-        """Processes whose end is waited for."""
+        """The processes whose end HostMemory waits for."""
 
         self._storage_log = FiguresLog(StorageNews(), STORAGE_INTERVAL_S)
         self._storage_attached = asyncio.Event()

@@ -22,10 +22,10 @@ from raydix.runtime.metrics import (
 )
 
 PAGE_TOKENS = "page_tokens"
-"""A figure that the actor adds: tokens of a host page."""
+"""The name of a figure that the actor adds: the tokens of a host page."""
 _BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0, "none": 3.0}
 _ARRIVED = ObjectStatus.OK.label
-"""The status of a page that L3 brought."""
+"""The status of a page that L3 has brought."""
 
 
 def _read_tokens(figures: Figures) -> dict[str, float]:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 _MIN_REST_S = 0.02
-"""Who asks in turn does not wait for a check."""
+"""The shortest rest before a check, so that one who asks again and again does not wait for it."""
 _REST_PER_CHECK = 50
-"""A check takes the longer the more pages there are, and whoever comes meanwhile waits for it: it
-begins once the core has been idle for so many times as long as the one before took.
+"""The rest before a check, as a multiple of the check before. A check takes longer the more pages
+there are, and events that come meanwhile wait for it.
 """
 _MAX_REST_S = 10.0
-"""One that took long because the machine had other things to do puts the next off by no more."""
+"""The longest rest: a check that the machine slowed down delays the next by no more."""
 
 
 class CheckedCore(Protocol):
@@ -33,7 +33,7 @@ class IdleCheck:
         self._idle_since_s: float | None = None
         self._is_checked = True
         self._rest_s = _MIN_REST_S
-        """How long a core is to be idle before its next check."""
+        """The time for which a core must be idle before its next check."""
 
     def advance(self, core: CheckedCore, now_s: float) -> float | None:
         """Check the core if it has been idle for a while. Returns when to come back, if not yet."""

@@ -9,7 +9,7 @@ from raydix.runtime.actors.links.link import BlockingLink
 logger = logging.getLogger(__name__)
 
 ALONE_S = 60.0
-"""How long a rank without peers may take over a step of which nobody waits for the result."""
+"""The longest that a rank without peers may take over a step whose result nobody waits for."""
 
 
 class LinkWatch:

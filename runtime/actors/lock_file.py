@@ -63,7 +63,7 @@ class LockFile:
 
 
 def read_if_held(path: str) -> bytes | None:
-    """What the holder of the file's lock wrote; None if nobody holds it, or it is no plain file."""
+    """What the holder of a file's lock wrote; None if nobody holds it or it is no plain file."""
     try:
         # Neither follows a link nor waits for the other end of a pipe.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

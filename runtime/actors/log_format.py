@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from raydix.runtime.messages.log_line import LogLine
 
 FormatLine = Callable[[LogLine], str]
-"""A `LogLine` as one or more lines of a console, without the last newline."""
+"""Formats a `LogLine` as lines of a console, without the last newline."""
 
 
 def format_text(line: LogLine) -> str:
@@ -37,7 +37,7 @@ def format_json(line: LogLine) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would obey: a text may quote what a client has sent."""
+    """The text without what a terminal would obey, as it may quote what a client has sent."""
     if text.isprintable():
         return text
     return "".join(

@@ -7,7 +7,7 @@ import time
 from raydix.runtime.messages.log_line import LogLine
 
 LOGGERS = ("raydix", "asyncio")
-"""What actors say, and what their event loops say of tasks that failed unseen."""
+"""The loggers of actors, and of their event loops, which report tasks that failed unseen."""
 
 logger = logging.getLogger(__name__)
 

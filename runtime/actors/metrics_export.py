@@ -13,7 +13,7 @@ from ray.util.metrics import Counter, Gauge
 from raydix.runtime.metrics import PREFIX, Distribution, LabelValues, MetricKind, Sample
 
 _INTERVAL_S = 2.0
-"""Ray forgets a gauge that is not set in two of its own intervals, of 10 s each as a rule."""
+"""The interval of exports: Ray forgets a gauge not set for two of its own, by default 10 s."""
 
 
 class MetricsExporter:

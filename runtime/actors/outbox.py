@@ -18,9 +18,9 @@ from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs, prompt_l
 logger = logging.getLogger(__name__)
 
 BUSY_BYTES = 256 << 10
-"""With so much unsent, further news is merged instead of queued in frames of its own."""
+"""The unsent bytes from which on news is merged instead of queued in frames of its own."""
 FRAME_BYTES = 1 << 20
-"""A frame takes deltas up to this size; only one delta alone may exceed it."""
+"""The size up to which a frame takes deltas; a single delta alone may exceed it."""
 
 # About what the parts of a delta take on the wire, rounded up.
 _DELTA_BYTES = 128
@@ -110,7 +110,7 @@ class ClientOutbox:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.was_too_slow = False
-        """The client did not read, and its link was closed for that."""
+        """Whether the link was closed because the client did not read."""
         self._news: dict[AskingId, _News] = {}
         self._columns: list[tuple[Int64Array, Int32Array]] = []
         self._num_bytes = 0

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _NUM_SLICES = 10
-"""Parts of a wait; one in which this process was stopped or busy does not count."""
+"""The slices of a wait; a slice in which this process was stopped or busy is not counted."""
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

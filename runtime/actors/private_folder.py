@@ -41,7 +41,7 @@ class PrivateFolder:
             raise ConfigError(f"no folder can be made in {_ROOT}: {error.strerror}") from error
 
     def _make(self) -> bool:
-        """Whether the folder is still there once it is locked: others remove what is not."""
+        """Make and lock the folder; False if others removed it before it was locked."""
         self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_ROOT)
         lock = os.path.join(self.path, _LOCK)
         try:

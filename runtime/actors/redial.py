@@ -16,8 +16,9 @@ RECONNECT_S = 120.0
 L = TypeVar("L", bound=BlockingLink)
 
 Dial = Callable[[threading.Event], L]
-"""Connects to a listener. Raises LinkClosed if nobody answers, or once the event is set, which may
-take as long as a handshake."""
+"""Connects to a listener. Raises LinkClosed if nobody answers, or after the event is set, which may
+take as long as a handshake.
+"""
 
 
 def redial(dial: Dial[L], stop: threading.Event, peer: str, patience_s: float) -> L | None:

@@ -61,9 +61,9 @@ logger = logging.getLogger(__name__)
 
 _SLOW_CLIENT_RETRY_S = 0.02
 _CLIENT_BURST = 64
-"""Messages of one client that are taken in a row: others get their turn even if it floods us."""
+"""The most messages of one client taken in a row, so that others get their turn if it floods us."""
 _CLIENT_EXTRA_BYTES = 256 << 10
-"""What a request's frame may hold besides its prompt. Larger frames are refused unread."""
+"""The bytes of a request's frame besides its prompt; larger frames are refused unread."""
 _MAX_KILL_ORDERS = 64
 _DRAIN_POLL_S = 0.02
 
@@ -74,7 +74,7 @@ class SchedulerSetup:
 
     settings: SchedulerSettings
     addresses: tuple[str, ...]
-    """Where it listens for GPU actors, HostMemory and clients."""
+    """The addresses at which it listens for GPU actors, HostMemory and clients."""
     secret: bytes
 
 
@@ -107,7 +107,7 @@ class SchedulerActor:
         self._ranks: dict[int, Link] = {}
         self._host: Link | None = None
         self._links: dict[ConnectionId, Link] = {}
-        """Links to ranks and to HostMemory, by the numbers under which the core knows them."""
+        """The links to ranks and to HostMemory, by the numbers under which the core knows them."""
         self._num_connections = 0
         self._num_ranks = 0
 
@@ -115,7 +115,7 @@ class SchedulerActor:
         self._num_clients = 0
         self._num_slow_clients = 0
         self._unsent: set[ClientId] = set()
-        """Clients that have news waiting."""
+        """The clients that have news waiting."""
 
         self._flushes: list[asyncio.Future[int]] = []
         self._attached = asyncio.Event()

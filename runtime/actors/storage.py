@@ -152,7 +152,7 @@ class StorageActor:
             self._worker.close()
 
     def _orders(self, dial: Dial[BlockingSocketLink]) -> Iterator[Order | CancelBatch | None]:
-        """Those of whichever HostMemory listens at the address, and None where one is gone.
+        """The orders of each HostMemory that listens at the address, and None where one is gone.
 
         So each finds nothing under way that an earlier one ordered. Run by the worker's threads.
         """
@@ -184,7 +184,7 @@ class StorageActor:
             link.close()
 
     def _descriptor(self) -> int | None:
-        """Where the next order comes. Called by the thread that has read the last one."""
+        """The descriptor of the next order; called by the thread that has read the last one."""
         link = self._link
         return None if link is None else link.descriptor()
 

@@ -30,7 +30,7 @@ _FOR_ALL = (
     ObjectStatus.TIMED_OUT,
     ObjectStatus.CANCELLED,
 )
-"""What can become of an object in any operation."""
+"""The statuses that an object may have after any operation."""
 _NO_ERRORS = (ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.CANCELLED)
 
 

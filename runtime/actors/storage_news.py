@@ -18,7 +18,7 @@ class StorageNews:
         self._failing_since_s: float | None = None
 
     def tell(self, figures: Figures, now_s: float) -> News | None:
-        """See `Teller`."""
+        """Tell what is new since the last time, as `Teller.tell` says."""
         state = figures["l3_breaker"]
         num_trips, self._num_trips = self._num_trips, number(figures["l3_breaker_trips"])
         if self._failing_since_s is None:

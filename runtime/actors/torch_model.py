@@ -113,7 +113,7 @@ def load_gpu_model(
 
 
 def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | None:
-    """By which the ranks of a lane meet; the lanes of a step group have one each."""
+    """The file by which the ranks of a lane meet; the lanes of a step group have one each."""
     lane = place.rank // config.parallel.tp
     return None if place.meeting is None else Path(f"{place.meeting}-lane{lane}-{purpose}")
 
@@ -168,7 +168,7 @@ def _prepare(
     *,
     halving: Halving,
 ) -> GpuModel:
-    """See `LoadedGpuModel`."""
+    """Make the pools, then capture graphs, as `LoadedGpuModel.prepare` says."""
     # The thread may be another one than that which loaded.
     _enter_thread(device)
     with phase(logger, "pools made"):

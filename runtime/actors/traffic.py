@@ -47,7 +47,7 @@ class Traffic:
         self._last: tuple[Figures, float] | None = None
 
     def tell(self, figures: Figures, now_s: float) -> News | None:
-        """See `Teller`."""
+        """Tell what is new since the last time, as `Teller.tell` says."""
         last, self._last = self._last, (figures, now_s)
         if last is None:
             return None

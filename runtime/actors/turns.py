@@ -15,17 +15,17 @@ from typing import Generic, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 _QUIET_PASSES = 4
-"""Passes of the event loop that brought nothing. One reads the sockets, one wakes their readers,
-whose events count in the next; and one to spare.
+"""The passes of the event loop without an event after which peers are silent: one reads the
+sockets, one wakes their readers, whose events count in the next, and one is to spare.
 """
 _MAX_PASSES = 16
-"""Peers that never stop talking put a deadline off by so many passes, not for ever."""
+"""The most passes by which peers that never stop talking delay a deadline."""
 _MAX_TURN_S = 0.005
-"""A turn takes no further event after so long: thousands may wait, and sockets are to be read."""
+"""The time after which a turn takes no further event, to read the sockets."""
 _LONG_TURN_S = 0.01
-"""A shorter turn costs a peer no time worth counting."""
+"""The time below which a turn costs a peer no time worth counting."""
 _MAX_GRACE_S = 0.5
-"""Long turns put a deadline off by so long at most."""
+"""The most by which long turns delay a deadline."""
 
 Event = TypeVar("Event", contravariant=True)
 Effect = TypeVar("Effect", covariant=True)
@@ -72,14 +72,14 @@ class Turns(Generic[Event, Effect]):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
         self._not_before_s = 0.0
-        """Until then peers may answer what a long turn asked of them."""
+        """The time until which peers may answer what a long turn asked of them."""
 
         self._is_listening = False
         self._has_heard = False
         self._num_passes = 0
         self._num_quiet = 0
         self._num_heard: int | None = None
-        """Events that had come when it had listened for long enough."""
+        """The number of events that had come when the loop had listened for long enough."""
         self._is_stopped = False
 
     def start(self, core: Core[Event, Effect]) -> None:

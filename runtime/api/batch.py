@@ -11,14 +11,13 @@ from raydix.runtime.api.outputs import RequestOutput
 T = TypeVar("T")
 
 MAX_IN_FLIGHT = 256
-"""Requests of one batch that are with the engine at a time.
-
-They fill its batches, and are far from so many that it would answer `Overloaded`.
+"""The most requests of one batch at the engine at a time: enough to fill its batches, and too few
+to meet `Overloaded`.
 """
 
 
 Open = Callable[[int], AsyncGenerator[RequestOutput, None]]
-"""Asks for the prompt of this position, for its final output alone."""
+"""Opens the request for the prompt at a position; yields its final output alone."""
 
 
 async def answer_batch(

@@ -205,7 +205,7 @@ class AsyncLLM:
         return await (await self.connected()).texts.decode(token_ids)
 
     async def limits(self) -> ModelLimits:
-        """What the served model allows. Connects anew if the connection was lost.
+        """Read what the served model allows. Connects anew if the connection was lost.
 
         Raises EngineDead if the engine does not answer.
         """
@@ -272,7 +272,7 @@ class AsyncLLM:
         return names
 
     async def explain(self, request_id: str) -> dict[str, Any]:
-        """Where each range of a request's prompt came from, or why it was computed.
+        """Tell where each range of a request's prompt came from, or why it was computed.
 
         The engine remembers its last 1,024 requests. Raises UnknownRequest for any other.
         """

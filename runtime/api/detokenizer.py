@@ -13,9 +13,9 @@ from raydix.runtime.api.token_bytes import TokenBytes
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD_TOKENS = 8
-"""A character has at most four bytes: one that is not whole after so many tokens never will be."""
+"""The most tokens held back: a character has at most four bytes, so more will not complete it."""
 _MAX_OPEN_BYTES = 3
-"""Of a character that is not whole."""
+"""The most bytes of a character that is not whole."""
 _NUM_TOKENS_BEHIND = 8
 _INVALID_BYTE = re.compile("[\udc80-\udcff]")
 
@@ -38,7 +38,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For tokenizers whose tokens are bytes: exact, about 0.3 us a token.
+    """Decodes tokens that are bytes: exact, about 0.3 us a token.
 
     A character is told with the token that completes it, also within a run of byte tokens. What is
     no UTF-8 is replaced as the tokenizer's kind does: each byte of a byte token (as sentencepiece
@@ -55,12 +55,12 @@ class ByteDetokenizer:
         errors = "surrogateescape" if self._replaces_bytes else "replace"
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
         self._is_first = not any(self._shown(each) for each in behind)
-        """The text begins with the next token."""
+        """Whether the next token begins the text."""
         self._decoder.decode(self._end_of(behind))
 
     @property
     def is_open(self) -> bool:
-        """See `Detokenizer`."""
+        """Whether the ids so far end inside a character, as `Detokenizer.is_open` says."""
         return bool(self._decoder.getstate()[0])
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -84,7 +84,7 @@ class ByteDetokenizer:
         return b"" if token_id in self._hidden_ids else self._bytes_of(token_id)
 
     def _first_bytes(self, token_ids: list[int]) -> bytes:
-        """Of tokens with which the text may begin."""
+        """The first bytes of tokens with which the text may begin."""
         for number, token_id in enumerate(token_ids):
             if self._shown(token_id):
                 self._is_first = False
@@ -93,7 +93,7 @@ class ByteDetokenizer:
         return b""
 
     def _end_of(self, token_ids: Sequence[int]) -> bytes:
-        """As many of the last bytes as tell whether a character is unfinished."""
+        """The last bytes, as many as tell whether a character is unfinished."""
         end = b""
         for token_id in reversed(token_ids):
             if len(end) >= _MAX_OPEN_BYTES:
@@ -103,7 +103,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other tokenizer: decodes a short window with and without the new ids.
+    """Decodes a short window with and without the new ids, for any other tokenizer.
 
     What the new ids add is their text. The window gives them their left context.
     """
@@ -117,12 +117,12 @@ class WindowDetokenizer:
             num_behind *= 2
         self._window = list(behind[-num_behind:])
         self._num_read = len(self._window)
-        """How many ids of the window have been returned as text."""
+        """The number of ids in the window that have been returned as text."""
         self._is_open = False
 
     @property
     def is_open(self) -> bool:
-        """See `Detokenizer`."""
+        """Whether the ids so far end inside a character, as `Detokenizer.is_open` says."""
         return self._is_open
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -67,7 +67,7 @@ class EngineClient:
         self._callers = Callers()
         self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
         self._unanswered: set[AskingId] = set()
-        """Askings whose last delta has not come."""
+        """The askings whose last delta has not come."""
         self._names = RequestNames()
         self._is_closed = False
 
@@ -80,7 +80,7 @@ class EngineClient:
 
     @property
     def limits(self) -> ModelLimits:
-        """What the served model allows."""
+        """The limits of the served model."""
         return self._limits
 
     @property
@@ -173,7 +173,7 @@ class EngineClient:
         return request
 
     async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
-        """See `AsyncLLM.prefetch`. Cancelling the task ends it."""
+        """Prefetch as `AsyncLLM.prefetch` does. Cancelling the task ends it."""
         token_ids = (await self.tokenized(prompt)).token_ids
         check_text("cache_salt", cache_salt)
         request_id = RequestId(uuid.uuid4().hex)

@@ -19,10 +19,10 @@ class EnginePlace:
 
     name: str
     address: str | None = None
-    """`HOST:PORT` where it listens; None: it is on this host."""
+    """The `HOST:PORT` at which the engine listens; None: it is on this host."""
     secret_file: str | Path | None = None
     cluster: str | None = None
-    """The address of the Ray cluster through which it is found."""
+    """The address of the Ray cluster through which the engine is found."""
 
     def __post_init__(self) -> None:
         if self.address is not None and self.cluster is not None:

@@ -20,7 +20,7 @@ from raydix.runtime.phases import phase
 logger = logging.getLogger(__name__)
 
 UNDO_S = 1.0
-"""For a start that is called off to give everything back."""
+"""The time for a start that is called off to give everything back."""
 
 
 def begin_tokenizer(model: ModelSection) -> "Future[Tokenizer | None]":

@@ -14,7 +14,7 @@ from raydix.errors import Cancelled
 T = TypeVar("T")
 
 Steps = Generator[None, None, T]
-"""Work in steps, each of which is done on whatever thread is free; it returns the result."""
+"""Work in steps, each of which is done on whatever thread is free. It returns a result."""
 
 
 class _Work(Generic[T]):
@@ -35,20 +35,20 @@ class FairTurns:
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
-        """At least two threads, of which one tenant uses all but one."""
+        """Start `num_threads`, at least two, of which one tenant uses all but one."""
         assert num_threads >= 2, "one is for other tenants"
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._waiting: dict[str | None, deque[_Work[Any]]] = {}
-        """By tenant, the one whose turn is next first."""
+        """The works that wait, by tenant; the tenant whose turn is next comes first."""
         self._running = Counter[str | None]()
-        """Steps under way, by tenant."""
+        """The number of steps under way, by tenant."""
         self._works = set[_Work[Any]]()
-        """All whose caller waits."""
+        """The works whose caller waits."""
         self._is_closed = False
 
     async def run(self, tenant: str | None, steps: Steps[T]) -> T:
-        """What the steps return or raise. Cancelling ends them after the present one.
+        """Take the steps by turns; return their result. Cancelling ends them after the present one.
 
         Raises Cancelled if the threads are closed, now or later.
         """

@@ -21,7 +21,7 @@ _SPACES = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
 
 
 class LeastTokens:
-    """Of one tokenizer. May be used from several threads."""
+    """A lower bound on a text's tokens, for one tokenizer. Usable from several threads."""
 
     def __init__(self, backend: Any, token_bytes: TokenBytes, steps: TextSteps) -> None:
         """`backend` is a Tokenizer of the tokenizers library, `steps` are its own."""

@@ -23,13 +23,13 @@ from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
 
 MAX_PREFETCHES_IN_FLIGHT = 16
-"""Prefetches of one call that are with the engine at a time."""
+"""The most prefetches of one call that are with the engine at a time."""
 
 T = TypeVar("T")
 Params = SamplingParams | Mapping[str, Any]
 
 _LISTEN_S = 0.2
-"""How often a call that waits looks for signals."""
+"""The interval at which a call that waits looks for signals."""
 
 
 class LLM:

@@ -18,7 +18,7 @@ class ModelLimits:
 
     @classmethod
     def of(cls, facts: ClientFacts) -> Self:
-        """Those of a running engine."""
+        """The limits of a running engine."""
         return cls(
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,

@@ -16,9 +16,9 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.request_stream import RequestStream
 
 Taken = RequestOutput | RaydixError
-"""News of a request: an output, or why there will be no finished one."""
+"""The news of a request: an output, or the reason why there will be no finished one."""
 OnNews = Callable[[], None]
-"""Told on the client's loop that something can be taken; it must not raise."""
+"""A callback on the client's loop, called when something can be taken; it must not raise."""
 
 
 class OpenRequest:
@@ -43,7 +43,7 @@ class OpenRequest:
         self._leave = leave
         self._is_noted = False
         self.is_over = False
-        """The finished output or the failure has been taken."""
+        """Whether the finished output or the failure has been taken."""
 
     def note_news(self) -> bool:
         """The stream has taken something in; whether the caller has yet to be told of it."""
@@ -57,7 +57,7 @@ class OpenRequest:
         self._on_news()
 
     def take(self) -> Taken | None:
-        """What has come since the last time, as one; None, once told, if nothing is left."""
+        """Take all news since the last time, as one; None, once told, if nothing is left."""
         self._is_noted = False
         if self.is_over:
             return None

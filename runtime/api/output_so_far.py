@@ -18,12 +18,12 @@ class OutputSoFar:
     has_text: bool
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    """What may be shown: a possible stop string at the end of the tokens' text is not in it yet."""
+    """The text that may be shown, without what may be the beginning of a stop string."""
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
-    """Where each token's text begins in that of all tokens; with logprobs and text alone."""
+    """The index at which each token's text begins in that of all; with logprobs and text alone."""
     _num_characters: int = 0
-    """Of the text of all tokens."""
+    """The number of characters in the text of all tokens."""
     _num_taken_tokens: int = 0
     _num_taken_characters: int = 0
 
@@ -38,7 +38,7 @@ class OutputSoFar:
         self._num_characters += len(text)
 
     def show(self, text: str) -> None:
-        """So much more of the tokens' text may be shown."""
+        """Let this much more of the tokens' text be shown."""
         self.text += text
 
     def whole(self) -> CompletionOutput:
@@ -46,7 +46,7 @@ class OutputSoFar:
         return self._completion(0, len(self.token_ids), 0, len(self.text))
 
     def take_new(self, *, is_open: bool, is_finished: bool) -> CompletionOutput:
-        """What was not taken yet, which may be nothing. is_open: its last token may get more text.
+        """Take what is new, perhaps nothing. is_open: its last token may get more text.
 
         Once it is finished all is taken.
         """

@@ -13,14 +13,14 @@ class Logprob:
 
     logprob: float
     rank: int
-    """1 for the likeliest token."""
+    """The token's rank among all tokens at its place; 1 for the likeliest."""
     decoded_token: str | None = None
     token_bytes: bytes | None = field(default=None, compare=False)
-    """The token's own, which may be part of a character; None without a tokenizer."""
+    """The bytes of the token, which may be part of a character; None without a tokenizer."""
 
 
 PromptEntry = dict[int, Logprob] | None
-"""Token ids at one place of a prompt; None for the first, before which nothing is."""
+"""The logprobs at one place of a prompt, by token id; None for the prompt's first token."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,16 +36,18 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    """Sum over the sampled tokens that this output holds; None without `logprobs`."""
+    """The sum over the sampled tokens that this output holds; None without `logprobs`."""
     logprobs: list[dict[int, Logprob]] | None = None
     text_offsets: list[int] | None = None
-    """Where the text of each token begins in that of the whole output, in characters; None without
-    `logprobs` or without text. It ends where the next one's begins. A token within a character has
-    none, and the one that completes the character has all of it; what is not shown has none."""
+    """The index, in characters, at which each token's text begins in the text of the whole output;
+    None without `logprobs` or without text. A token's text ends where the next one's begins. A
+    token within a character has none, and the token that completes it has all of it; what is not
+    shown has none.
+    """
     finish_reason: str | None = None
-    """`stop`, `length` or `abort`; None while it runs."""
+    """The reason why the output ended: `stop`, `length` or `abort`; None while it runs."""
     stop_reason: int | str | None = None
-    """The stop id or stop string that ended it; None for EOS and for the other reasons."""
+    """The stop id or stop string that ended the output; None for EOS and for the other reasons."""
 
     def token_texts(self) -> list[str] | None:
         """The text of each token by `text_offsets`: joined, they are `text`."""
@@ -67,12 +69,12 @@ class RequestMetrics:
     """Figures of one request, None while not known; durations are by the client's clock."""
 
     cached_tokens_by_source: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens by `l1`, `l2`, `l3` and `computed:REASON`; they sum to the whole prompt."""
+    """The prompt's tokens by `l1`, `l2`, `l3` and `computed:REASON`; together all of them."""
     queued_s: float | None = None
-    """Arrival at the Scheduler to first admission, by the Scheduler's clock."""
+    """The time from arrival at the Scheduler to the first admission, by the Scheduler's clock."""
     time_to_first_token_s: float | None = None
     latency_s: float | None = None
-    """Submission to the last token."""
+    """The time from submission to the last token."""
     num_output_tokens: int = 0
 
 
@@ -82,14 +84,16 @@ class RequestOutput:
 
     request_id: RequestId
     prompt: str | None
-    """The prompt's text; None where the caller gave token ids."""
+    """The text of the prompt; None where the caller gave token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    """True for exactly one output of a request, its last."""
+    """Whether this is the last output of its request; exactly one is."""
     metrics: RequestMetrics
     prompt_logprobs: Sequence[PromptEntry] | None = None
-    """With `prompt_logprobs`: one dict per token of the prompt, token id to Logprob, but None for
-    the first. Under `output_kind="delta"` the first output has them, and later ones None."""
+    """The logprobs of the prompt's tokens, if `prompt_logprobs` asks for them: one dict per token,
+    from token id to Logprob, but None for the first. Under `output_kind="delta"` the first output
+    has them, and later ones None.
+    """
     num_cached_tokens: int = 0
-    """Prompt tokens that were not computed: the sum of `l1`, `l2` and `l3`."""
+    """The number of prompt tokens that were not computed: the sum of `l1`, `l2` and `l3`."""

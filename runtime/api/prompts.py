@@ -14,7 +14,7 @@ from raydix.runtime.messages.arrays import Int32Array, int32_array
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Prompt = str | TokenIds | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+"""A prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
 _SHAPES = "a str, a list of token ids, {'prompt': str} or {'prompt_token_ids': [...]}"
 
@@ -38,7 +38,7 @@ class TokenizedPrompt:
     """A prompt that was checked against the model."""
 
     text: str | None
-    """As it came; None where the caller gave token ids."""
+    """The text as the caller gave it; None where the caller gave token ids."""
     token_ids: Int32Array
 
 
@@ -62,7 +62,7 @@ def is_text(prompt: object) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be encoded: half of a surrogate pair cannot."""
+    """Whether a text can be encoded: half of a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -95,7 +95,7 @@ def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
 
 
 def _as_array(token_ids: TokenIds) -> NDArray[Any]:
-    """What numpy makes of them. Raises ValueError as numpy does."""
+    """The token ids as an array, if numpy takes them. Raises ValueError as numpy does."""
     if isinstance(token_ids, list) and token_ids and type(token_ids[0]) is int:
         # Nearly every prompt, in less than half of numpy's time, which the first token waits for.
         # A tensor of several numbers raises TypeError where an integer is wanted.
@@ -140,7 +140,7 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
 
 
 def longer_than(max_model_len: int) -> PromptTooLong:
-    """What a text is refused with of which no more is known, as it was not read to its end."""
+    """The refusal of a text that is too long; its length is unknown, as it was not read whole."""
     return _too_long(f"more than {max_model_len}", max_model_len)
 
 
@@ -158,7 +158,7 @@ def _too_long(number: str, max_model_len: int) -> PromptTooLong:
 
 
 def variables_of(given: object) -> dict[str, Any]:
-    """What a template is given beside the messages. Raises BadParameter unless it is a dict."""
+    """A template's variables beside the messages. Raises BadParameter unless they are a dict."""
     if given is None:
         return {}
     if (

@@ -15,10 +15,10 @@ class RequestNames:
 
     def __init__(self) -> None:
         self._in_use: dict[RequestId, AskingId] = {}
-        """Ids of unanswered askings that the Scheduler was not told to end."""
+        """The unanswered askings that the Scheduler was not told to end, by the request's id."""
         self._reserved: set[RequestId] = set()
         self._samples: dict[RequestId, Sequence[RequestId]] = {}
-        """Of requests for several samples, the ids of all, by the first one's."""
+        """The ids of all samples of a request for several, by the first sample's id."""
 
     def require_free(self, request_id: RequestId) -> None:
         """Raise BadRequest if the id is in use."""
@@ -70,6 +70,6 @@ class RequestNames:
         return self._in_use.get(request_id) == asking
 
     def askings_of(self, request_id: RequestId) -> list[tuple[RequestId, AskingId]]:
-        """What is to be ended with this id, by the ids of its samples."""
+        """The askings that are to be ended with this id, by the ids of its samples."""
         ids = self._samples.get(request_id, (request_id,))
         return [(each, self._in_use[each]) for each in ids if each in self._in_use]

@@ -8,7 +8,7 @@ from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.prompts import is_unicode
 
 _MAX_TEXT = 1024
-"""Characters of an id or a salt."""
+"""The most characters of an id or a salt."""
 _MAX_PRIORITY = 2**31
 
 
@@ -52,7 +52,7 @@ def check_text(name: str, text: str | None) -> None:
 
 
 def _is(value: object, kind: type) -> bool:
-    """Whether a number is of this kind; True and False are no numbers here."""
+    """Whether a value is of this kind; True and False do not count as numbers."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 

@@ -69,14 +69,14 @@ class RequestStream:
             else PromptEntries(request.prompt_token_ids, self._decode_one)
         )
         self._decoded: dict[int, tuple[str, bytes]] = {}
-        """Text and bytes of tokens that logprobs were told of."""
+        """The text and bytes of each token that logprobs have been given for."""
         self._metrics = RequestMetrics()
         self._num_cached_tokens = 0
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._has_news = False
         self.failure: RaydixError | None = None
-        """Why there will be no finished output. What was received before can still be taken."""
+        """The reason why there will be no finished output. Earlier outputs can still be taken."""
 
     @property
     def has_ended(self) -> bool:
@@ -137,7 +137,7 @@ class RequestStream:
             self.failure = error
 
     def take(self) -> RequestOutput | None:
-        """What the caller has not seen yet, as its `output_kind` asks; None if there is nothing."""
+        """Take what is new to the caller, as its `output_kind` asks; None if nothing is."""
         is_finished = self._finish_reason is not None
         if not self._has_news or (self._params.output_kind is OutputKind.FINAL and not is_finished):
             return None
@@ -200,7 +200,7 @@ class RequestStream:
             self._has_news = True
 
     def _hides_last(self, token_ids: list[int], delta: RequestDelta) -> bool:
-        """Whether the last token ended the output, and is not to be shown in its text."""
+        """Whether the last token ended the output and is not to be shown in its text."""
         is_ending = (
             delta.finished is FinishReason.STOP
             and bool(token_ids)
@@ -298,7 +298,7 @@ class RequestStream:
 
 
 def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> RaydixError:
-    """What a caller sees of a failure; `partial`: the output so far."""
+    """The error that a caller sees of a failure; `partial`: the output so far."""
     match failure.kind:
         case FailureKind.BAD_REQUEST:
             if failure.parameter is not None:

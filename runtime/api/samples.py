@@ -68,7 +68,7 @@ class _Samples:
         self._latest[index] = output
 
     def output(self, index: int, kind: OutputKind) -> RequestOutput:
-        """What the caller gets for news of a sample."""
+        """The output of the whole request, for news of one of its samples."""
         known = [each for each in self._latest if each is not None]
         # The first one computed the prompt for all, unless it is late.
         first = self._latest[0] or known[0]
@@ -92,7 +92,7 @@ class _Samples:
         )
 
     def _completions(self) -> list[CompletionOutput]:
-        """Of every sample, in order; of those without news yet, an empty one."""
+        """The completions of all samples, in order; an empty one for each that has no news yet."""
         return [
             CompletionOutput(index=index) if each is None else replace(each.outputs[0], index=index)
             for index, each in enumerate(self._latest)

@@ -16,7 +16,7 @@ from raydix.runtime.messages.plan import MAX_BIAS, MAX_BIASED_TOKENS, DeviceSamp
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 64
-"""Every token of the output is searched for all of them, on the loop that serves everybody."""
+"""The most stop strings: all are looked for in each token, on the loop that serves everybody."""
 MAX_STOP_TOKEN_IDS = 1024
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1
@@ -92,46 +92,47 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Samples of the prompt, at most 128; it is computed once, but for what its last page lacks.
-    Sample i has the seed `seed + i`.
+    """The number of samples of the prompt, at most 128. The prompt is computed once, but for what
+    its last page lacks. Sample i has the seed `seed + i`.
     """
     temperature: float = 1.0
-    """0 is greedy, and so is what is below 1e-5: float32 cannot tell it apart."""
+    """The logits' divisor. 0 is greedy, and so is any below 1e-5: float32 cannot tell them apart.
+    """
     top_k: int = 0
-    """0 and -1 keep all tokens."""
+    """The number of likeliest tokens to sample from; 0 and -1 keep all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """0.01 to 100; logits are divided by it, or multiplied where they are negative."""
+    """The divisor, 0.01 to 100, of seen tokens' logits, or factor where they are negative."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    """None, and -1 as in vLLM: a random one. Other negative ones are kept as 2**63 more."""
+    """The seed of the noise. None, or -1 as in vLLM: random. Other negatives get 2**63 added."""
     logit_bias: Mapping[int | str, float] | None = field(default=None, hash=False)
-    """Of up to 1,024 token ids, a number from -100 to 100 that is added to the token's logit.
-
-    Ids may be text, as in JSON; kept as a dict of int to float. As in vLLM biases come after the
-    mask of `min_tokens`, before penalties and temperature.
+    """A number from -100 to 100 for each of up to 1,024 token ids, which is added to the token's
+    logit. Ids may be text, as in JSON; kept as a dict of int to float. As in vLLM, biases come
+    after the mask of `min_tokens`, before penalties and temperature.
     """
     stop: Sequence[str] = ()
-    """One string or up to 64 that end the output, the text before the match; kept as a tuple."""
+    """Strings (one or up to 64) that end the output, the text before them; kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
-    """Up to 1,024, of which each ends the output."""
+    """Up to 1,024 token ids, each of which ends the output."""
     include_stop_str_in_output: bool = False
-    """Keep the matched stop string, or the text of the stopping token, in the text."""
+    """Whether to keep the matched stop string, or the text of the stopping token, in the text."""
     ignore_eos: bool = False
-    """Go on past the model's EOS ids. Does not concern `stop` and `stop_token_ids`."""
+    """Whether to go on past the model's EOS ids; `stop` and `stop_token_ids` still end it."""
     max_tokens: int | None = None
-    """None: the rest of the model's context."""
+    """The most output tokens; None: the rest of the model's context."""
     min_tokens: int = 0
-    """Before this many output tokens EOS (under `ignore_eos`, too) and stop ids are not sampled,
-    and stop strings have no effect. More than the context has room for: all of that."""
+    """The number of output tokens before which EOS (under `ignore_eos`, too) and stop ids are not
+    sampled and stop strings have no effect. More than the context has room for means all of that.
+    """
     logprobs: int | None = None
-    """None: none. k: of the sampled token and of the k most likely, from raw logits; at most 20."""
+    """The most likely tokens, 0 to 20, whose raw logprobs come with the sampled one's; None: none.
+    """
     prompt_logprobs: int | None = None
-    """The same of each token of the prompt but the first.
-
-    Such a request takes nothing from a cache, which holds no logits; others may use its pages.
+    """The same number for each token of the prompt but the first. Such a request takes nothing from
+    a cache, which holds no logits; others may use its pages.
     """
     detokenize: bool = True
     skip_special_tokens: bool = True

@@ -59,10 +59,10 @@ class _Match:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        """Less than all of it: what a whole match ends with counts on."""
+        """The length of the match so far, always less than all: the end of a whole match counts on.
+        """
         self._borders = [0]
-        """Of the first i + 1 characters, how many at their end are their beginning, too.
-
+        """For each i, how many of the last of the first i + 1 characters are also their beginning.
         Known as far as the text has matched: a long stop string costs nothing before.
         """
 

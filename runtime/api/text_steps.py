@@ -12,30 +12,30 @@ from tokenizers import models
 from raydix.runtime.api.token_bytes import TokenBytes
 
 PIECE_CHARACTERS = 8 << 10
-"""Of a long text, at least, per piece: some 10 ms of a tokenizer's time."""
+"""The least characters of a piece of a long text: about 10 ms of a tokenizer's time."""
 _CUT = re.compile("[A-Za-z] (?=[A-Za-z])")
-"""Between the words of a line: nothing that a tokenizer splits by looks across it."""
+"""The place to cut, between words of a line: no tokenizer that splits by words looks across it."""
 _ACROSS_CUT = re.compile(b"[A-Za-z] ")
 _AT_CUTS = [each.encode() for each in f"{string.ascii_letters} "]
 _LETTER_AT_EDGE = re.compile("^[A-Za-z]|[A-Za-z]$")
 _KEEPING = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts")
-"""Pre-tokenizers that lose no text, unless their behaviour is to."""
+"""The pre-tokenizers that lose no text, unless their behaviour is to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSteps:
-    """Of a tokenizer whose tokens, joined, are its text."""
+    """The steps by which a tokenizer changes texts, if its tokens, joined, are the text."""
 
     is_composed: bool
-    """Characters are composed first: Unicode's form NFC."""
+    """Whether characters are composed first, to Unicode's form NFC."""
     mark: str | None
-    """What stands for a space in the names of tokens."""
+    """The character that stands for a space in the names of tokens; None: a space does."""
     prepends_mark: bool
-    """Each text gets one before it."""
+    """Whether each text gets a mark before it."""
     drops_spaces: bool
-    """Spaces beside some special tokens have no token."""
+    """Whether spaces beside some special tokens have no token."""
     can_be_cut: bool
-    """The tokens of a text are those of its pieces."""
+    """Whether the tokens of a text are those of its pieces."""
 
     def pieces(self, text: str) -> Iterator[str]:
         """The text in pieces which, one by one, have the tokens that it has as a whole."""
@@ -89,7 +89,7 @@ def _parts(component: Any, name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _mark_of(step: Mapping[str, Any]) -> str | None:
-    """What a step writes for a space; "" if it writes nothing, None for steps not known here."""
+    """The mark that a step writes for a space: "" for none; None for a step not known here."""
     match step:
         case {"type": "Prepend", "prepend": str(mark)} if len(mark) == 1:
             return mark

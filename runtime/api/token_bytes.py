@@ -20,12 +20,12 @@ class _Rules:
 
     is_byte_level: bool = False
     replacements: tuple[tuple[str, str], ...] = ()
-    """Of names: what is written, and what it means."""
+    """The replacements in names of tokens: what is written, and what it means."""
     has_byte_names: bool = False
     strips_first_space: bool = False
-    """A text loses one space at its beginning."""
+    """Whether a text loses one space at its beginning."""
     mark_dropped_first: str | None = None
-    """A text's first token loses all of these."""
+    """The mark of which a text's first token loses all; None: it loses nothing."""
 
 
 class TokenBytes:
@@ -49,11 +49,11 @@ class TokenBytes:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether any of its tokens may end inside a character."""
+        """Whether any token may end inside a character."""
         return self._rules.is_byte_level
 
     def __call__(self, token_id: int) -> bytes:
-        """Those that a token adds behind others; none if the tokenizer does not know it."""
+        """The bytes that a token adds behind others; none if the tokenizer does not know it."""
         known = self._known.get(token_id)
         if known is None:
             name = self._backend.id_to_token(token_id)
@@ -61,7 +61,7 @@ class TokenBytes:
         return known
 
     def of_first(self, token_id: int) -> bytes:
-        """Those that it adds as the first token of a text."""
+        """The bytes that a token adds as the first one of a text."""
         mark = self._rules.mark_dropped_first
         if mark is not None:
             name = self._backend.id_to_token(token_id)
@@ -70,7 +70,7 @@ class TokenBytes:
         return known.removeprefix(b" ") if self._rules.strips_first_space else known
 
     def of_name(self, name: str) -> bytes:
-        """Those of a token that the vocabulary writes like this."""
+        """The bytes of a token that the vocabulary writes like this."""
         rules = self._rules
         if rules.is_byte_level:
             return _byte_level_bytes(name)
@@ -82,7 +82,7 @@ class TokenBytes:
 
 
 def _rules_of(decoder: Mapping[str, Any]) -> _Rules | None:
-    """What the steps of a decoder, as tokenizer.json has them, do; None if there are others."""
+    """The rules of a decoder's steps, as tokenizer.json has them; None if there are other steps."""
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return _Rules(is_byte_level=True)

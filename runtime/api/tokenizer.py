@@ -26,9 +26,9 @@ from raydix.runtime.model.late_import import import_late
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _LARGE_CHARACTERS = 256 << 10
-"""Of a text whose tokenising leaves memory behind that is worth giving back."""
+"""The characters of a text whose tokenising leaves so much memory that giving it back pays."""
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""What a template runs into, besides its own errors, if its variables are not what it expects."""
+"""The errors, besides Jinja's own, of a template whose variables are not what it expects."""
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer | None":
@@ -289,7 +289,7 @@ class Tokenizer:
         return WindowDetokenizer(decode, behind)
 
     def _decoded(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """As the wrapped tokenizer decodes them."""
+        """The text of token ids, as the wrapped tokenizer decodes them."""
         text: str = self._wrapped.decode(
             list(token_ids),
             skip_special_tokens=skip_special_tokens,

@@ -37,7 +37,7 @@ def admin_routes(served: Served) -> APIRouter:
 
     @router.get("/explain/{request_id}")
     async def explain(request_id: str) -> Response:
-        """Where each range of a recent request's prompt came from."""
+        """Tell where each range of a recent request's prompt came from."""
         return json_figures(await served.engine.explain(request_id))
 
     return router

@@ -15,9 +15,9 @@ from raydix.runtime.server.unchunked import UnchunkedSend
 
 MAX_HEADER_BYTES = 64 << 10
 HEADER_S = 10.0
-"""From a connection, or the first byte of a later request, to the end of the headers."""
+"""The time from a connection, or a later request's first byte, to the end of the headers."""
 BODY_S = 120.0
-"""From the end of the headers to the end of the body: enough for 8 MiB at 70 KiB/s."""
+"""The time from the end of the headers to that of the body: enough for 8 MiB at 70 KiB/s."""
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"Connection: close\r\nContent-Length: 0\r\n\r\n"
@@ -39,26 +39,26 @@ class BoundedHttp(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._is_in_head = False
         self._num_bytes = 0
-        """Came since the last part of a body, or since a head or a message was complete."""
+        """The bytes since the last part of a body, or since a head or a message was complete."""
         self._num_head_bytes = 0
-        """Of the head that is read: its URL and its headers, however they came."""
+        """The bytes of the head that is read, its URL and headers, however they came."""
         self._is_deaf = False
-        """A request came too early; neither it nor what follows is answered."""
+        """Whether a request came too early, so that neither it nor what follows is answered."""
         self._deadline: asyncio.TimerHandle | None = None
-        """Of headers or a body that are waited for."""
+        """The deadline of headers or a body that are waited for; None: nothing is waited for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio."""
+        """Begin to wait for headers: asyncio calls this when a client connects."""
         super().connection_made(transport)
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
+        """Stop waiting: asyncio calls this when the connection has ended."""
         super().connection_lost(exc)
         self._end_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """Parse what a client has sent: asyncio calls this when bytes come."""
         # Not at the start of a head: empty lines may go before it, without end.
         if self.cycle is not None and self.cycle.response_complete:
             self._await_headers()
@@ -69,7 +69,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._be_too_large()
 
     def on_message_begin(self) -> None:
-        """See httptools."""
+        """Note that a request begins: httptools calls this at its first byte."""
         super().on_message_begin()
         self._is_in_head = True
         self._num_head_bytes = 0
@@ -78,18 +78,21 @@ class BoundedHttp(HttpToolsProtocol):
             self._await_headers()
 
     def on_url(self, url: bytes) -> None:
-        """See httptools."""
+        """Count the bytes of a URL: httptools calls this for each part."""
         self._num_head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools. Trailers are not for anybody here."""
+        """Count the bytes of a header: httptools calls this for each one.
+
+        Trailers are not for anybody here.
+        """
         self._num_head_bytes += len(name) + len(value) + _PER_HEADER_BYTES
         if self._is_in_head and not self._is_deaf:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """Note that the headers are complete: httptools calls this at their end."""
         # A long head that comes at once is complete before its bytes are looked at.
         if self._num_head_bytes > MAX_HEADER_BYTES and not self._is_deaf:
             self._be_too_large()
@@ -109,13 +112,13 @@ class BoundedHttp(HttpToolsProtocol):
             offer_direct_body(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
+        """Take a part of a body: httptools calls this for each part."""
         self._num_bytes = 0
         if not self._is_deaf:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
+        """Note that a request is complete: httptools calls this at its end."""
         self._num_bytes = 0
         # It may have been answered before its body had come.
         self._end_deadline()

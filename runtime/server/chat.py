@@ -84,7 +84,7 @@ class _Answer:
         )
 
     def chunk_choice(self, index: int, new: CompletionOutput, is_first: bool) -> ChunkChoice:
-        """What is new of a choice."""
+        """The choice of a chunk, with what is new."""
         return ChunkChoice(
             index=index,
             delta=Delta(role="assistant" if is_first else None, content=new.text),
@@ -116,7 +116,7 @@ class _Events:
         self._begun: set[int] = set()
 
     def plain(self, index: int, output: RequestOutput) -> bytes | None:
-        """See `EventWriter`."""
+        """The event of an output that has nothing but text, as `EventWriter.plain` says."""
         if index not in self._begun or self._options.continuous_usage_stats:
             return None
         new = output.outputs[0]
@@ -126,7 +126,7 @@ class _Events:
         return event
 
     async def event(self, index: int, output: RequestOutput) -> bytes:
-        """See `EventWriter`."""
+        """The events of any other output, as `EventWriter.event` says."""
         self._meter.add(index, output)
         is_first = index not in self._begun
         self._begun.add(index)
@@ -135,13 +135,13 @@ class _Events:
         return data_event(self._answer.chunk([choice], usage))
 
     def closing(self) -> bytes:
-        """See `EventWriter`."""
+        """The events behind the last output, as `EventWriter.closing` says."""
         if not self._options.include_usage:
             return DONE
         return data_event(self._answer.chunk([], self._meter.usage())) + DONE
 
     def failure(self, failed: HttpFailure) -> bytes:
-        """See `EventWriter`."""
+        """The event of an error after the first event, as `EventWriter.failure` says."""
         return data_failure(failed)
 
     def _plain_chunk(self, index: int, new: CompletionOutput) -> ChatChunk:
@@ -168,7 +168,7 @@ def chat_routes(served: Served) -> APIRouter:
 
 
 async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Generation:
-    """What the request asks of the engine. Raises BadRequest."""
+    """The generation that the request asks of the engine. Raises BadRequest."""
     num_prompt_logprobs = body.prompt_logprobs
     check_not_streamed(
         "prompt_logprobs", is_asked=num_prompt_logprobs is not None, is_streamed=body.stream

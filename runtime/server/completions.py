@@ -62,15 +62,15 @@ class _Answer:
         return self.completion(choices, meter.usage())
 
     def choice(self, index: int, new: CompletionOutput, echo: Echo | None) -> CompletionChoice:
-        """What is new of a choice."""
+        """The choice of an answer, with what is new."""
         return completion_choice(index, new, self.request.return_token_ids, echo)
 
     def shown(self, output: RequestOutput) -> RequestOutput:
-        """What the engine generates, without the token that nobody asked for."""
+        """The tokens that the engine generates, without the one that nobody asked for."""
         return output if self.request.max_tokens else _without_tokens(output)
 
     async def _echoes(self, outputs: dict[int, RequestOutput]) -> list[Echo | None]:
-        """Of each prompt, of which its first sample tells."""
+        """The prompt to repeat before each prompt's first sample."""
         firsts = [outputs[index] for index in range(0, len(outputs), self.request.n)]
         return [await self.echo(each) if self.request.echo else None for each in firsts]
 
@@ -118,7 +118,7 @@ class _Events:
         self._begun: set[int] = set()
 
     def plain(self, index: int, output: RequestOutput) -> bytes | None:
-        """See `EventWriter`."""
+        """The event of an output that has nothing but text, as `EventWriter.plain` says."""
         if self._options.continuous_usage_stats or self._is_echo(index):
             return None
         new = output.outputs[0]
@@ -128,7 +128,7 @@ class _Events:
         return event
 
     async def event(self, index: int, output: RequestOutput) -> bytes:
-        """See `EventWriter`."""
+        """The events of any other output, as `EventWriter.event` says."""
         shown = self._answer.shown(output)
         echo = await self._answer.echo(output) if self._is_echo(index) else None
         choice = self._answer.choice(index, shown.outputs[0], echo)
@@ -138,13 +138,13 @@ class _Events:
         return data_event(self._answer.completion([choice], usage))
 
     def closing(self) -> bytes:
-        """See `EventWriter`."""
+        """The events behind the last output, as `EventWriter.closing` says."""
         if not self._options.include_usage:
             return DONE
         return data_event(self._answer.completion([], self._meter.usage())) + DONE
 
     def failure(self, failed: HttpFailure) -> bytes:
-        """See `EventWriter`."""
+        """The event of an error after the first event, as `EventWriter.failure` says."""
         return data_failure(failed)
 
     def _is_echo(self, index: int) -> bool:

@@ -10,7 +10,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 DIRECT_BODY = "raydix.direct_body"
-"""Its name among the extensions of an ASGI scope."""
+"""The name of the direct body among the extensions of an ASGI scope."""
 
 
 class DirectBody:
@@ -47,6 +47,6 @@ def offer_direct_body(cycle: RequestResponseCycle) -> None:
 
 
 def direct_body_of(scope: Scope) -> DirectBody | None:
-    """What the listener offers for this request."""
+    """The direct body that the listener offers for this request."""
     extensions = scope.get("extensions") or {}
     return extensions.get(DIRECT_BODY)

@@ -1,7 +1,7 @@
 """What thousands of connections leave behind when they close."""
 
 _MANY = 1_000
-"""Connections that leave some 10 MB."""
+"""The number of connections that leave about 10 MB behind."""
 
 
 class Ebb:

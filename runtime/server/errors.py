@@ -30,7 +30,7 @@ from raydix.runtime.server.connection import ClientGone
 from raydix.runtime.server.wire.errors import ErrorAnswer, ErrorDetails
 
 _RETRY_DEAD_S = 5.0
-"""About as long as the engine's parts take to come back."""
+"""The time to wait before asking a dead engine again: about what its parts take to come back."""
 _MAX_NAMED = 5
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool"})
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def failure(status: int, message: str, kind: str, **more: Any) -> HttpFailure:
 
 
 def failure_of(error: RaydixError) -> HttpFailure:
-    """What a client is told of an error of Raydix."""
+    """The answer to a client about an error of Raydix."""
     text = str(error)
     match error:
         case PromptTooLong():
@@ -126,7 +126,7 @@ def _is_unsupported(error: Mapping[str, Any]) -> bool:
 
 
 def _problems(errors: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What is wrong, by place. A union brings an error for each type that a value might have."""
+    """The problems, by place. A union brings an error for each type that a value might have."""
     by_path: dict[str, list[Mapping[str, Any]]] = {}
     for each in errors:
         by_path.setdefault(_path(each), []).append(each)

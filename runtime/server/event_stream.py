@@ -22,7 +22,7 @@ _HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 _LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
-"""JSON escapes all others of Unicode by itself."""
+"""Escapes of the line ends that JSON leaves as they are; it escapes all others by itself."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -32,7 +32,7 @@ def data_event(value: BaseModel) -> bytes:
 
 
 def in_one_line(json_text: str) -> str:
-    """The same JSON for clients that split lines as Python does: at more than line feeds."""
+    """The same JSON in one line, even for clients that split lines as Python does."""
     return json_text if json_text.isascii() else json_text.translate(_LINE_ENDS)
 
 
@@ -89,15 +89,15 @@ class EventStream(Response):
         self._roused = asyncio.Event()
         self._is_asleep = False
         self._left: list[tuple[int, Taken]] = []
-        """Taken where the news came in, and not to be written there."""
+        """The news that was taken as it came in and could not be written there, by choice."""
         self._bug: Exception | None = None
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        """See Starlette, which would tell the length of an empty body."""
+        """Tell no length of the body, where Starlette would tell that it is empty."""
         self.raw_headers = list(_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Serve one request, as ASGI asks of an application."""
         self._direct = direct_body_of(scope)
         leaving = asyncio.ensure_future(disconnected(receive))
         leaving.add_done_callback(lambda _: self._rouse())

@@ -33,12 +33,12 @@ class Generation:
     request_id: str
     prompts: tuple[Prompt, ...]
     prompt_field: str
-    """Of the body: where the prompts are from."""
+    """The field of the body from which the prompts are."""
     num_samples: int
     params: SamplingParams
     options: RequestOptions
     tenant: str | None
-    """Whose turn it is to tokenise."""
+    """The tenant whose turn it is to tokenise; None: no tenants are in use."""
 
     @property
     def num_choices(self) -> int:

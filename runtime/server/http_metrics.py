@@ -33,7 +33,7 @@ from raydix.runtime.server.http_definitions import DURATION, FIRST_BYTE, IN_PROG
 from raydix.runtime.server.served import REFUSALS, Served
 
 _NO_ROUTE = "none"
-"""Paths that are no route: their names are the client's, and without bound."""
+"""The label for paths that are no route: clients choose their names, without bound."""
 
 
 class HttpMetrics:
@@ -65,7 +65,7 @@ class HttpMetrics:
         self._in_progress.inc()
 
     def end(self, route: str, status: int, first_byte_s: float | None, total_s: float) -> None:
-        """It was answered, or its client has gone before the first byte."""
+        """Note that a request was answered, or that its client has gone before the first byte."""
         self._in_progress.dec()
         self._requests.labels(route, str(status), self._replica).inc()
         self._duration.labels(route, self._replica).observe(total_s)
@@ -84,7 +84,7 @@ class CountRequests:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Serve one request, as ASGI asks of an application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -148,7 +148,7 @@ class _EngineCollector(Collector):
         self._engine_name = engine_name
 
     def collect(self) -> Iterable[PrometheusMetric]:
-        """See prometheus_client."""
+        """Return the metrics, as prometheus_client asks of a collector."""
         by_name = sorted(self._samples, key=lambda sample: sample.metric.name)
         for _, samples in groupby(by_name, key=lambda sample: sample.metric.name):
             yield self._family(list(samples))

@@ -18,7 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from raydix.runtime.server.errors import RequestRefused, failure, failure_of_validation
 
 MAX_BODY_BYTES = 8 << 20
-"""A prompt of a million token ids. All streams wait while a body is parsed: 28 MiB took seconds."""
+"""The most bytes of a body: enough for a prompt of a million token ids. All streams wait while a
+body is parsed, and 28 MiB took seconds.
+"""
 
 
 class JsonRoute(APIRoute):
@@ -28,7 +30,7 @@ class JsonRoute(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """See FastAPI."""
+        """Take the arguments of FastAPI's own route."""
         super().__init__(path, endpoint, **options)
         parameters = signature(endpoint).parameters
         if "body" in parameters:

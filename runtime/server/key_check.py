@@ -21,7 +21,10 @@ class KeyCheck:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI. There are no websockets: their handshake is refused by the app."""
+        """Serve one request, as ASGI asks of an application.
+
+        There are no websockets: their handshake is refused by the app.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 
 Stamp = tuple[int, int, int]
-"""What tells one content of a file from the next."""
+"""The numbers that tell one content of a file from the next."""
 
 
 class KeyFile:
@@ -31,7 +31,7 @@ class KeyFile:
         self._next_look_s = clock() + LOOK_EVERY_S
 
     def judge(self, access: Access, key: str | None) -> Caller | Verdict:
-        """See `KeyJudge`."""
+        """Tell who calls by the key that a request brings, as `KeyJudge.judge` says."""
         now_s = self._clock()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_EVERY_S

@@ -17,18 +17,18 @@ _TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[!-~]{16,512}")
 _SECTIONS = ("tenants", "monitor", "admin")
 _SEPARATOR = "/"
-"""Ends a tenant's name in a salt: no name holds it, so no two tenants can meet."""
+"""The end of a tenant's name in a salt: no name holds it, so no two tenants share a salt."""
 
 
 class Access(Enum):
     """Whose key a route asks for."""
 
     OPEN = "open"
-    """Nobody's."""
+    """The route needs no key."""
     ANY = "any"
     TENANT = "tenant"
     MONITOR = "monitor"
-    """A monitor's, or the admin's."""
+    """The route needs the key of a monitor or of the admin."""
     ADMIN = "admin"
 
 
@@ -46,7 +46,7 @@ class Caller:
 
     role: Role
     tenant: str | None = None
-    """None where no keys are in use."""
+    """The name of the caller's tenant; None where no keys are in use."""
 
     def within_tenant(self, word: str | None) -> str | None:
         """A salt or a session's name that no other tenant can have; None: the tenant's own."""
@@ -65,7 +65,7 @@ class Verdict(Enum):
 
 
 LOCAL = Caller(Role.TENANT)
-"""Anyone on this host, where no keys are in use."""
+"""Any caller on this host, where no keys are in use."""
 
 
 class KeyJudge(Protocol):
@@ -82,7 +82,7 @@ class Keys:
         self._callers = {_digest(key): caller for key, caller in callers.items()}
 
     def judge(self, access: Access, key: str | None) -> Caller | Verdict:
-        """See `KeyJudge`."""
+        """Tell who calls by the key that a request brings, as `KeyJudge.judge` says."""
         if access is Access.OPEN:
             return LOCAL
         if key is None:
@@ -94,7 +94,7 @@ class Keys:
 
 
 def judge_without_keys(access: Access) -> Caller | Verdict:
-    """On loopback without keys every route is open but those of the admin."""
+    """Without keys, on loopback, every route is open but those of the admin."""
     return Verdict.SHUT if access is Access.ADMIN else LOCAL
 
 

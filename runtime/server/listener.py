@@ -17,12 +17,11 @@ from raydix.runtime.server.ebb import Ebb
 
 _BACKLOG = 2048
 _LOOK_S = 5.0
-"""How often connections are counted."""
+"""The interval at which connections are counted."""
 _KEEP_ALIVE_S = 620
-"""How long an idle connection is kept: longer than clients and load balancers keep theirs.
-
-Whoever closes first must not be the server: a request may be on its way. With uvicorn's 5 s AIPerf
-lost 8 of 500.
+"""The time for which an idle connection is kept, longer than clients and load balancers keep
+theirs: the server must not be the first to close, as a request may be on its way. With uvicorn's 5
+s AIPerf lost 8 of 500.
 """
 
 
@@ -31,7 +30,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """See uvicorn."""
+        """Leave signals to others, where uvicorn would handle them."""
         yield
 
 
@@ -82,7 +81,7 @@ async def _tidy_up(server: _Server) -> None:
 
 
 def url_of(address: TcpAddress) -> str:
-    """As clients write it."""
+    """The URL of an address, as clients write it."""
     return f"http://{address.host_port}"
 
 

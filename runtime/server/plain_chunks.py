@@ -15,11 +15,11 @@ _TEXT = "<text of this chunk>"
 _TOKEN_IDS = '"token_ids":[]'
 
 MakeChunk = Callable[[int, CompletionOutput], WireAnswer]
-"""The chunk of a choice with this new output, which is not its first."""
+"""Makes the chunk of a choice from a new output that is not its first."""
 
 
 class _Around(NamedTuple):
-    """What is before the text, between it and the token ids, and after them."""
+    """The text of a chunk before its text, between that and the token ids, and after them."""
 
     before: str
     between: str

@@ -35,7 +35,7 @@ class ResponseWriter:
         self._num_events = 0
 
     def opening(self) -> list[ResponseEvent]:
-        """What is told before any text."""
+        """The events that come before any text."""
         empty = self._response(output=[])
         return [
             self._event("response.created", response=empty),
@@ -67,7 +67,7 @@ class ResponseWriter:
         return [self._part_event("response.output_text.delta", delta=new.text, logprobs=[])]
 
     def closing(self) -> Iterator[ResponseEvent]:
-        """What is told when the last output has been added."""
+        """The events that come when the last output has been added."""
         yield self._part_event("response.output_text.done", text=self._text, logprobs=[])
         yield self._part_event("response.content_part.done", part=OutputText(text=self._text))
         yield self._event("response.output_item.done", output_index=0, item=self._message())

@@ -50,18 +50,21 @@ class _Events:
         self._is_open = False
 
     def plain(self, index: int, output: RequestOutput) -> bytes:
-        """See `EventWriter`. Any output is plain here."""
+        """The event of an output that has nothing but text, as `EventWriter.plain` says.
+
+        Any output is plain here.
+        """
         # Nothing is told of a request that the engine may still refuse.
         opening = [] if self._is_open else self._writer.opening()
         self._is_open = True
         return _joined([*opening, *self._writer.add(output)])
 
     async def event(self, index: int, output: RequestOutput) -> bytes:
-        """See `EventWriter`."""
+        """The events of any other output, as `EventWriter.event` says."""
         return self.plain(index, output)
 
     def closing(self) -> bytes:
-        """See `EventWriter`."""
+        """The events behind the last output, as `EventWriter.closing` says."""
         return _joined(self._writer.closing())
 
     def failure(self, failed: HttpFailure) -> bytes:
@@ -94,7 +97,7 @@ def response_routes(served: Served) -> APIRouter:
 
 
 async def _generation(served: Served, body: ResponsesRequest, caller: Caller) -> Generation:
-    """What the request asks of the engine. Raises BadRequest."""
+    """The generation that the request asks of the engine. Raises BadRequest."""
     names = {"max_tokens": "max_output_tokens"}
     params = sampling_of(body, max_tokens=body.max_output_tokens, names=names)
     options = options_of(body, caller)

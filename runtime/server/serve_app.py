@@ -30,9 +30,9 @@ from raydix.runtime.server.serve_environment import DEREGISTER_S
 logger = logging.getLogger(__name__)
 
 _KILL_S = 5.0
-"""What Ray Serve wants beyond that before it kills a replica, whose requests may have ended."""
+"""The time past `drain_s` after which Ray Serve kills a replica, whose requests may have ended."""
 _MAX_ONGOING = 1 << 16
-"""The queue with a bound is the engine's: it answers 429."""
+"""The most requests at a replica: the bounded queue is the engine's, which answers 429."""
 
 
 class ServeArguments(BaseModel):
@@ -41,18 +41,18 @@ class ServeArguments(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     keys: Path
-    """Required: where Ray Serve lets a replica listen is not known here."""
+    """The file of keys, required because Ray Serve chooses where a replica listens."""
     engine: str = "raydix"
     address: str | None = None
     secret_file: Path | None = None
-    """For these two see `AsyncLLM.connect`."""
+    """The file with the engine's secret; see `AsyncLLM.connect`, also for `address`."""
     model_name: str | None = None
-    """What clients call the model; None: as the engine is called."""
+    """The name by which clients call the model; None: the engine's name for it."""
     num_replicas: int = Field(default=1, ge=1)
     drain_s: float = Field(default=DRAIN_S, ge=0.0)
-    """How long requests may go on when a replica ends."""
+    """The time for which requests may go on when a replica ends."""
     cors_origins: tuple[str, ...] = ()
-    """Of the web pages whose scripts may ask."""
+    """The origins of the web pages whose scripts may ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,15 @@ class Replicas:
     """The application, whoever starts it."""
 
     engine: AsyncLLM
-    """Pickled, it connects anew where it is used."""
+    """The engine's handle; pickled, it connects anew where it is used."""
     model_name: str
     keys: KeyJudge | None
-    """None only where nothing listens beyond loopback."""
+    """The judge of keys; None only where nothing listens beyond loopback."""
     num_replicas: int
     drain_s: float
     origins: tuple[str, ...] = ()
     log_path: str | None = None
-    """Where they send their log, as the engine's actors do; None: Ray Serve alone has it."""
+    """The path to which replicas log, as the engine's actors do; None: Ray Serve alone has it."""
 
     def application(self, **actor_options: float) -> Application:
         """What `serve.run` takes; `actor_options`: what Ray reserves for each replica."""

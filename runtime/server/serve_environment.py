@@ -9,11 +9,12 @@ from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.server.listener import free_port
 
 DEREGISTER_S = 2.0
-"""How long a replica that ends goes on to accept, until every proxy knows of it."""
+"""The time for which a replica that ends still accepts, until every proxy knows of it."""
 _ANY_PORT = TcpAddress("0.0.0.0", 0)
 _PROXY_CHECK_S = 1.0
-"""How often Ray Serve asks whether HAProxy's manager lives. After three answers that do not come it
-starts another: meanwhile nobody listens."""
+"""The interval at which Ray Serve asks whether HAProxy's manager lives. After three questions
+without an answer it starts another; meanwhile nobody listens.
+"""
 _LAUNCHER = """#!/bin/sh
 # Whoever starts HAProxy also ends it. Where that one is killed, nobody would: the kernel does.
 exec {setpriv} --pdeathsig KILL {haproxy} "$@"

@@ -15,7 +15,7 @@ from raydix.runtime.server.wire.errors import ErrorAnswer
 REFUSALS: dict[int | str, dict[str, object]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 408, 429, 503)
 }
-"""What the schema says of answers that any route may give."""
+"""The schema of errors that any route may answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Served:
     engine: ServedEngine
     model_name: str
     started_at: int
-    """Seconds since 1970: what `/v1/models` tells as `created`."""
+    """The start of the server in seconds since 1970, told by `/v1/models` as `created`."""
     wall_clock: Callable[[], float] = time.time
 
     def now(self) -> int:

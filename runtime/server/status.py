@@ -32,7 +32,7 @@ def status_routes(served: Served) -> APIRouter:
 
     @router.get("/v1/models/{model:path}", response_model=Model, responses=REFUSALS)
     async def retrieve_model(model: str) -> Response:
-        """The same, by its name."""
+        """Describe the served model, by its name."""
         served.check_model(model)
         return json_answer(await _model(served))
 

@@ -19,7 +19,7 @@ class UnchunkedSend:
         self._has_length = True
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        """See ASGI."""
+        """Serve one request, as ASGI asks of an application."""
         cycle = self._cycle()
         assert cycle is not None, "it is answering"
         if message["type"] == "http.response.start":

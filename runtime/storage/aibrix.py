@@ -69,7 +69,7 @@ class AibrixBackend:
         self._writing: set[bytes] = set()
         self._connector: Any = None
         self._as_status: Any = None
-        """Turns an error that is raised into a status: RocksDB's have no type of their own."""
+        """A function that turns an error into a status: RocksDB's errors have no own type."""
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._counts = BackendCounts("AIBrix")
@@ -253,7 +253,7 @@ class AibrixBackend:
         return self._room.figures() | self._counts.figures()
 
     def last_error(self) -> LastError | None:
-        """See `StorageBackend`."""
+        """The error with which the store last failed, as `StorageBackend.last_error` says."""
         return self._counts.last_error
 
     def check(self) -> None:

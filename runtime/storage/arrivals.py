@@ -19,13 +19,13 @@ class Arrivals:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._now = os.eventfd(1)
-        """There is always something to read."""
+        """A descriptor at which there is always something to read."""
         self._end = os.eventfd(0)
         self._epoll.register(self._end, select.EPOLLIN)
         self._closing = threading.Lock()
 
     def wait(self) -> None:
-        """Until there is something to read where `watch` was told, or the end."""
+        """Wait until there is something to read where `watch` was told, or until the end."""
         self._epoll.poll(-1, 1)
 
     def watch(self, descriptor: int | None) -> None:

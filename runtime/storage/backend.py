@@ -23,7 +23,7 @@ class ObjectRef(NamedTuple):
     name: ObjectName
     page: memoryview
     offset: int
-    """Where `page` begins in the arena, in bytes."""
+    """The offset at which `page` begins in the arena, in bytes."""
 
     def fill(self, content: bytes | memoryview) -> None:
         """Copy an object of the page's size into the page."""
@@ -36,7 +36,7 @@ class ObjectInfo:
 
     size_bytes: int
     modified_s: float | None
-    """Unix time."""
+    """The time of the last change in Unix time; None: the backend does not know it."""
 
 
 class StorageBackend(Protocol):

@@ -11,7 +11,7 @@ from raydix.runtime.storage.last_error import ErrorLog, LastError
 logger = logging.getLogger(__name__)
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors for want of room."""
+"""The error numbers that stand for want of room."""
 
 
 class BackendCounts:
@@ -72,7 +72,7 @@ class BackendCounts:
 
     @property
     def last_error(self) -> LastError | None:
-        """For `StorageBackend.last_error`."""
+        """The last error, as `StorageBackend.last_error` returns it."""
         return self._errors.last
 
     def figures(self) -> dict[str, int]:

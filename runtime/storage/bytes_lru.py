@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from raydix.errors import AccountingError
 
 TRIM_OBJECTS = 64
-"""How many are given up at a time, so that nobody waits long for the store's lock."""
+"""The number of objects that are given up at a time, so that nobody waits long for the lock."""
 
 
 class BytesLru:
@@ -31,7 +31,7 @@ class BytesLru:
         return name in self._sizes
 
     def known(self, names: Iterable[str]) -> set[str]:
-        """Those of some objects that are there."""
+        """The objects among `names` that are there."""
         return set(filter(self._sizes.__contains__, names))
 
     def names(self) -> tuple[str, ...]:

@@ -12,23 +12,23 @@ class Corruption(StrEnum):
     SHORT = "short"
     LONG = "long"
     ZEROED = "zeroed"
-    """Header and payload, as of a file that was given its size and never written."""
+    """Header and payload are zeros, as in a file that was given its size and never written."""
     ZERO_PAYLOAD = "zero payload"
     TORN = "torn"
     """The second half of the payload was never written."""
     FLIPPED = "flipped"
-    """One bit of the payload."""
+    """One bit of the payload is wrong."""
     MAGIC = "magic"
     STALE = "stale"
-    """Written in another version of the format."""
+    """The object was written in another version of the format."""
     CODEC = "codec"
     LENGTH = "length"
     GROUP = "group"
     CHECKSUM = "checksum"
     FOREIGN = "foreign"
-    """Another namespace's object."""
+    """The object belongs to another namespace."""
     SWAPPED = "swapped"
-    """Another page's object under this name."""
+    """The object under this name is another page's."""
 
 
 _FIELD_OFFSETS = {
@@ -41,7 +41,7 @@ _FIELD_OFFSETS = {
     Corruption.FOREIGN: 24,
     Corruption.SWAPPED: 32,
 }
-"""Where the header's fields begin, one bit of which is wrong."""
+"""The offset of the header's field of which one bit is wrong, by kind of corruption."""
 
 
 def corrupt(data: bytes, kind: Corruption) -> bytes:

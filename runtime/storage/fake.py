@@ -23,18 +23,19 @@ class Faults:
 
     seed: int = 0
     max_delay_s: float = 0.0
-    """Each operation waits for a time drawn from [0, max_delay_s]: they end out of order."""
+    """The longest random delay of an operation, so that operations end out of order."""
     latency_s: float = 0.0
-    """Before the first byte of each batch. If infinite, nothing is answered until faults change."""
+    """The time before the first byte of each batch. If infinite, none ends until faults change."""
     max_bytes_per_s: float = math.inf
-    """All reads and writes together share one link of this speed, first come, first served."""
+    """The speed of the link that all reads and writes share, first come, first served."""
     failure_fraction: float = 0.0
     corrupt_fraction: float = 0.0
-    """How many reads are spoiled. The stored object stays good unless the reader deletes it."""
+    """The fraction of reads that are spoiled. The object stays good unless its reader deletes it.
+    """
     refuses_writes: bool = False
-    """Every write finds the store full."""
+    """Whether every write finds the store full."""
     refuses_deletes: bool = False
-    """Nothing can be evicted."""
+    """Whether nothing can be evicted."""
 
 
 class FakeBackend:
@@ -216,7 +217,7 @@ class FakeBackend:
         return self._room.figures() | self._counts.figures()
 
     def last_error(self) -> LastError | None:
-        """See `StorageBackend`."""
+        """The error with which the store last failed, as `StorageBackend.last_error` says."""
         return self._counts.last_error
 
     def check(self) -> None:

@@ -24,7 +24,7 @@ from raydix.runtime.storage.stored_bound import open_room
 from raydix.runtime.storage.writer_lock import WriterLock
 
 STAMP_EVERY_S = 10.0
-"""How often the order of use is written to the disk; a process that is killed loses this much."""
+"""The interval at which the order of use goes to disk; a killed process loses so much of it."""
 
 _FOLDER_IS_GONE = (
     "the model's folder is gone: bring its mount back, or have the folder made anew by "
@@ -177,7 +177,7 @@ class FileBackend:
         return self._without_lost(names, statuses)
 
     def _failure(self, error: OSError) -> ObjectStatus:
-        """What an error says of a file that is asked for."""
+        """The status of a file that is asked for, by the error that it raised."""
         if isinstance(error, FileNotFoundError):
             return ObjectStatus.MISSING
         return self._counts.os_error(error)
@@ -326,7 +326,7 @@ class FileBackend:
         return self._room.figures() | self._counts.figures()
 
     def last_error(self) -> LastError | None:
-        """See `StorageBackend`."""
+        """The error with which the store last failed, as `StorageBackend.last_error` says."""
         return self._counts.last_error
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ class Modes:
     folder: int
     file: int
     is_below_umask: bool
-    """The umask may take bits away."""
+    """Whether the umask may take bits away."""
 
     def make_folder(self, path: str) -> None:
         """Make a folder in one that is there; nothing happens if there is such a folder.
@@ -43,7 +43,6 @@ class Modes:
 
 OWNER_ALONE = Modes(0o700, 0o600, is_below_umask=True)
 GROUP_TOO = Modes(0o2770, 0o640, is_below_umask=False)
-"""The group reads and deletes; a file is replaced, never written to.
-
-Folders pass their group on.
+"""The modes by which a group reads and deletes. A file is replaced, never written to; folders pass
+their group on.
 """

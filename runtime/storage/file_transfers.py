@@ -9,7 +9,7 @@ from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.file_tree import NewFiles, close_quietly
 
 Result = ObjectStatus | OSError
-"""Of one file: OK, TOO_SHORT, WRONG_LENGTH, or its error."""
+"""The result for one file: OK, TOO_SHORT, WRONG_LENGTH, or its error."""
 
 
 class FileTransfers(Protocol):
@@ -20,7 +20,7 @@ class FileTransfers(Protocol):
     """
 
     max_batch: int
-    """How many files a call may name."""
+    """The most files that a call may name."""
 
     def open(self, arena: memoryview) -> None:
         """Prepare for pages of `arena`. Raises ConfigError if that cannot work."""

@@ -44,7 +44,7 @@ class FileTree:
         self._prefix = f"{root}/"  # pathlib takes longer than the system calls
 
     def path(self, name: str) -> str:
-        """Where a file is, whether it exists or not."""
+        """The path of a file, whether it exists or not."""
         return self._prefix + name
 
     def make_root(self) -> None:
@@ -79,7 +79,7 @@ class FileTree:
             new.publish(manifest)
 
     def has_namespace(self, namespace: Namespace) -> bool:
-        """Whether its folder is there, so that what is not in it is missing.
+        """Whether the namespace's folder is there, so that what is not in it is missing.
 
         Without the folder ROOT is not what it was, or out of reach.
         """
@@ -251,7 +251,7 @@ def unlink_quietly(path: str) -> None:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing if it has gone."""
+    """The entries of a folder; none if it has gone."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)

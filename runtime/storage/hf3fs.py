@@ -254,7 +254,7 @@ class Hf3fsBackend:
         ]
 
     def _status(self, result: int, size_bytes: int, if_short: ObjectStatus) -> ObjectStatus:
-        """What a result of USRBIO, bytes or -errno, says of an object."""
+        """The status of an object, by a result of USRBIO, bytes or -errno."""
         if result < 0:
             return self._counts.os_error(OSError(-result, os.strerror(-result)))
         return ObjectStatus.OK if result == size_bytes else if_short
@@ -291,7 +291,7 @@ class Hf3fsBackend:
         return self._room.figures() | self._counts.figures()
 
     def last_error(self) -> LastError | None:
-        """See `StorageBackend`."""
+        """The error with which the store last failed, as `StorageBackend.last_error` says."""
         return self._counts.last_error
 
     def check(self) -> None:

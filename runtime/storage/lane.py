@@ -18,7 +18,7 @@ class Lane(Generic[T]):
         self._waiting: deque[T] = deque()
 
     def admit(self, order: T) -> bool:
-        """Whether the order is under way now; else it waits, and `replace_ended` returns it."""
+        """Begin the order and return True; or let it wait until `replace_ended` returns it."""
         if self._num_under_way == self._limit:
             self._waiting.append(order)
             return False

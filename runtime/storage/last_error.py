@@ -13,17 +13,17 @@ class LastError:
 
     text: str
     at_s: float
-    """Unix time."""
+    """The time of the error, in Unix time."""
     num_errors: int
-    """All that were noted, this one too."""
+    """The number of errors that were noted, with this one."""
 
     def to_values(self) -> dict[str, Any]:
-        """As plain values, for figures."""
+        """The error as plain values, for figures."""
         return asdict(self)
 
     @staticmethod
     def from_values(values: dict[str, Any]) -> "LastError":
-        """What `to_values` has made."""
+        """The error that `to_values` has made plain values of."""
         return LastError(**values)
 
 

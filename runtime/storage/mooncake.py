@@ -20,18 +20,18 @@ from raydix.runtime.storage.namespace import Namespace
 logger = logging.getLogger(__name__)
 
 _COPY_BUFFER_BYTES = 16 << 20
-"""The client's own buffer, for calls that copy; ours do not."""
+"""The size of the client's own buffer, for calls that copy; ours do not."""
 _RECONNECT_S = 5.0
 """The pause between two attempts to reach a master that does not answer."""
 _PROBE_S = 1.0
-"""Of our own attempt to connect; without a master the library takes 90 s (0.3.13, measured)."""
+"""The time for our own attempt to connect: without a master the library takes 90 s (0.3.13)."""
 
 _NO_SPACE = -200
 _TOO_LARGE = -600
 _BEING_WRITTEN = -703
 _NOT_FOUND = -704
 _LEASE_EXPIRED = -707
-"""The transfer outlived the lease: by its end the bytes may have been another object's."""
+"""The library's error when a transfer outlives its lease: the bytes may be another object's."""
 _FAILURES = {
     _NO_SPACE: ObjectStatus.FULL,
     _TOO_LARGE: ObjectStatus.WRONG_LENGTH,
@@ -65,7 +65,7 @@ class MooncakeBackend:
         self._is_open = False
         self._is_setting_up = threading.Lock()
         self._obstacle = "the client is being set up"
-        """Why there is no client, where there is none."""
+        """The reason why there is no client, where there is none."""
         self._counts = BackendCounts(f"Mooncake master {section.master}")
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
@@ -237,7 +237,7 @@ class MooncakeBackend:
         return {"is_connected": int(self._client is not None)} | self._counts.figures()
 
     def last_error(self) -> LastError | None:
-        """See `StorageBackend`."""
+        """The error with which the store last failed, as `StorageBackend.last_error` says."""
         return self._counts.last_error
 
     def tidy(self) -> bool:

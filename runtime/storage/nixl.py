@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 OK = ObjectStatus.OK
 
 _EAGER_S = 1e-3
-"""So long a transfer is asked without a pause whether it is complete: most of small pages are, and
-the shortest pause takes a tenth of their time."""
+"""The time in which a transfer is asked without a pause whether it is complete: most of small pages
+are, and the shortest pause takes a tenth of their time.
+"""
 _POLL_S = 5e-5
-"""The pause after that: without it the questions take a core."""
+"""The pause between two questions after that: without it they would take a whole core."""
 
 
 class NixlTransfers:

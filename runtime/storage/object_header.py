@@ -18,7 +18,7 @@ VERSION = 1
 _CODEC_NUMBERS = {Codec.NONE: 0, Codec.INT8: 1, Codec.FP8: 2}
 
 _FORMAT = struct.Struct("<4sHHIHHQ8s32s")
-"""Magic, version, codec, payload length, group, 0, xxh3-64 of the payload, namespace, key."""
+"""Header: magic, version, codec, payload length, group, 0, payload's xxh3-64, namespace, key."""
 assert _FORMAT.size == OBJECT_HEADER_BYTES
 
 

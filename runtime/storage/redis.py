@@ -25,7 +25,7 @@ from raydix.runtime.storage.resp import (
 logger = logging.getLogger(__name__)
 
 _MAX_CHUNK_BYTES = 16 << 20
-"""Per round trip: the server copies a whole reply before it sends the first byte."""
+"""The most bytes per round trip: the server copies a whole reply before it sends the first byte."""
 _MAX_CHUNK_COMMANDS = 1024
 _SCAN_COUNT = b"1000"
 
@@ -132,7 +132,7 @@ class RedisBackend:
         return {"idle_connections": num_idle} | self._counts.figures()
 
     def last_error(self) -> LastError | None:
-        """See `StorageBackend`."""
+        """The error with which the store last failed, as `StorageBackend.last_error` says."""
         return self._counts.last_error
 
     def tidy(self) -> bool:
@@ -308,7 +308,7 @@ class RedisBackend:
         ]
 
     def _is_there(self, reply: object) -> ObjectStatus:
-        """What EXISTS or UNLINK of one key says: OK or MISSING."""
+        """The status of one key, OK or MISSING, by the answer to EXISTS or UNLINK."""
         # First of all, for a status is an int, too.
         if isinstance(reply, ObjectStatus):
             return reply

@@ -48,14 +48,14 @@ class RespAddress:
     """Where a server listens, and what to say first."""
 
     endpoint: tuple[str, int] | str
-    """Host and port, or the path of a socket."""
+    """The server's host and port, or the path of its socket."""
     username: str | None = None
     password: str | None = None
     database: int = 0
 
     @property
     def place(self) -> str:
-        """Where the server listens, for people; without the password."""
+        """The place where the server listens, for people; without the password."""
         return (
             self.endpoint if isinstance(self.endpoint, str) else ":".join(map(str, self.endpoint))
         )

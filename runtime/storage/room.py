@@ -20,11 +20,11 @@ class Reservation:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
-        """Of the objects for which there is room."""
+        """The sizes of the objects for which there is room."""
         self.held_bytes = sum(sizes)
         """The bytes that are neither settled nor given back."""
         self.is_blocked = False
-        """An object that had to go could not be deleted; asking again at once would fail, too."""
+        """Whether an object could not be deleted, so that asking again at once would fail, too."""
 
 
 class Room:
@@ -154,7 +154,7 @@ class Room:
             return self._lru.size(name)
 
     def known(self, names: Iterable[str]) -> set[str]:
-        """Those of some objects that are on record."""
+        """The objects among `names` that are on record."""
         with self._lock:
             return self._lru.known(names)
 
@@ -175,7 +175,7 @@ class Room:
             return self._lru.touch(names)
 
     def figures(self) -> dict[str, int]:
-        """For `StorageBackend.stats`."""
+        """The figures for `StorageBackend.stats`."""
         with self._lock:
             return {
                 "objects": len(self._lru),

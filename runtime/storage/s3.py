@@ -20,9 +20,9 @@ from raydix.runtime.storage.namespace import Namespace
 logger = logging.getLogger(__name__)
 
 _MAX_CONCURRENCY = 16
-"""Requests of one batch under way at once."""
+"""The most requests of one batch under way at once."""
 _LIST_CHUNK = 1000
-"""Names per request of a listing, and the most that one bulk deletion takes."""
+"""The names per request of a listing, and the most that one bulk deletion takes."""
 
 
 class S3Backend:
@@ -172,7 +172,7 @@ class S3Backend:
         return self._counts.figures()
 
     def last_error(self) -> LastError | None:
-        """See `StorageBackend`."""
+        """The error with which the store last failed, as `StorageBackend.last_error` says."""
         return self._counts.last_error
 
     def tidy(self) -> bool:

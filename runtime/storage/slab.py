@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 SLOT_ALIGNMENT_BYTES = 4096
 _GROWTH_SLOTS = 64
-"""How much a slab file grows at a time."""
+"""The number of slots by which a slab file grows at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class SlabPlace:
 
     @property
     def offset(self) -> int:
-        """In the slab file, in bytes."""
+        """The offset of the slot in the slab file, in bytes."""
         return self.slot * self.slot_bytes
 
 
@@ -132,7 +132,7 @@ class Slab:
 
 
 _RECORD = struct.Struct("<HHIII8s32s")
-"""Whether it is there, group, slot bytes, slot, size, namespace, key. A CRC-32 follows."""
+"""A log record: is it there, group, slot bytes, slot, size, namespace, key; then a CRC-32."""
 _RECORD_BYTES = _RECORD.size + 4
 _COMPACT_SLACK_RECORDS = 10_000
 
@@ -161,7 +161,7 @@ class SlabIndex:
         return iter(list(self._places.items()))
 
     def find(self, name: SlabName) -> SlabPlace | None:
-        """Where an object is."""
+        """The place of an object."""
         return self._places.get(name)
 
     def add(self, objects: Iterable[tuple[SlabName, SlabPlace]]) -> None:
@@ -261,7 +261,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _replay(path: Path) -> dict[SlabName, SlabPlace]:
-    """Which object is where, by the log.
+    """The place of each object, by the log.
 
     Of two names in one slot the later one holds: the removal of the other got lost.
     """

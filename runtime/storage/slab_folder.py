@@ -61,7 +61,7 @@ class SlabFolder:
         return iter(self._index)
 
     def find(self, name: SlabName) -> SlabPlace | None:
-        """Where an object is."""
+        """The place of an object."""
         return self._index.find(name)
 
     def fd(self, place: SlabPlace) -> int:

@@ -30,7 +30,7 @@ from raydix.runtime.storage.worker import ANSWER_S, StorageWorker
 from raydix.runtime.tiers.host_arena import HostArena
 
 _IMPORT_S = 45.0
-"""For a library of a backend to be imported."""
+"""The time for a backend's library to be imported."""
 _LAYOUT = KvLayout(
     page_size=1,
     dtype="float32",

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where 3FS looks for memory to share."""
+"""The folder where 3FS looks for memory to share."""
 MAX_IOS = 32
-"""The most of one transfer. A ring of N entries holds N - 1."""
+"""The most I/O requests of one transfer. A ring of N entries holds N - 1."""
 _RING_ENTRIES = 64
 _FAIL_ON_HOLES = 2
 _WAIT = timedelta(seconds=1)
@@ -49,7 +49,7 @@ class UsrbioArena:
         self._api = api
         self._mount = mount
         self._idle: dict[bool, list[Any]] = {True: [], False: []}
-        """Rings that nobody uses, by direction: True reads."""
+        """The rings that nobody uses, by direction: True for reads."""
         self._lock = threading.Lock()
 
         # 3FS finds memory by its name; the mapping stands when the name is gone.

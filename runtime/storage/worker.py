@@ -32,11 +32,12 @@ from raydix.runtime.tiers.host_arena import HostArena
 logger = logging.getLogger(__name__)
 
 _SLICE_BYTES = 16 << 20
-"""Between slices of a batch, of this size or a little more, cancellation and deadline are minded.
-Libraries are fast with many objects at a time."""
+"""The least bytes of a slice of a batch; between slices, cancellation and the deadline are looked
+at. Libraries are fast with many objects at a time.
+"""
 _TIDY_EVERY_S = 0.25
 ANSWER_S = 15.0
-"""For a server to answer at all; longer than a connection of any backend may take."""
+"""The time for a server to answer at all; longer than a connection of any backend may take."""
 _NOBODYS = ObjectName(PageKey(bytes(KEY_BYTES)), 0)
 """A name that no page has, to see whether anybody answers."""
 
@@ -184,7 +185,7 @@ class StorageWorker:
         return self._backend.stats() | own
 
     def last_error(self) -> LastError | None:
-        """Of the backend or of its use."""
+        """The last error of the backend or of its use."""
         return join_errors(self._backend.last_error(), self._errors.last)
 
     def close(self) -> None:
@@ -353,7 +354,7 @@ class StorageWorker:
 
 
 def _one_of_each(statuses: list[ObjectStatus], num_objects: int) -> list[ObjectStatus]:
-    """What a backend has returned; raises ValueError unless that is a status for each object.
+    """The statuses that a backend returned; raises ValueError unless there is one per object.
 
     A backend may be anybody's code, and HostMemory takes the worker at its word.
     """

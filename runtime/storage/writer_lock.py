@@ -13,7 +13,7 @@ from raydix.runtime.storage.file_modes import Modes
 _LOCK_FILE = re.compile(r"writer-(?P<kernel>[0-9a-f]{32})-(?P<token>[0-9a-f]{16})\.lock")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ABANDONED_S = 3600.0
-"""A temporary of this age was left by a writer that died: no write takes a tenth of it."""
+"""The age of a temporary that a dead writer must have left: no write takes a tenth of it."""
 _FORGOTTEN_S = 24 * ABANDONED_S
 
 

@@ -32,9 +32,9 @@ class ArenaRegistration:
         self._stop = threading.Event()
         self._registered: list[int] = []
         self.bytes: Tensor = torch.frombuffer(arena.buffer, dtype=torch.uint8)
-        """The whole arena."""
+        """The whole arena, as bytes."""
         self.num_slabs = 0
-        """Slabs that are registered, counted from slab 0."""
+        """The number of slabs that are registered, counted from slab 0."""
         self._thread = threading.Thread(target=self._run, name="register-arena", daemon=True)
         self._thread.start()
 

@@ -23,7 +23,9 @@ from raydix.runtime.tiers.transfers import SharedLoad
 Bytes = NDArray[np.uint8]
 
 _LAYERS_BITS = 16
-"""A mark is a transfer id, followed by the number of its shared layers that have been written."""
+"""The bits of a mark that hold a number of layers: a mark is a transfer id, followed by the number
+of its shared layers that have been written.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class PeerMemory:
             group: np.frombuffer(buffer, np.uint8, pages * page_bytes, start).reshape(pages, -1)
             for group, (pages, page_bytes), start in zip(groups, shapes, starts, strict=False)
         }
-        """`[page, byte]` of each shared group."""
+        """The bytes of each shared group, `[page, byte]`."""
         table = np.frombuffer(buffer, dtype=np.int64, offset=int(starts[-1]))
         self._marks = table.reshape(-1, shard.num_ranks)
         self._first_slots = dict(zip(groups, first_slots.tolist(), strict=False))
@@ -92,7 +94,7 @@ class PeerMemory:
 
 
 class CpuPeers:
-    """What a rank writes into its peers' pools, and what they have written into its own."""
+    """The shares that a rank writes into its peers' pools, and they into its own."""
 
     def __init__(self, rank: int, memories: Sequence[PeerMemory]) -> None:
         """`memories`: of all ranks in their order; that of `rank` is its own."""

@@ -42,7 +42,7 @@ from raydix.runtime.tiers.transfers import (
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.0002
-"""Between two looks at what the peers have written, while a load waits for them."""
+"""The interval at which a waiting load looks at what peers have written."""
 
 Bytes = NDArray[np.uint8]
 
@@ -58,7 +58,7 @@ def payload_view(buffer: memoryview, geometry: ArenaGeometry, group: int) -> Byt
 
 
 def _pool_range(copy: LayerCopy) -> slice:
-    """Where a page of the pool has this layer, in bytes, if it is not encoded."""
+    """The range of bytes in the pool for this layer of a page, if it is not encoded."""
     num_bytes = copy.stop - copy.start
     return slice(copy.index * num_bytes, (copy.index + 1) * num_bytes)
 
@@ -71,7 +71,7 @@ class _Job:
         self.started_s = now_s
         self.next_copy = 0
         self.num_arrived = 0
-        """Shared layers of which all peers have written their shares."""
+        """The number of shared layers of which all peers have written their shares."""
 
     def has_brought(self, layer: int) -> bool:
         """Whether `layer` and all before it are complete, with the shares of all ranks."""
@@ -96,7 +96,7 @@ class _Job:
         self.next_copy += 1
 
     def note_arrived(self, num_layers: int) -> None:
-        """So many shared layers have the shares of all peers."""
+        """Note that `num_layers` shared layers have the shares of all peers."""
         self.num_arrived = num_layers
 
 
@@ -147,7 +147,7 @@ class CpuTransfers:
         self._error: BaseException | None = None
         self._is_closing = False
         self._has_peers = peers is not None
-        """No more once they are abandoned."""
+        """Whether there are peers to wait for; False once they are abandoned."""
 
         bodies = [(f"copies-{index}", (self._work,)) for index in range(num_threads)]
         watch = [] if peers is None else [("peers", (self._watch_peers, peers))]
@@ -159,7 +159,7 @@ class CpuTransfers:
             thread.start()
 
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
-        """See `TransferEngine`."""
+        """Begin copies and return, as `TransferEngine.start` says."""
         transfers = self._table.split(loads, backups)
         now_s = time.monotonic()
         with self._changed:
@@ -171,7 +171,10 @@ class CpuTransfers:
             self._changed.notify_all()
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """See `TransferEngine`. Blocks the caller, which does the model's work itself."""
+        """Wait for a layer of a load, as `TransferEngine.wait_layer` says.
+
+        Blocks the caller, which does the model's work itself.
+        """
         with self._changed:
             job = self._jobs.get(transfer_id)
             if job is not None:
@@ -183,13 +186,13 @@ class CpuTransfers:
                 self._raise_error()
 
     def drain(self) -> None:
-        """See `TransferEngine`."""
+        """Wait for all copies begun so far, as `TransferEngine.drain` says."""
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs or self._error is not None)
             self._raise_error()
 
     def close(self) -> None:
-        """See `TransferEngine`."""
+        """Finish what has begun and end the threads, as `TransferEngine.close` says."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -197,7 +200,7 @@ class CpuTransfers:
             thread.join()
 
     def abandon_peers(self) -> None:
-        """See `TransferEngine`."""
+        """Wait for no peer from now on, as `TransferEngine.abandon_peers` says."""
         with self._changed:
             self._has_peers = False
             self._changed.notify_all()

@@ -20,7 +20,7 @@ from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses
 from raydix.runtime.tiers.gpu_pool import make_pools
 
 _GROUP_NAME = "raydix-pools"
-"""Torch's key for the group in this process, where an engine has one rank."""
+"""The name by which torch knows the group in this process, where an engine has one rank."""
 
 
 def meet_on_cuda(
@@ -70,7 +70,7 @@ class _PlainMemory:
         self._device = device
 
     def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `MakeShared`."""
+        """Make a KV group's pool that peers can write to, as `MakeShared` says."""
         return self.zeros(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -89,10 +89,10 @@ class _MappedMemory:
         self._device = device
         self._group = name_group(_GROUP_NAME, store, shard.rank, shard.num_ranks)
         self._mappings: list[object] = []
-        """Peers' memory stays mapped as long as these live."""
+        """The mappings of peers' memory, which stays mapped as long as these live."""
 
     def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `MakeShared`."""
+        """Make a KV group's pool that peers can write to, as `MakeShared` says."""
         return self.zeros(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -28,9 +28,9 @@ class PeerAddresses:
     """Where this device finds one peer's memory."""
 
     pools: dict[int, int]
-    """Of each shared group."""
+    """The address of the peer's pool, by shared group."""
     counters: int
-    """int32, one per rank."""
+    """The address of the peer's counters, int32, one per rank."""
 
 
 class CudaPeers:

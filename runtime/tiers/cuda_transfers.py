@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIRST_WITH_FP8 = (8, 9)
-"""Compute capability."""
+"""The first compute capability with FP8."""
 
 
 class _Job:
@@ -64,10 +64,10 @@ class _Job:
         # A thread that waits for a blocking event sleeps, and leaves its core to others.
         self.arrived = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in self.runs]
         self.num_enqueued = 0
-        """Runs whose event is recorded; guarded by the engine's lock."""
+        """The number of runs whose event is recorded; guarded by the engine's lock."""
 
     def begin(self, stream: torch.cuda.Stream) -> None:
-        """Its copies are enqueued on this stream from now on."""
+        """Enqueue the copies on this stream from now on."""
         self.enqueued_s = time.monotonic()
         self.began.record(stream)
 
@@ -81,7 +81,7 @@ class _Job:
 
 
 _Jobs = queue.SimpleQueue[_Job | None]
-"""Ends with None."""
+"""The jobs of a thread, which end with None."""
 
 
 class CudaTransfers:
@@ -144,7 +144,7 @@ class CudaTransfers:
             thread.start()
 
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
-        """See `TransferEngine`."""
+        """Begin copies and return, as `TransferEngine.start` says."""
         transfers = self._table.split(loads, backups)
         # A backup copies what the caller's stream has computed up to here.
         computed = torch.cuda.current_stream(self._device).record_event() if len(backups) else None
@@ -161,7 +161,7 @@ class CudaTransfers:
                 self._begun[transfer.direction].put(job)
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """See `TransferEngine`. The current stream waits.
+        """Make the current stream wait for a layer, as `TransferEngine.wait_layer` says.
 
         The caller itself waits only until the copies are enqueued.
         """
@@ -175,13 +175,13 @@ class CudaTransfers:
         torch.cuda.current_stream(self._device).wait_event(job.arrived[num_runs - 1])
 
     def drain(self) -> None:
-        """See `TransferEngine`."""
+        """Wait for all copies begun so far, as `TransferEngine.drain` says."""
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs or self._error is not None)
             self._raise_error()
 
     def close(self) -> None:
-        """See `TransferEngine`."""
+        """Finish what has begun and end the threads, as `TransferEngine.close` says."""
         for jobs in self._begun.values():
             jobs.put(None)
         for thread in self._threads:
@@ -189,7 +189,7 @@ class CudaTransfers:
         self._registration.close()
 
     def abandon_peers(self) -> None:
-        """See `TransferEngine`."""
+        """Wait for no peer from now on, as `TransferEngine.abandon_peers` says."""
         with self._changed:
             self._is_abandoned = True
         if self._peers is not None:
@@ -213,7 +213,7 @@ class CudaTransfers:
             self._enqueued[direction].put(None)
 
     def _enqueue(self, job: _Job) -> None:
-        """On the current stream, run after run."""
+        """Enqueue the copies on the current stream, run after run."""
         stream = torch.cuda.current_stream(self._device)
         if job.after is not None:
             stream.wait_event(job.after)

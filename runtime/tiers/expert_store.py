@@ -18,9 +18,9 @@ from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.memory_limit import available_memory_bytes
 
 _CONTENT = struct.Struct("<8s32s3q")
-"""Magic, identity, layers, experts, bytes of an expert."""
+"""The content: magic, identity, layers, experts, bytes of an expert."""
 _FINGERPRINT = struct.Struct("<32s?")
-"""Behind it: the weight fingerprint, and whether it is known."""
+"""The record behind the content: the weight fingerprint, and whether it is known."""
 _MAGIC = b"rdxexprt"
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -43,35 +43,35 @@ class ExpertMemory:
 
     @property
     def path(self) -> str:
-        """By which another process opens it."""
+        """The path by which another process opens the memory."""
         return f"/proc/{self.pid}/fd/{self.fd}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreContent:
-    """What a store is to hold; equal on all ranks and generations of an engine."""
+    """The content that a store is to hold; equal on all ranks and generations of an engine."""
 
     identity: bytes
-    """32 bytes over all that decides what the experts' bytes are."""
+    """A digest of 32 bytes of all that decides what the experts' bytes are."""
     num_layers: int
-    """Those that have experts, numbered from 0."""
+    """The number of layers that have experts, numbered from 0."""
     num_experts: int
     expert_bytes: int
 
     @property
     def flags_start(self) -> int:
-        """Where the byte per expert begins that says whether it is filled."""
+        """The offset of the flags, one byte per expert, that say whether it is filled."""
         return _PAGE_BYTES
 
     @property
     def data_start(self) -> int:
-        """Where the first expert begins."""
+        """The offset at which the first expert begins."""
         num_flags = self.num_layers * self.num_experts
         return self.flags_start + -(-num_flags // _PAGE_BYTES) * _PAGE_BYTES
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole memory."""
+        """The size of the whole memory, in bytes."""
         return self.data_start + self.num_layers * self.num_experts * self.expert_bytes
 
 
@@ -136,7 +136,7 @@ class ExpertStore:
 
     @property
     def weight_fingerprint(self) -> bytes | None:
-        """That of the checkpoint which the experts come from, whole; None while unknown."""
+        """The fingerprint of the experts' whole checkpoint; None while it is unknown."""
         fingerprint, is_known = _FINGERPRINT.unpack_from(self._bytes.data, _CONTENT.size)
         return fingerprint if is_known else None
 

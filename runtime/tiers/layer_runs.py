@@ -3,24 +3,23 @@
 from raydix.runtime.tiers.transfers import Direction, LayerCopy, Transfer
 
 RUN_BYTES = 8 << 20
-"""Bytes of the layers that share an event of a load.
-
-Fewer events cost less; the first one must still come early.
+"""The bytes of layers that share one event of a load: fewer events cost less, but the first one
+must come early.
 """
 RUN_PIECE_BYTES = 128 << 10
-"""Bytes of each page up to which they share it: the copy engine is fast only for large pieces."""
+"""The bytes of each page up to which layers share an event: large pieces are copied faster."""
 SHARED_RUN_PIECE_BYTES = 2 * RUN_PIECE_BYTES
-"""The same of a load that all ranks share: a run is given to the peers and awaited, too, which
-costs the host about as much time again.
+"""The bytes of a page's piece up to which layers of a load shared by all ranks share an event. A
+run is then also given to peers and awaited, which costs the host about as much again.
 """
 MIN_RUNS = 8
-"""For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long
-as its load then has just the last run left to compute when the load ends.
+"""The number of runs into which a load's layers are cut at the least, even for large pieces. A step
+that lasts as long as its load has just the last run left when the load ends.
 """
 
 
 def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
-    """Its layers in order, cut into runs that are long enough; the last one may be shorter.
+    """The layers in order, cut into runs that are long enough; the last one may be shorter.
 
     All ranks of a lane cut a load alike. Nobody waits for a layer of a backup, so that is one run:
     whole pages are the largest pieces.

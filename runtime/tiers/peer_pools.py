@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raydix.runtime.tiers.cuda_peers import CudaPeers
 
 _MEETING_TIMEOUT = timedelta(minutes=10)
-"""A rank that does not come is the Supervisor's to notice; this bounds a wait without one."""
+"""The longest wait for a rank that does not come, if the Supervisor does not notice first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class PeerPools:
     pools: tuple[Tensor, ...]
     cpu: CpuPeers | None = None
     cuda: "CudaPeers | None" = None
-    """Both None if no page is equal on several ranks."""
+    """The peers of a CUDA device, or of the CPU; both None if no page is equal on several ranks."""
 
 
 def make_peer_pools(

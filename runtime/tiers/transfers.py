@@ -29,20 +29,22 @@ class TransferDone:
 
     transfer_id: int
     is_stale: bool
-    """A host page has another generation than the plan named."""
+    """Whether a host page has another generation than the plan named."""
     num_bytes: int
-    """Moved by a load from L2 by this rank itself; 0 for a backup."""
+    """The bytes that a load from L2 has moved by this rank itself; 0 for a backup."""
     started_s: float
     ended_s: float
-    """Both by `time.monotonic()`."""
+    """The start and end of the transfer, both by `time.monotonic()`."""
 
 
 OnDone = Callable[[TransferDone], None]
-"""Called from a thread of the engine, once per transfer, in order of completion. Must not block."""
+"""A callback, called from a thread of the engine, once per transfer, in order of completion. It
+must not block.
+"""
 OnError = Callable[[BaseException], None]
-"""Called from a thread of the engine that cannot go on."""
+"""A callback, called from a thread of the engine that cannot go on."""
 WaitLayer = Callable[[int, int], None]
-"""Called with (transfer id, layer of the model) before a layer uses KV that this load brings."""
+"""Called with (transfer id, layer of the model) before a layer uses KV that a load brings."""
 
 
 class TransferEngine(Protocol):
@@ -87,10 +89,10 @@ class LayerCopy:
     """The part of a transfer that belongs to one layer: the same in all pages of one group."""
 
     layer: int
-    """The model's layer index."""
+    """The number of the layer in the model."""
     group: int
     index: int
-    """Of the layer within its group."""
+    """The number of the layer within its group."""
     start: int
     stop: int
     """The range of bytes in the canonical page that the rank keeps of this layer."""
@@ -103,7 +105,7 @@ class GroupPages:
     page_ids: Int32Array
     host_page_ids: Int32Array
     max_pages: int
-    """Most that any rank copies: by this all ranks cut a load into the same runs of layers."""
+    """The most pages that any rank copies, by which all ranks cut a load into the same runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +114,9 @@ class SharedLoad:
 
     group: int
     page_id: int
-    """The first page of all ranks in that group: no other load in flight has it."""
+    """The first page of all ranks in the group, which no other load in flight has."""
     layers: tuple[int, ...]
-    """Of all shared groups, rising."""
+    """The layers of all shared groups, in rising order."""
 
     def num_layers_until(self, layer: int) -> int:
         """How many of its layers must be there before the model uses `layer`."""
@@ -129,12 +131,12 @@ class Transfer:
     direction: Direction
     groups: dict[int, GroupPages]
     host_page_ids: Int32Array
-    """Of all groups and ranks, in the order of `generations`."""
+    """The host pages of all groups and ranks, in the order of `generations`."""
     generations: Int32Array
     layer_copies: tuple[LayerCopy, ...]
-    """By rising layer; none if other ranks write back all that this one keeps."""
+    """The copies by rising layer; none if other ranks write back all that this one keeps."""
     shared: SharedLoad | None = None
-    """None: no peer brings a part of it."""
+    """The part of the load that peers bring; None: they bring none of it."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -152,8 +154,8 @@ class Transfer:
 
 
 Delay = Callable[[Transfer], None]
-"""Called in a thread of the engine before it copies some layers, so that tests can hold them up.
-On a GPU the copies' stream is current.
+"""A function for tests, called in a thread of the engine before it copies some layers, that can
+hold the copies up. On a GPU the copies' stream is current.
 """
 
 
