@@ -10,7 +10,7 @@ from collections.abc import Collection
 from raydix.runtime.config.kv_layout import KvLayout
 
 _WINDOWS_PER_CHECKPOINT = 8
-"""Regular checkpoints are at least so many windows apart: to keep one window in eight is cheap."""
+"""Regular checkpoints are this many windows apart at least: one window in eight is cheap."""
 
 
 def checkpoint_distance(layout: KvLayout) -> int | None:

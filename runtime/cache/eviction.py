@@ -11,37 +11,37 @@ PolicyKey = Callable[[RadixNode], EvictionKey]
 
 
 def lru(node: RadixNode) -> EvictionKey:
-    """Least recently used."""
+    """Evict the least recently used leaf first."""
     return node.last_use_s
 
 
 def lfu(node: RadixNode) -> EvictionKey:
-    """Fewest hits, then least recently used."""
+    """Evict the leaf with the fewest hits first, among equals the least recently used."""
     return node.num_hits, node.last_use_s
 
 
 def fifo(node: RadixNode) -> EvictionKey:
-    """Oldest."""
+    """Evict the oldest leaf first."""
     return node.created_s
 
 
 def mru(node: RadixNode) -> EvictionKey:
-    """Most recently used."""
+    """Evict the most recently used leaf first."""
     return -node.last_use_s
 
 
 def filo(node: RadixNode) -> EvictionKey:
-    """Newest."""
+    """Evict the newest leaf first."""
     return -node.created_s
 
 
 def slru(node: RadixNode) -> EvictionKey:
-    """Least recently used, but leaves with two hits or more after all others."""
+    """Evict the least recently used leaf first, but leaves with two hits or more last."""
     return node.num_hits >= 2, node.last_use_s
 
 
 def priority(node: RadixNode) -> EvictionKey:
-    """Least important, which is the highest number, then least recently used."""
+    """Evict the least important leaf first (highest number), then the least recently used one."""
     return -node.priority, node.last_use_s
 
 
@@ -99,7 +99,7 @@ class EvictionOrder:
         return None if entry is None else entry[2]
 
     def first_from(self, place: OrderPlace | None) -> RadixNode | None:
-        """The leaf that goes first of those at this place or behind it; None: of all."""
+        """The first leaf of the order at this place or behind it; None: the first of all."""
         if place is None:
             return self.first()
         entries = [queue.first_from(place) for queue in (self._inspected, self._others)]
@@ -107,7 +107,7 @@ class EvictionOrder:
         return None if entry is None else entry[2]
 
     def inspect(self) -> RadixNode | None:
-        """The first leaf that was not returned by this method since it entered. It stays in."""
+        """Inspect the first leaf that was not inspected since it entered. It stays in."""
         entry = self._others.first()
         if entry is None:
             return None
@@ -131,7 +131,7 @@ class EvictionOrder:
             yield node
 
     def note_loss(self, node: RadixNode, num_pages: int) -> None:
-        """A node has so many pages less: if it waits here it keeps its place."""
+        """Note that a node has `num_pages` pages less; if it waits here it keeps its place."""
         if node.is_inspected:
             self.num_inspected_pages -= num_pages
 

@@ -7,10 +7,10 @@ from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.messages.host import PageSource
 
 Availability = bytes
-"""Per page of the prompt its `PageSource`: L1, L2 or L3 if it can be had, another if not."""
+"""One `PageSource` per page of the prompt: L1, L2 or L3 if it can be had, another if not."""
 _PAGE, _GAP = b"\x00", b"\x01"
 _PAGES_AND_GAPS = bytes(source > PageSource.L3 for source in range(256))
-"""Translates each available page to `_PAGE` and each other one to `_GAP`."""
+"""The table that turns each available page into `_PAGE`, and each other one into `_GAP`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class KvMatch:
 
     num_pages: int
     starts: tuple[int, ...]
-    """The first page that the group needs: 0, or where the window before the end begins."""
+    """The first page that each KV group needs: 0, or where the window before the end begins."""
     sources: tuple[Availability, ...]
-    """Per group `num_pages - starts[g]` values, each L1, L2 or L3."""
+    """Per KV group g, the source (L1, L2 or L3) of each of the `num_pages - starts[g]` pages."""
 
 
 def match_groups(

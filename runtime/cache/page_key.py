@@ -15,10 +15,12 @@ from raydix.runtime.messages.arrays import Int32Array
 TOKEN_BYTES = 4
 KEY_BYTES = 32
 MIRROR_KEY_BYTES = 16
-"""A mirror tells keys apart by their first bytes."""
+"""The number of leading bytes by which a mirror tells keys apart."""
 _IDENTITY_TAG = b"raydix-identity-v1"
 _IDENTITY_END = b"lora\x00"
-"""A field that no request has; without it, what storage holds already would not be found again."""
+"""The end of each hashed identity: a field that no request has, kept so that what storage already
+holds is found again.
+"""
 
 
 def pack_tokens(token_ids: Iterable[int] | Int32Array) -> bytes:

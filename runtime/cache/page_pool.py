@@ -11,14 +11,14 @@ from raydix.runtime.messages.arrays import Int32Array
 
 
 class GpuPageState(IntEnum):
-    """What a page is doing."""
+    """The state of a GPU page."""
 
     FREE = 0
     USED = 1
     QUARANTINED = 2
-    """Released, but a step sent before the release is unacknowledged."""
+    """The page was released, but a step sent before the release is not acknowledged."""
     SETTLED = 3
-    """Released and its steps acknowledged, but a load or backup still names it."""
+    """The page was released and its steps are acknowledged, but a load or backup still names it."""
 
 
 class PagePool:
@@ -37,25 +37,25 @@ class PagePool:
         self.num_quarantined = 0
 
         self._free = np.arange(num_pages, 0, -1, dtype=np.int32)
-        """A stack: the free ids are `_free[:num_free]`."""
+        """The free ids, as a stack: they are `_free[:num_free]`."""
         self._states: NDArray[np.uint8] = np.zeros(num_pages + 1, dtype=np.uint8)
         self._num_holds: NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self._places: NDArray[np.int64] = np.zeros(num_pages + 1, dtype=np.int64)
-        """Scratch of `_has_duplicates`."""
+        """Scratch memory of `_has_duplicates`."""
         self._quarantine: list[tuple[int, int, Int32Array]] = []
-        """A heap of last step, serial number and page ids."""
+        """The released pages as a heap of last step, serial number and page ids."""
         self._num_releases = 0
         self.acknowledged_step = -1
-        """What only older steps may name is free once it is released, unless a copy names it."""
+        """The last acknowledged step. A released page that no later step or copy names is free."""
 
     @property
     def num_used(self) -> int:
-        """Pages handed out and not released."""
+        """The number of pages that are handed out and not released."""
         return self.num_pages - self.num_free - self.num_quarantined
 
     @property
     def num_held(self) -> int:
-        """Pages that a load or backup in flight names."""
+        """The number of pages that a load or backup in flight names."""
         return int(np.count_nonzero(self._num_holds))
 
     def allocate(self, num_pages: int) -> Int32Array | None:
@@ -88,7 +88,7 @@ class PagePool:
         heapq.heappush(self._quarantine, (after_step, self._num_releases, page_ids.copy()))
 
     def hold(self, page_ids: Int32Array) -> None:
-        """A load or backup in flight names these pages: no release frees them before `unhold`.
+        """Keep pages that a load or backup in flight names: no release frees them before `unhold`.
 
         Holds are counted. Raises AccountingError, and changes nothing, if a page is not in use.
         """
@@ -111,7 +111,7 @@ class PagePool:
             self._free_pages(np.unique(settled))
 
     def settle(self, acknowledged_step: int) -> None:
-        """Every rank of the lane has acknowledged every step up to this one.
+        """Note that every rank of the lane has acknowledged every step up to this one.
 
         An older step changes nothing.
         """

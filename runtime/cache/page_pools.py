@@ -9,11 +9,11 @@ from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen
 
 PageIds = tuple[Int32Array, ...]
-"""Per KV group one id per page of a run; 0, the padding page, where a group has nothing."""
+"""One id per page of a run, in each KV group; 0, the padding page, where a group has nothing."""
 
 
 def num_pages_of(page_ids: PageIds) -> int:
-    """Pages of a run, whatever part of it a group holds."""
+    """The number of pages of a run, whatever part of it a group holds."""
     return max([len(ids) for ids in page_ids])
 
 
@@ -40,12 +40,12 @@ class PagePools:
     """
 
     def __init__(self, num_pages: Sequence[int]) -> None:
-        """`num_pages`: usable pages per group."""
+        """Start with `num_pages` usable pages per KV group, all free."""
         self._pools = tuple(PagePool(pages) for pages in num_pages)
 
     @property
     def num_groups(self) -> int:
-        """KV groups."""
+        """The number of KV groups."""
         return len(self._pools)
 
     def group(self, group: int) -> PagePool:
@@ -77,7 +77,7 @@ class PagePools:
                 pool.release(present, after_step=after_step)
 
     def hold(self, page_ids: PageIds) -> None:
-        """A transfer in flight names these pages; see `PagePool.hold`."""
+        """Keep pages that a transfer in flight names, until `unhold`."""
         for pool, ids in zip(self._pools, page_ids, strict=True):
             pool.hold(_present(ids))
 
@@ -87,7 +87,7 @@ class PagePools:
             pool.unhold(_present(ids))
 
     def settle(self, acknowledged_step: int) -> None:
-        """Every rank of the lane has acknowledged every step up to this one."""
+        """Note that every rank of the lane has acknowledged every step up to this one."""
         for pool in self._pools:
             pool.settle(acknowledged_step)
 

@@ -29,9 +29,9 @@ class Verdict(Enum):
 
     ADMITTED = "admitted"
     WAITS = "waits"
-    """For pages on their way; others may go first."""
+    """The request waits for pages that are on their way; others may go first."""
     NO_ROOM = "no room"
-    """For pages or a slot; nobody may overtake it."""
+    """The request waits for free pages or for a slot; no other request may overtake it."""
 
 
 def enqueue(replica: Replica, lane: Lane, request: RequestState, found: CachedPrefix) -> None:
@@ -48,7 +48,7 @@ def place_anew(replica: Replica, lane: Lane, request: RequestState, num_cached_p
 
 
 def _prompt_key(replica: Replica, request: RequestState, page: int) -> PageKey | None:
-    """The key of a full prompt page by which others may bring it; None if there is none."""
+    """The key by which other requests may bring a full prompt page; None if they may not."""
     is_full = page < request.chain.num_prompt_pages
     if not replica.settings.prefix_caching or not is_full or request.must_score:
         return None
@@ -88,7 +88,7 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
 def _has_fallen_back(
     replica: Replica, lane: Lane, request: RequestState, found: Assessment
 ) -> bool:
-    """Under `lpm`, less of it is cached than when it got its place: others go first now."""
+    """Under `lpm`, move a request back of which less is cached now; True: others go first."""
     settings, num_pages = replica.settings, found.prefix.num_pages
     has_shrunk = num_pages < lane.waiting.num_cached_pages(request)
     if settings.policy is not SchedulingPolicy.LPM or not settings.prefix_caching or not has_shrunk:
@@ -164,7 +164,7 @@ def _would_fit(lane: Lane, num_pages: PageCounts) -> bool:
 def _waits_for_prefetch(
     replica: Replica, request: RequestState, found: Assessment, now_s: float
 ) -> bool:
-    """Pages are on their way from L3 that are worth more patience."""
+    """Whether the request waits for pages on their way from L3 that are worth more patience."""
     prefetch, settings = request.prefetch, replica.settings
     num_pending = request.chain.num_prompt_pages - found.prefix.num_pages
     may_come = replica.host.is_usable and replica.host.has_storage is not False
@@ -234,7 +234,7 @@ def _wait_for_pages(
 
 
 def _look_up_rest(replica: Replica, lane: Lane, request: RequestState, num_l1_pages: int) -> bool:
-    """All that had come is in L1: it is the turn of the rest. False: nothing had come."""
+    """Once all that had come is in L1, look up the rest. Returns False if nothing had come."""
     if num_l1_pages <= request.prefetch.num_l1_pages:
         return False
     _look_up_again(replica, lane, request, PageSource.NO_HOST_PAGE)
@@ -242,7 +242,7 @@ def _look_up_rest(replica: Replica, lane: Lane, request: RequestState, num_l1_pa
 
 
 def _look_up_again(replica: Replica, lane: Lane, request: RequestState, of: PageSource) -> None:
-    """Look a request up once more, for the pages of which its last lookup said this."""
+    """Look a request up once more, for the pages of which its last lookup reported `of`."""
     keys = request.chain.short_keys(request.prefetch.pages(of))
     replica.lookups.end_claim(request)
     replica.lookups.enqueue(request, keys, lane.waiting.key(request))
@@ -252,7 +252,7 @@ def _look_up_again(replica: Replica, lane: Lane, request: RequestState, of: Page
 
 
 def _has_lost_pages(replica: Replica, request: RequestState, found: Assessment) -> bool:
-    """L2 has lost what L3 brought while the request waited for room; L3 may bring it once more."""
+    """Whether L2 lost what L3 brought while the request waited for room; L3 may bring it again."""
     settings, prefetch = replica.settings, request.prefetch
     may_come = replica.host.is_usable and replica.host.has_storage is not False
     if not may_come or settings.prefetch.strategy is PrefetchStrategy.BEST_EFFORT:
@@ -298,7 +298,7 @@ def _begin(
 
 
 def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Start:
-    """Where a request takes up its chain."""
+    """Where a request takes up its chain: the `Start` of its run."""
     prefix, num_pages = found.prefix, found.num_start_pages
     return Start(
         num_pages=num_pages,

@@ -12,13 +12,14 @@ from raydix.runtime.scheduler.request_order import level_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _MAX_MOVED = 16
-"""Waiting requests whose place is chosen anew per step: a bound on what a step costs."""
+"""The most waiting requests whose place is chosen anew per step; it bounds what a step costs."""
 _MAX_PAGES_IN_VAIN = 16_384
-"""Pages of waiting requests that are looked for per step and do not run: 2 ms. After a change for
-everybody that is the whole queue: the others follow with the next ticks, between other events.
+"""The most pages that a step looks up for waiting requests which then do not run: 2 ms. After a
+change for everybody the whole queue is looked at: the rest follows with the next ticks, between
+other events.
 """
 _LOOK_PAGES = 256
-"""A look at a request counts for so many pages, or for those of its prompt if they are more."""
+"""A look at one request counts for at least so many pages, or for all pages of a longer prompt."""
 
 
 class Backlog:
@@ -33,7 +34,7 @@ class Backlog:
         self._prompts = [prompt for prompt in prompts if prompt.num_tokens > 0]
 
     def add(self, request: RequestState) -> None:
-        """A request is admitted."""
+        """Add the prompt of a request that has just been admitted."""
         # What it loads first keeps nobody else from being admitted.
         if request.state is State.PREFILLING:
             work = PromptWork(
@@ -45,12 +46,12 @@ class Backlog:
             self._prompts.append(work)
 
     def has_room(self, level: int) -> bool:
-        """The prompts that go before a newcomer of this level leave something of a step."""
+        """Whether the prompts that go before a newcomer of this level leave it some of a step."""
         before = sum([one.num_tokens for one in self._prompts if one.level <= level])
         return before < self._settings.prefill_budget_tokens
 
     def long_prompt(self) -> PromptWork | None:
-        """The prompt that the next steps are for, if it needs several."""
+        """The prompt that takes several of the next steps; None if no prompt does."""
         first = min(self._prompts, key=lambda one: one.level, default=None)
         room = self._settings.step_room
         return first if first is not None and room.is_long(first) else None
@@ -107,7 +108,7 @@ class _Looks:
 
     @property
     def may_go_on(self) -> bool:
-        """Another request may be looked at."""
+        """Whether the step may look at another waiting request."""
         return self._has_room and self._num_pages_left > 0 and self._lane.has_free_slot
 
     def look_at(self, request: RequestState) -> None:

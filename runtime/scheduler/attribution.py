@@ -134,7 +134,7 @@ def _column(sources: bytes) -> Sources:
 
 
 def _not_awaited(prefetch: PrefetchState, settings: SchedulerSettings) -> PageSource:
-    """Why pages are computed that might still have come."""
+    """The source that explains why pages were computed although they might still have come."""
     if prefetch.first_runnable_s is None:
         # It was in L2 when the request was admitted, or there is no L3: nothing was waited for.
         return PageSource.NOT_FOUND

@@ -22,25 +22,30 @@ NewPage = tuple[PageKey, tuple[int, ...]]
 _Key = TypeVar("_Key", bound=bytes)
 
 _MAX_PAGES_PER_PLAN = 256
-"""Of each KV group."""
+"""The most pages of each KV group that one plan copies to L2."""
 _FEW_PAGES = 32
-"""Fewer wait for more while steps run: each copy takes turns of all actors, however small it is."""
+"""Fewer dirty pages than this wait for more while steps run, as even a small copy takes a turn of
+every actor.
+"""
 _PAGES_PER_FEW = 64
-"""Of a small pool one page in so many may wait: pages are needed again before long."""
+"""The most dirty pages that wait for more in a small pool: one in so many, as a small pool needs
+its pages again before long.
+"""
 _GATHER_S = 0.02
-"""How long after the last copy began even one page is worth another."""
+"""Seconds after the last copy began, from which on even one dirty page is worth a copy."""
 _MAX_DIRTY_PAGES = 65_536
 _MAX_INSPECTED_PAGES = 256
-"""Pages that go next and are inspected per step."""
+"""The most pages, of those that are evicted next, that are inspected per step."""
 _PAGES_PER_CLEAN_PAGE = 16
-"""One page in so many is kept free or clean ahead of need."""
+"""One page in so many is kept free, or clean (copied to L2), before pages are needed."""
 _STEPS_AHEAD = 2
-"""So many steps may take their pages before a copy that goes with the first one is done."""
+"""The number of steps that may take pages before a copy sent with the first of them is done."""
 _PAGES_PER_STEP_PAGE = 4
-"""What these may take is kept free or clean, too, up to one page in so many."""
+"""Pages that `_STEPS_AHEAD` steps may take are kept free or clean, up to one page in so many."""
 _PAGES_PER_TAKEN_PAGE = 2
-"""So is the most that was ever taken between two looks ahead: loads take whole prefixes. Pages that
-go next are copied earlier than they need to be, which is in vain only if they are used again.
+"""The most pages ever taken between two looks ahead are kept free or clean, up to one page in so
+many, since loads take whole prefixes. Pages to be evicted next are thus copied earlier than need
+be, which is in vain only if they are used again.
 """
 
 
@@ -50,8 +55,8 @@ class BackupQueue:
     def __init__(
         self, settings: SchedulerSettings, host: HostView, counters: Counters, uses: UseCounts
     ) -> None:
-        """`uses`: of the pages of all lanes. Under `write_through_selective` they are counted, and
-        under `write_back` it is noted which pages were lost.
+        """Start with nothing to copy. `uses` counts uses of the pages of all lanes under
+        `write_through_selective`, and notes under `write_back` which pages were lost.
         """
         self._settings = settings
         self._host = host
@@ -65,7 +70,7 @@ class BackupQueue:
         To look for the first item of a dict takes as long as all that have left its front.
         """
         self._taken_s = float("-inf")
-        """When pages were taken last."""
+        """The time at which pages were last taken for a copy."""
         self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
         self._windows: list[dict[PageKey, int] | None] = [
             None if reach is None else {} for reach in settings.reaches
@@ -74,17 +79,18 @@ class BackupQueue:
         self._unclean: list[OrderedDict[PageKey, int]] = [
             OrderedDict() for _ in settings.layout.groups
         ]
-        """Those of them that are copied when their pool runs short; under `write_back` only."""
+        """Pages of `_windows` that are copied when their pool runs short, under `write_back` only.
+        """
         self._num_taken = [0] * settings.num_groups
-        """Per KV group, pages that were taken since what goes next was looked at."""
+        """Per KV group, pages allocated since the pages to be evicted next were last inspected."""
         self._most_taken = self._num_taken.copy()
-        """The most that these ever were."""
+        """Per KV group, the largest value that `_num_taken` ever had."""
         self._inspected: dict[bytes, tuple[NewPage, RadixNode]] = {}
-        """Pages that L2 has or is to get, by short key, and the leaf with which each was inspected:
-        as long as that leaf is, they go next.
+        """Pages whose leaf goes next and that L2 has or is to get, by short key, each with the leaf
+        with which it was inspected: while that leaf stays in its place, they still go next.
         """
         self._lost: OrderedDict[bytes, None] = OrderedDict()
-        """Short keys of inspected pages that L2 has lost since, in some group; a set in order.
+        """Short keys of inspected pages that L2 has since lost in some group: an ordered set.
 
         They are looked at with the next rows, and not at once: two tiers that are both full would
         copy pages to and fro for ever.
@@ -94,7 +100,7 @@ class BackupQueue:
         return sum(map(len, self._dirty))
 
     def offer_new(self, pages: Iterable[NewPage]) -> None:
-        """These pages have just been published in L1."""
+        """Take pages just published in L1; the write policy says which of them are copied."""
         match self._settings.write_policy:
             case WritePolicy.WRITE_THROUGH:
                 for page in pages:
@@ -174,7 +180,7 @@ class BackupQueue:
             self._clean_leaves(tree, wanted)
 
     def note_taken(self, num_pages: Sequence[int]) -> None:
-        """So many pages of each KV group are taken, and perhaps as many again before long."""
+        """Note that so many pages of each KV group are taken, and perhaps soon as many again."""
         for group, num in enumerate(num_pages):
             self._num_taken[group] += num
 
@@ -222,7 +228,7 @@ class BackupQueue:
                 return
 
     def is_worth_a_copy(self, now_s: float) -> bool:
-        """Beside steps: many pages are dirty, or the last copy began a while ago."""
+        """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""
         few = min(_FEW_PAGES, min(self._settings.num_pages) // _PAGES_PER_FEW)
         return len(self) >= few or now_s - self._taken_s >= _GATHER_S
 
@@ -250,7 +256,7 @@ class BackupQueue:
         return keys, page_ids
 
     def finish(self, keys: tuple[bytes, ...]) -> None:
-        """The copies of these pages of each group are done."""
+        """Note that the copies of these pages, given per KV group, are done."""
         for copying, done in zip(self._copying, keys, strict=True):
             copying.difference_update(split_keys(done))
 
@@ -268,7 +274,7 @@ class BackupQueue:
         self._counters.count_eviction(victim.num_pages, num_dropped=len(dropped))
 
     def _unclean_of(self, keys: list[PageKey]) -> set[PageKey]:
-        """Those of these pages that L2 lacks in a group in which it is to have them."""
+        """Which of these pages L2 lacks in some KV group in which it should have them."""
         unclean: set[PageKey] = set()
         for group, windows in enumerate(self._windows):
             wanted = keys if windows is None else [key for key in keys if key in windows]
@@ -276,7 +282,7 @@ class BackupQueue:
         return unclean
 
     def forget(self, victim: Victim) -> None:
-        """These pages have left L1, in the groups that lose them."""
+        """Forget evicted pages, in the KV groups that lose them."""
         has_state = len(self) or self._inspected or any(self._windows)
         if not has_state:
             return
@@ -297,15 +303,15 @@ class BackupQueue:
             _drop(self._lost, shorts)
 
     def note_dropped(self, short_keys: Iterable[bytes]) -> None:
-        """L2 holds these pages no more."""
+        """Note that L2 no longer holds these pages."""
         self._lost.update(dict.fromkeys(key for key in short_keys if key in self._inspected))
 
     def note_new_host(self) -> None:
-        """A HostMemory is there that may hold nothing."""
+        """Note that a new HostMemory has attached, which may hold nothing."""
         self._lost.update(dict.fromkeys(self._inspected))
 
     def note_lost_host(self) -> None:
-        """There is nowhere to copy to."""
+        """Note that HostMemory is gone: there is nowhere to copy pages to."""
         for dirty in self._dirty:
             dirty.clear()
 
@@ -315,7 +321,7 @@ class BackupQueue:
             self._add(page)
 
     def _add(self, page: NewPage, most: float | None = None) -> None:
-        """Copy the page in each group that holds it; of WINDOW groups before checkpoints alone."""
+        """Copy the page in each group that holds it; in WINDOW groups only before checkpoints."""
         key, page_ids = page
         for group, page_id in enumerate(page_ids):
             windows = self._windows[group]
@@ -340,12 +346,12 @@ class BackupQueue:
 
 
 def _drop(pages: dict[_Key, Any], keys: Iterable[_Key]) -> None:
-    """Take out these pages, if there are any."""
+    """Remove those of these keys that are present."""
     if pages:
         for key in keys:
             pages.pop(key, None)
 
 
 def pages_with_keys(keys: list[PageKey], page_ids: PageIds) -> Iterator[NewPage]:
-    """The pages of a run one by one."""
+    """The pages of a run, one by one: each key with its page id in every KV group."""
     return zip(keys, zip(*[ids.tolist() for ids in page_ids], strict=True), strict=True)

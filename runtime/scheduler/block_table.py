@@ -17,10 +17,11 @@ class BlockTable:
     __slots__ = ("_num_left", "_num_sent", "_page_ids")
 
     def __init__(self, page_ids: PageIds) -> None:
-        """The first pages; no group at all for a request that does not run."""
+        """Start with these pages; no KV group at all for a request that does not run."""
         self._page_ids = [ids.tolist() for ids in page_ids]
         self._num_left = [0] * len(self._page_ids)
-        """Per KV group: pages before this one were left behind."""
+        """Per KV group, the first page that was not left behind: the table has 0 for all before it.
+        """
         self._num_sent = 0
 
     def __len__(self) -> int:
@@ -28,7 +29,7 @@ class BlockTable:
 
     @property
     def has_unsent(self) -> bool:
-        """The device's copy is out of date."""
+        """Whether the device's copy of the table is out of date."""
         return self._num_sent < len(self)
 
     def pages(self, start: int, stop: int | None = None) -> PageIds:
@@ -41,7 +42,7 @@ class BlockTable:
             known.extend(new.tolist())
 
     def replace(self, start: int, page_ids: PageIds) -> None:
-        """Other pages stand for the same tokens; the device is told of all from `start` on."""
+        """Put other pages from `start` on, for the same tokens; the device is told of them."""
         for known, new in zip(self._page_ids, page_ids, strict=True):
             known[start : start + len(new)] = new.tolist()
         self._num_sent = min(self._num_sent, start)
@@ -52,7 +53,7 @@ class BlockTable:
         return tuple([int32_array([known[place] for place in group]) for known, group in pairs])
 
     def leave(self, starts: Sequence[int]) -> PageIds:
-        """Per group, hold no page before its start any more; returns those that it held."""
+        """Per group, give up all pages before `starts`; returns those that the group held."""
         left: list[list[int]] = []
         for group, (known, start) in enumerate(zip(self._page_ids, starts, strict=True)):
             former = self._num_left[group]

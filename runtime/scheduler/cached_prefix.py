@@ -22,14 +22,14 @@ class CachedPrefix:
     """Where a chain can be taken up, and what is to be loaded for that."""
 
     match: Match
-    """The longest path in L1. WINDOW groups may lack pages of it."""
+    """The longest cached path in L1. WINDOW groups may lack some of its pages."""
     num_l1_pages: int
-    """A request can be taken up after so many pages with what L1 holds."""
+    """The number of leading pages after which L1 alone lets a request be taken up."""
     num_pages: int
-    """The same with what L2 holds, too."""
+    """The number of leading pages after which L1 and L2 together let a request be taken up."""
     num_known_pages: int
-    """Cached pages, whatever windows are cached. If they are more than `num_pages`, the window that
-    a request would need to be taken up behind them is gone.
+    """The number of leading pages that are cached in FULL and LATENT groups, whatever windows are.
+    If it exceeds `num_pages`, the window needed to take up a request behind them is gone.
     """
     loads: tuple[Sequence[int], ...]
     """Per KV group, the pages that L1 lacks before `num_pages`, in order.
@@ -39,7 +39,7 @@ class CachedPrefix:
 
     @property
     def num_l2_pages(self) -> int:
-        """Pages that are gained by loading."""
+        """The number of pages that are gained by loading from L2."""
         return self.num_pages - self.num_l1_pages
 
 

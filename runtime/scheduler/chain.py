@@ -69,7 +69,7 @@ class Chain:
         self._keys += keys
 
     def extend_keys(self, num_pages: int, max_new: int) -> int:
-        """Hash keys of the first full pages, at most `max_new` new ones; returns their number."""
+        """Hash keys of the first `num_pages` full pages, at most `max_new`; returns how many."""
         known = self.num_keys
         stop = min(num_pages, known + max_new)
         if known >= stop:
@@ -94,7 +94,7 @@ class Chain:
         return [keys[page * KEY_BYTES : page * KEY_BYTES + MIRROR_KEY_BYTES] for page in pages]
 
     def num_shared_pages(self, other: "Chain") -> int:
-        """With how many full pages both prompts begin."""
+        """The number of full pages with which both prompts begin."""
         stop = min(self.num_prompt_pages, other.num_prompt_pages)
         self.extend_keys(stop, stop)
         other.extend_keys(stop, stop)

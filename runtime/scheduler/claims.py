@@ -7,7 +7,7 @@ from raydix.errors import AccountingError
 from raydix.ids import RequestId
 
 Pages = Sequence[bytes]
-"""Pages of a chain, by their short keys."""
+"""Pages of a chain, each named by its short key (16 bytes)."""
 
 
 class Claims:
@@ -17,43 +17,43 @@ class Claims:
         self._max_pages = 0
         self._claims: dict[RequestId, Pages] = {}
         self._num_claims: dict[bytes, int] = {}
-        """By page: how many requests claim it."""
+        """How many requests claim each page, by short key."""
         self.num_times_freed = 0
-        """How often claims have ended or become smaller, or there came to be more room: while it is
-        the same, what had no room has none.
+        """How often a claim has ended or shrunk, or the room has grown. While this number stays the
+        same, whatever had no room still has none.
         """
 
     @property
     def num_pages(self) -> int:
-        """Pages that somebody claims."""
+        """The number of pages that at least one request claims."""
         return len(self._num_claims)
 
     @property
     def names(self) -> KeysView[RequestId]:
-        """Who claims pages."""
+        """The requests that claim pages."""
         return self._claims.keys()
 
     @property
     def chains(self) -> Iterable[Pages]:
-        """What each of them claims."""
+        """The pages that each request claims, request by request."""
         return self._claims.values()
 
     def pages_of(self, name: RequestId) -> Pages:
-        """What one request claims."""
+        """The pages that one request claims."""
         return self._claims.get(name, ())
 
     def set_room(self, num_pages: int) -> None:
-        """So many pages may be claimed."""
+        """Allow so many pages to be claimed."""
         self.num_times_freed += num_pages > self._max_pages
         self._max_pages = num_pages
 
     def has_room(self, pages: Pages) -> bool:
-        """Whether these pages may be claimed beside those that are."""
+        """Whether there is room to claim these pages beside those that are claimed already."""
         num_new = sum(page not in self._num_claims for page in pages)
         return not num_new or self.num_pages + num_new <= self._max_pages
 
     def put(self, name: RequestId, pages: Pages) -> None:
-        """A request claims these pages, and those no more that it did before; none: it ends."""
+        """Replace a request's claim by these pages; without any pages the claim ends."""
         former = self._claims.pop(name, ())
         if pages:
             self._claims[name] = pages

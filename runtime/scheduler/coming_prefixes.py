@@ -20,7 +20,7 @@ class ComingPrefixes:
         self._keys: dict[RequestId, list[PageKey]] = {}
 
     def add(self, request: RequestState) -> int:
-        """This prompt comes to L1, and may be another's prefix.
+        """Enter a prompt that is to come to L1, and may be the prefix of another.
 
         Returns with how many pages that come already it begins.
         """
@@ -33,7 +33,7 @@ class ComingPrefixes:
         return num_pages
 
     def discard(self, request: RequestState) -> None:
-        """It has come, or never will."""
+        """Remove a prompt that has come to L1, or never will."""
         for key in self._keys.pop(request.request_id, ()):
             requests = self._requests[key]
             del requests[request.request_id]
@@ -41,7 +41,7 @@ class ComingPrefixes:
                 del self._requests[key]
 
     def num_pages(self, request: RequestState) -> int:
-        """With how many pages that come its prompt begins."""
+        """The number of the prompt's leading pages that are about to come anyway."""
         if request.must_score or not self._requests:
             return 0
         return self._num_pages(request.chain, _keys(request.chain))
@@ -68,5 +68,5 @@ class ComingPrefixes:
 
 
 def _keys(chain: Chain) -> list[PageKey]:
-    """Of the last of the first 1, 2, 4, ... full pages of a prompt."""
+    """The keys of the last of the first 1, 2, 4, ... full pages of a prompt."""
     return [chain.key((1 << bit) - 1) for bit in range(chain.num_prompt_pages.bit_length())]

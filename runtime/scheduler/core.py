@@ -41,7 +41,9 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.submission import place_requests, submit
 
 _MAX_DUE = 256
-"""Requests whose deadlines are looked at with one tick; the next one comes at once."""
+"""The most requests whose deadlines one tick looks at; if more are due, the next tick comes at
+once.
+"""
 
 
 class SchedulerCore:
@@ -52,7 +54,7 @@ class SchedulerCore:
         self._replica = Replica(settings)
         self._flush = L1Flush(self._replica)
         self._now_s = 0.0
-        """Of the last event."""
+        """The time of the last event."""
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event; the effects are to be carried out in order."""
@@ -85,20 +87,20 @@ class SchedulerCore:
 
     @property
     def is_idle(self) -> bool:
-        """No request, and nothing in flight."""
+        """Whether there is no request, and nothing in flight."""
         lanes = self._replica.lanes
         return not self._replica.requests and all(lane.in_flight.is_empty for lane in lanes)
 
     @property
     def is_attached(self) -> bool:
-        """Every rank is there, and HostMemory, if any, has said whether there is an L3."""
+        """Whether all ranks have attached and HostMemory, if any, has said if there is an L3."""
         replica = self._replica
         knows_host = not self.settings.has_host_memory or replica.host.has_storage is not None
         return knows_host and all(group.is_attached for group in replica.step_groups)
 
     @property
     def is_backed_up(self) -> bool:
-        """No page waits for its copy to L2. Without a usable HostMemory it would wait in vain."""
+        """Whether no page waits for its copy to L2; True if HostMemory is not usable."""
         return not self._replica.host.is_usable or not any(
             len(lane.backups) for lane in self._replica.lanes
         )
@@ -139,7 +141,7 @@ class SchedulerCore:
         return stats
 
     def _counted(self) -> dict[str, float]:
-        """What was counted of the engine and of its lanes, added up."""
+        """The counters of the engine and of its lanes, added up."""
         replica = self._replica
         total: Counter[str] = Counter()
         for counters in (replica.counters, *(lane.counters for lane in replica.lanes)):

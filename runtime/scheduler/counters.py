@@ -21,17 +21,17 @@ class Count(StrEnum):
     PROMPT_TOKENS = "prompt_tokens"
     GENERATION_TOKENS = "generation_tokens"
     PREFETCHES = "prefetches"
-    """Hints that were answered."""
+    """The number of prefetch hints that were answered."""
     RETRACTED_REQUESTS = "retracted_requests"
     LOAD_DECISIONS = "load_decisions"
     RECOMPUTE_DECISIONS = "recompute_decisions"
     REPEATED_LOOKUPS = "repeated_lookups"
     EVICTED_PAGES = "evicted_pages"
     DROPPED_PAGES = "dropped_pages"
-    """Those of the evicted pages that L2 did not hold: they are lost."""
+    """The number of evicted pages that L2 did not hold: they are lost."""
     LOADED_PAGES = "loaded_pages"
     PROMOTED_PAGES = "promoted_pages"
-    """Those of the loaded pages that were loaded while their request still waited."""
+    """The number of pages that were loaded while their request still waited."""
     STALE_LOADS = "stale_loads"
     BACKED_UP_PAGES = "backed_up_pages"
     BACKUP_QUEUE_FULL = "backup_queue_full"
@@ -54,7 +54,7 @@ class Timing(StrEnum):
 
     FIRST_TOKEN = "first_token_times"
     OUTPUT_TOKEN = "output_token_times"
-    """One value per request: its mean over the tokens after the first."""
+    """The mean time per output token after the first, in seconds: one value per request."""
     QUEUE = "queue_times"
     REQUEST = "request_times"
     LOAD = "load_times"
@@ -62,7 +62,7 @@ class Timing(StrEnum):
 
     @property
     def bounds_s(self) -> tuple[float, ...]:
-        """Between which the values are counted."""
+        """The bounds, in seconds, between which the values of this timing are counted."""
         match self:
             case Timing.FIRST_TOKEN | Timing.QUEUE | Timing.REQUEST:
                 return REQUEST_BOUNDS_S
@@ -87,7 +87,7 @@ class Counters:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def count(self, what: Count, number: int = 1) -> None:
-        """It happened once, or so many times."""
+        """Add `number` to a count."""
         self._counts[what] += number
 
     def add_s(self, what: Duration, seconds: float) -> None:
@@ -95,27 +95,27 @@ class Counters:
         self._seconds[what] += seconds
 
     def count_end(self, reason: FinishReason) -> None:
-        """A request ended well."""
+        """Count a request that ended well, by its reason."""
         self._counts[f"finished_{reason.value}"] += 1
 
     def count_failure(self, kind: FailureKind) -> None:
-        """A request ended with an error, or was refused."""
+        """Count a request that ended with an error, or was refused."""
         self._counts[f"failed_{kind.name.lower()}"] += 1
 
     def count_sources(self, tokens_by_source: Mapping[str, int]) -> None:
-        """A client was told where the tokens of its prompt came from."""
+        """Count prompt tokens by source, once the client was told where they came from."""
         for source, num_tokens in tokens_by_source.items():
             self._counts[f"prompt_tokens_{source}"] += num_tokens
 
     def count_prediction(self, what: Prediction, predicted_s: float, measured_s: float) -> None:
-        """A predicted duration was measured."""
+        """Compare a predicted duration with the measured one."""
         self._counts[f"predicted_{what}s"] += 1
         self._seconds[f"{what}_predicted_s"] += predicted_s
         self._seconds[f"{what}_measured_s"] += measured_s
         self._seconds[f"{what}_error_s"] += abs(predicted_s - measured_s)
 
     def count_eviction(self, num_pages: int, *, num_dropped: int) -> None:
-        """Pages were evicted; `num_dropped` of them have no copy in L2."""
+        """Count evicted pages; `num_dropped` of them have no copy in L2."""
         self.count(Count.EVICTED_PAGES, num_pages)
         if num_dropped:
             self.count(Count.DROPPED_PAGES, num_dropped)
@@ -137,7 +137,7 @@ class Timings:
         self._times[what].observe(seconds)
 
     def observe_completion(self, *, num_later: int, later_s: float, total_s: float) -> None:
-        """A request is complete: `num_later` tokens followed the first one, in `later_s`."""
+        """Record a complete request: `num_later` tokens followed the first one, in `later_s`."""
         self.observe(Timing.REQUEST, total_s)
         if num_later:
             self.observe(Timing.OUTPUT_TOKEN, later_s / num_later)

@@ -18,17 +18,19 @@ from raydix.runtime.scheduler.request import RequestState
 _NO_STOP = -1
 """Fills the columns of stop ids; no token has it."""
 _MAX_STOP_COLUMNS = 16
-"""All rows are as wide as the widest: a request with more stop ids has a set of its own."""
+"""The most stop ids that a request keeps in the columns, which are as wide for every request as for
+the one with most; a request with more has a set of its own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
-    """The rows of one step, one token each: who they were planned for and where their tokens go."""
+    """The decode rows of one step, one token each: whose each row is, and at what position."""
 
     slots: Int32Array
     stamps: NDArray[np.int64]
     starts: Int32Array
-    """Position of the token that is computed."""
+    """The position, in its request, of the token that each row computes."""
     output_positions: Int32Array
 
 
@@ -40,26 +42,26 @@ class NewTokens:
     token_ids: Int32Array
     has_ended: NDArray[np.bool_]
     publishes: NDArray[np.bool_]
-    """Enough of its pages are full to be published together."""
+    """Whether each request has enough full pages for them to be published together."""
 
 
 class DecodeBatch:
     """Owns: the progress of the requests of one lane that decode, by slot."""
 
     def __init__(self, *, num_slots: int, page_size: int, publish_tokens: int) -> None:
-        """`publish_tokens`: see `SchedulerSettings.publish_tokens`."""
+        """Start with all slots free; requests publish pages every `publish_tokens` tokens."""
         self._page_size = page_size
         self._publish_tokens = publish_tokens
         self.tokens_s = 0.0
-        """When the last tokens became known."""
+        """The time at which the latest tokens became known."""
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)
-        """The number of the request that has the slot, counted as they join; 0: the slot is free.
-        Rows quote it, so that none counts for a later request in its slot.
+        """By slot, the number of the request that has it, counted as requests join; 0: the slot is
+        free. Rows quote the number, so that no row counts for a later request in its slot.
         """
         self._num_joined = 0
         self._slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-        """Who is here, in order of slots."""
+        """The slots that decode, in ascending order."""
 
         self._num_prompt: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sampled: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
@@ -67,13 +69,13 @@ class DecodeBatch:
         self._max_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._min_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_paged: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
-        """Tokens for which the block table has room."""
+        """By slot, the number of tokens for which the block table has pages."""
 
         self._stop_ids: NDArray[np.int32] = np.full((num_slots, 1), _NO_STOP, dtype=np.int32)
         self._has_stops = False
-        """Some slot has stop ids, as of when the last request joined."""
+        """Whether some slot had stop ids when the last request joined."""
         self._long_stops: dict[int, frozenset[int]] = {}
-        """By slot: the stop ids of those that have too many for the columns."""
+        """The stop ids, by slot, of requests that have too many for the columns."""
 
         self._askings = np.zeros(num_slots, dtype=np.int64)
         self._client_of: dict[ClientId, int] = {}
@@ -81,11 +83,11 @@ class DecodeBatch:
         self._client_numbers: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
 
         self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
-        """Known tokens that the request's chain does not have yet."""
+        """By slot, known tokens that the request's chain does not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sure_steps = 0
-        """For so many further steps every request has a page to write to and a token to sample, so
-        they are planned without looking at each.
+        """The number of further steps for which every request surely has a page to write to and a
+        token to sample: they are planned without looking at each request.
         """
 
     def __len__(self) -> int:
@@ -126,18 +128,18 @@ class DecodeBatch:
         self._slots = np.flatnonzero(self._stamps).astype(np.int32)
 
     def request(self, slot: int) -> RequestState:
-        """Who decodes in a slot."""
+        """The request that decodes in a slot."""
         request = self._requests[slot]
         assert request is not None, "the slot is empty"
         return request
 
     def slot_of(self, request: RequestState) -> Slot:
-        """Where a request decodes."""
+        """The slot in which a request decodes."""
         assert request.slot is not None, "only a running request decodes"
         return request.slot
 
     def table_grew(self, request: RequestState) -> None:
-        """The block table of a request has more pages than before."""
+        """Note that the block table of a request has more pages than before."""
         self._num_paged[self.slot_of(request)] = len(request.table) * self._page_size
 
     def num_sampled(self, request: RequestState) -> int:
@@ -149,7 +151,7 @@ class DecodeBatch:
         return int(self._num_known[self.slot_of(request)])
 
     def num_pages_to_come(self) -> int:
-        """Pages that they still need before every token that exists has one."""
+        """The number of pages that decoding requests still need before every token has one."""
         slots = self._slots
         lacking = self._num_prompt[slots] + self._num_sampled[slots] - self._num_paged[slots]
         return int((-(-np.maximum(lacking, 0) // self._page_size)).sum())
@@ -201,11 +203,11 @@ class DecodeBatch:
         )
 
     def is_current(self, rows: DecodeRows) -> NDArray[np.bool_]:
-        """Which rows still count: their slot has the request for which they were planned."""
+        """Which rows still count: their slot still has the request for which they were planned."""
         return self._stamps[rows.slots] == rows.stamps
 
     def add_tokens(self, slots: Int32Array, token_ids: Int32Array, now_s: float) -> NewTokens:
-        """One more token of each of these requests is known."""
+        """Add one token to each of these requests, which are given by slot."""
         self.tokens_s = now_s
         num_fresh = self._num_fresh[slots]
         self._fresh[slots, num_fresh] = token_ids
@@ -246,7 +248,7 @@ class DecodeBatch:
             request.add_output(self._fresh[slot, :num_fresh])
 
     def by_client(self, slots: Int32Array) -> list[tuple[ClientId, NDArray[np.bool_]]]:
-        """Which of these slots belong to which client."""
+        """Each client of these slots, with a mask of the slots that are its own."""
         numbers = self._client_numbers[slots]
         if not len(numbers):
             return []
@@ -303,7 +305,7 @@ class DecodeBatch:
         return number
 
     def _forget_clients(self) -> None:
-        """Number those who decode anew, lest the table grow with every client that ever came."""
+        """Number the clients of the decoding requests anew, or the table would grow for ever."""
         numbers, places = np.unique(self._client_numbers[self._slots], return_inverse=True)
         self._client_numbers[self._slots] = places
         self._clients = [self._clients[number] for number in numbers.tolist()]

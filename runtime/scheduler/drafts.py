@@ -25,32 +25,34 @@ class Draft:
     """A lane's plan in the making."""
 
     room: StepRoom
-    """For tokens of prompts; known once its decodes are."""
+    """The room for prompt tokens, known once the decode rows are drafted."""
     decodes: DecodeRows | None = None
     rows: list[PlannedRow] = field(default_factory=list)
     added: list[AddedRequest] = field(default_factory=list)
     row_columns: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     table_columns: list[tuple[int, int, int]] = field(default_factory=list)
     table_pages: list[list[list[int]]] = field(default_factory=list)
-    """Per change of a table, then per KV group."""
+    """The new page ids of each changed block table, per KV group."""
     num_tokens: int = 0
     load_ends_s: dict[TransferId, float] | None = None
-    """Of those under way: once for all rows that wait, of which there may be as many."""
+    """When each load under way will end, in seconds; computed once, for all rows that wait for
+    loads.
+    """
     loads: list[Load] = field(default_factory=list)
     backups: list[Backup] = field(default_factory=list)
 
     @property
     def has_rows(self) -> bool:
-        """There is something to compute."""
+        """Whether there is something to compute."""
         return self.decodes is not None or bool(self.rows)
 
     @property
     def num_rows(self) -> int:
-        """Rows of the decode batch and others."""
+        """The number of rows, of the decode batch and others together."""
         return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
 
     def add_copies(self, loads: list[Load], backups: list[Backup]) -> None:
-        """The plan starts these, too."""
+        """Let the plan start these copies, too."""
         self.loads += loads
         self.backups += backups
 
@@ -60,13 +62,13 @@ class GroupWork:
     """What the lanes of a step group have to do in a step: each waits for all of them."""
 
     most_decodes: int
-    """Of the lane that has the most."""
+    """The number of decode rows of the lane that has the most."""
     num_decodes: int
     num_prompts: int
 
     @classmethod
     def of(cls, drafts: Sequence[tuple[Lane, Draft]]) -> "GroupWork":
-        """Of lanes whose decodes are drafted."""
+        """Add up the work of lanes whose decode rows are drafted."""
         decodes = [draft.num_rows for _, draft in drafts]
         longer = [
             sum(request.num_to_plan > 1 for request in lane.prefilling.values())
@@ -80,7 +82,7 @@ class GroupWork:
 
 
 def draft_rows(replica: Replica, drafts: Sequence[tuple[Lane, Draft]], now_s: float) -> None:
-    """Rows of those that decode, then of those that compute their prompt, then of new ones.
+    """Draft rows for the lanes of a step group: decodes first, then prompts, then new requests.
 
     Of all lanes of a step group. Requests count on what is drafted: drafts of which one has rows
     have to be sent.
@@ -139,13 +141,13 @@ def _set_budget(replica: Replica, lane: Lane, draft: Draft, work: GroupWork, now
 
 
 def _waiting_tokens(lane: Lane) -> float:
-    """Prompt tokens to compute. Whoever is not admitted yet counts as the mean of those who are."""
+    """Prompt tokens to compute; a request not yet admitted counts as the mean of the others."""
     admitted = [num for each in lane.prefilling.values() if (num := each.num_to_plan) > 1]
     return sum(admitted) * (1.0 + len(lane.waiting) / max(1, len(admitted)))
 
 
 def _backlog(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Backlog:
-    """What admitted prompts leave to later steps.
+    """The prompt tokens that admitted requests leave to later steps.
 
     Whoever still waits for a load keeps nobody else from being admitted.
     """
@@ -178,7 +180,7 @@ def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
 
 
 def _make_room(replica: Replica, lane: Lane, num_short: int) -> None:
-    """Evict for all of them at once, and for the next ones, too.
+    """Evict pages for all short requests at once, and for the next ones, too.
 
     To evict a page costs 20 us, and to evict sixteen 27. In most steps of a full lane one lacks.
     """
@@ -211,7 +213,7 @@ def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
 
 
 def _choose_victim(running: list[RequestState]) -> RequestState:
-    """Worst priority first, then the shortest output, then the longest input."""
+    """The request to retract: worst priority, then shortest output, then longest input."""
     return max(running, key=lambda r: (r.submit.priority, -r.num_output, r.num_prompt, r.arrival_s))
 
 
@@ -221,7 +223,7 @@ def _retract(replica: Replica, request: RequestState) -> None:
 
 
 def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    """Rows of those that are not in the batch: single tokens first, as they take no budget."""
+    """Draft rows of requests outside the batch: single tokens first, as they take no budget."""
     for request in list(lane.prefilling.values()):
         if request.num_to_plan != 1 or request.state not in COMPUTING:
             continue
@@ -273,7 +275,7 @@ def _let_others_lead(
     parts: Sequence[int],
     room: StepRoom,
 ) -> None:
-    """Nobody waits for the pages of a prompt that a long one keeps from computing them."""
+    """Let no request wait for the pages of a prompt that a long one keeps from being computed."""
     cut = [
         replace(work, num_tokens=work.num_tokens - part)
         for work, part in zip(works, parts, strict=True)
@@ -288,7 +290,7 @@ def _let_others_lead(
 def _draft_row(
     replica: Replica, lane: Lane, draft: Draft, request: RequestState, num_tokens: int
 ) -> bool:
-    """A row for so many tokens of a request, if there are pages for them."""
+    """Draft a row for `num_tokens` tokens of a request, if there are pages for them."""
     num_pages = -(-(request.num_planned + num_tokens) // replica.settings.page_size)
     missing = num_pages - len(request.table)
     if missing > 0:

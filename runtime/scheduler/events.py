@@ -92,7 +92,7 @@ class ExpertsPlanned:
     group: int
     number: int
     plan: ExpertPlan | None
-    """None if it failed."""
+    """The plan that was made; None if planning failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ class KillCause(Enum):
     """Why a rank's process is to end."""
 
     LATE = "late"
-    """It owes an answer for too long."""
+    """The rank has owed an answer for too long."""
     GROUP_BROKEN = "group broken"
     """Another rank of its step group was lost: they step together or not at all."""
 

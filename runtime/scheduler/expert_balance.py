@@ -21,7 +21,7 @@ from raydix.runtime.scheduler.settings import ExpertSettings
 
 _HALF_LIFE_WINDOWS = 4.0
 _STALLED_STEPS = 512
-"""Steps in which a migration has got nowhere, after which it counts as stalled."""
+"""A migration counts as stalled after so many steps without progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ExpertOrders:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanningWanted:
-    """A plan is to be made of this; `number` tells it from later ones."""
+    """What a plan is to be made of; `number` tells this request for one from later ones."""
 
     number: int
     current: Placement
@@ -61,9 +61,9 @@ class ExpertBalance:
         self._copy_ids = itertools.count(1)
         self._numbers = itertools.count(1)
         self._wanted: Placement | None = None
-        """Where the last plan wants experts; None: where they are at the start."""
+        """The placement that the last plan asks for; None: the placement at the start."""
         self._due: Placement | None = None
-        """What the next step is to begin to bring about."""
+        """The placement that the next step begins to bring about; None if there is none."""
         self._plan = ExpertPlan(placement=None)
         self._balance = Balance(1.0, 1.0)
         self._num_moved = 0
@@ -71,7 +71,8 @@ class ExpertBalance:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """The ranks are new, or have gone back: all experts are where they are at the start."""
+        """Start anew, with experts in their first places: ranks are new, or have gone back there.
+        """
         settings = self.settings
         pacing = Pacing(
             max_copies_per_step=settings.copies_per_step,
@@ -85,7 +86,7 @@ class ExpertBalance:
             half_life_windows=_HALF_LIFE_WINDOWS,
         )
         self._open: dict[int, Copy] = {}
-        """Copies that ranks owe, by their id."""
+        """The copies of experts that ranks have not acknowledged yet, by copy id."""
         self._planning: int | None = None
         """The number of the plan that is being made."""
         self._asked: PlanningWanted | None = None
@@ -103,7 +104,7 @@ class ExpertBalance:
         self._due = self._wanted
 
     def plan_step(self, step: int, now_s: float) -> ExpertOrders:
-        """What rides on `step`, which is being planned for all ranks."""
+        """The orders about experts that go out with `step`, which is planned for all ranks."""
         self._steps_since_plan += 1
         if self._due is not None and not self._migration.is_open:
             self._migration.start(self._due)
@@ -142,7 +143,7 @@ class ExpertBalance:
             self._ask_if_due()
 
     def take_asked(self) -> PlanningWanted | None:
-        """The plan that is to be made, once."""
+        """Take the request for a plan, if there is one, so that it is made once."""
         asked, self._asked = self._asked, None
         return asked
 
@@ -195,7 +196,7 @@ class ExpertBalance:
         )
 
     def _watch_progress(self, now_s: float) -> None:
-        """Steps are the clock: while nobody asks for anything, nothing can move."""
+        """Count steps without progress. Steps are the clock: without any, nothing can move."""
         migration = self._migration
         progress = migration.num_copies_left, migration.num_copies, migration.num_flips
         if progress != self._progress:
@@ -229,7 +230,7 @@ class ExpertBalance:
 
 
 def _scaled(rows_XE: FloatArray) -> Int32Array:
-    """Each layer's rows in parts of a million of the largest."""
+    """Each layer's rows, in millionths of the largest value."""
     largest_X = rows_XE.max(axis=1, keepdims=True)
     parts_XE = np.divide(rows_XE, largest_X, out=np.ones_like(rows_XE), where=largest_X > 0)
     return int32_array((parts_XE * 1e6).astype(np.int32).reshape(-1))

@@ -28,25 +28,25 @@ class ExpertFacts:
     spare_per_rank: int
     time: ExpertTime
     copy_bytes_per_s: float
-    """Of one rank, from the host store."""
+    """The speed, in bytes per second, at which one rank copies experts from the host store."""
     stable_steps: int
-    """For how many steps loads are expected to stay as they are."""
+    """The number of steps for which loads are expected to stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertPlan:
-    """What came of a planning."""
+    """The result of planning where experts go."""
 
     placement: Placement | None
-    """Where experts should be; None: to move them does not pay."""
+    """Where experts should be; None if moving them does not pay."""
     num_moves: int = 0
     imbalance_before: float = 1.0
-    """Predicted time of the layers, by what it would be if every rank took the mean."""
+    """The predicted time of the layers, divided by what it would be if all ranks took the mean."""
     imbalance_after: float = 1.0
 
 
 def plan_experts(current: Placement, rows_LE: FloatArray, facts: ExpertFacts) -> ExpertPlan:
-    """`rows_LE`: of one step, from all ranks. Deterministic."""
+    """Plan where experts go, from the rows of one step on all ranks (`rows_LE`). Deterministic."""
     costs_CLEN = facts.time.replica_seconds(rows_LE, facts.num_ranks)
     before = imbalance(rank_costs(current, costs_CLEN))
     match facts.policy:
@@ -80,7 +80,7 @@ def plan_experts(current: Placement, rows_LE: FloatArray, facts: ExpertFacts) ->
 
 
 def pack_question(current: Placement, rows_LE: FloatArray, facts: ExpertFacts) -> bytes:
-    """The arguments of `plan_experts`, for `answer`."""
+    """Pack the arguments of `plan_experts` for `answer`."""
     return _pack(
         experts_LP=current.experts_LP,
         num_experts=current.num_experts,
@@ -122,7 +122,7 @@ def answer(question: BinaryIO, reply: BinaryIO) -> None:
 
 
 def unpack_reply(reply: bytes, current: Placement) -> ExpertPlan:
-    """What `answer` wrote to a question about `current`. Raises ValueError if it is cut short."""
+    """Unpack what `answer` wrote about `current`. Raises ValueError if the bytes are cut short."""
     values = _unpack(reply)
     experts_LP = values.pop("experts_LP")
     placement = None

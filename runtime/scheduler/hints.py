@@ -24,9 +24,9 @@ from raydix.runtime.scheduler.refusals import refuse_as_closing, refuse_prefetch
 from raydix.runtime.scheduler.replica import Replica
 
 _MAX_HINTS = 256
-"""Of all clients together; each keeps its prompt until it is answered."""
+"""The most hints of all clients together; each keeps its prompt in memory until it is answered."""
 _MAX_LOOKED_UP = 4
-"""Hints that HostMemory knows of at a time."""
+"""The most hints whose lookups are open in HostMemory at a time."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -117,13 +117,13 @@ def end_hint(replica: Replica, hint: PrefetchHint, missed: PageSource) -> None:
 
 
 def abort_hint(replica: Replica, hint: PrefetchHint) -> None:
-    """The client wants it no more."""
+    """End a hint that its client has aborted."""
     replica.cancel_lookup(hint)
     _answer(replica, hint, FinishReason.ABORT, None)
 
 
 def drop_hints(replica: Replica, client_id: ClientId) -> None:
-    """The client is gone."""
+    """End all hints of a client that is gone."""
     for hint in [hint for hint in replica.hints.values() if hint.client_id == client_id]:
         replica.cancel_lookup(hint)
         replica.remove_hint(hint)

@@ -33,9 +33,9 @@ from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NARROWED_FRACTION = 0.125
-"""A claim on room in L2 is narrowed once at least so much of it is not needed any more."""
+"""A claim on room in L2 is narrowed once at least this fraction of it is not needed any more."""
 _FREED_KEYS = 64
-"""Of a HostMemory that is gone, so many keys are freed as one item of a piece."""
+"""The number of keys of a lost HostMemory that are freed as one item of a piece of work."""
 
 
 def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
@@ -77,7 +77,7 @@ def _free_some(part: tuple[set[bytes]]) -> None:
 
 
 def _wake_all(replica: Replica) -> None:
-    """Something has changed for all that wait on a lane."""
+    """Give every request that waits on a lane its turn again, as something has changed for all."""
     for lane in replica.lanes:
         # Whoever comes to another lane before its piece is looked at there anyway.
         replica.pieces.add(lane.waiting.wake, lane.waiting.requests.values())
@@ -212,7 +212,7 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _LeasedCopies:
-    """Copies that a lease allows, per KV group: to these GPU pages, from these host pages."""
+    """Copies that a lease allows: per KV group, GPU pages and the host pages to load them from."""
 
     page_ids: PageIds
     host_page_ids: PageIds

@@ -48,40 +48,40 @@ class HostView:
     """
 
     def __init__(self, num_groups: int) -> None:
-        """`num_groups`: KV groups."""
+        """Know nothing yet of a HostMemory with `num_groups` KV groups."""
         self.connection: ConnectionId | None = None
-        """The link that it is attached by; what an earlier one granted or leased is void."""
+        """The present link to HostMemory; what an earlier one granted or leased is void."""
         self.is_silent = False
         self.has_storage: bool | None = None
-        """L3 is in use; None until HostMemory has said so. Without L3 nobody waits for pages."""
+        """Whether L3 is in use; None until HostMemory has said so. Without it no request waits."""
         self.min_l3_tokens = 0
-        """L3 is not asked for fewer."""
+        """The shortest run, in tokens, for which L3 is asked."""
         self.l3_answer_s = 0.0
-        """How long L3 takes to answer at least, as far as is known."""
+        """The least time in seconds that L3 takes to answer, as far as is known."""
         self.leases: dict[LeaseId, LeaseWanted] = {}
-        """Leases asked for and not yet answered."""
+        """Leases that were asked for and not yet answered, by lease id."""
         self.unanswered: Unanswered[LeaseId | LookupId] = Unanswered()
-        """Leases and lookups of which nothing was heard yet."""
+        """Leases and lookups that HostMemory was asked for and has not answered yet."""
         self.alarm = Alarm()
-        """When the next of these answers is late."""
+        """The alarm for the time at which the next unanswered question is late."""
         self.is_drained = False
-        """It was told that no copy of an earlier connection is in flight."""
+        """Whether HostMemory was told that no copy of an earlier connection is in flight."""
 
         self._mirrors: list[set[bytes]] = [set() for _ in range(num_groups)]
         self._stocks: list[deque[tuple[int, int]]] = [deque() for _ in range(num_groups)]
 
     @property
     def is_usable(self) -> bool:
-        """Lookups, leases and backups make sense now."""
+        """Whether lookups, leases and backups make sense now."""
         return self.connection is not None and not self.is_silent
 
     @property
     def num_keys(self) -> int:
-        """Pages of all groups in L2, as far as is known."""
+        """The number of pages of all KV groups in L2, as far as is known."""
         return sum(map(len, self._mirrors))
 
     def num_granted(self, group: int) -> int:
-        """Free host pages of a group in hand."""
+        """The number of free host pages of a KV group that were granted and not used yet."""
         return len(self._stocks[group])
 
     def attach(self, connection: ConnectionId) -> None:
@@ -106,21 +106,21 @@ class HostView:
         return former
 
     def fall_silent(self) -> None:
-        """It owes an answer for too long: the engine runs as if it had no L2 until it is heard."""
+        """Note that HostMemory is silent: the engine runs as if without L2 until it is heard."""
         self.is_silent = True
 
     def hear(self) -> None:
-        """It has said something."""
+        """Note that HostMemory has said something."""
         self.is_silent = False
 
     def note_storage(self, status: StorageStatus) -> None:
-        """It has said whether there is an L3, and what is to be expected of it."""
+        """Note what HostMemory says of L3: whether there is one, and what to expect of it."""
         self.has_storage = status.is_in_use
         self.min_l3_tokens = status.min_tokens
         self.l3_answer_s = status.answer_s
 
     def note_drained(self) -> None:
-        """It is told that no copy of an earlier connection is in flight."""
+        """Note that HostMemory was told that no copy of an earlier connection is in flight."""
         self.is_drained = True
 
     def want_lease(self, lease_id: LeaseId, wanted: LeaseWanted) -> None:
@@ -138,7 +138,7 @@ class HostView:
         return key[:MIRROR_KEY_BYTES] in self._mirrors[group]
 
     def has_page(self, group: int, keys: bytes, page: int) -> bool:
-        """The same for one page of a chain with these keys."""
+        """Whether page `page` of a chain with these keys is READY in L2 for a group."""
         start = page * KEY_BYTES
         return keys[start : start + MIRROR_KEY_BYTES] in self._mirrors[group]
 

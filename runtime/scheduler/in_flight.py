@@ -17,13 +17,13 @@ from raydix.runtime.scheduler.transfers import Backup, Load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """One row of a plan in flight that is not of the decode batch."""
+    """One row of a plan in flight that does not belong to the decode batch."""
 
     request: RequestState
     run: int
     num_computed: int
     output_position: int | None
-    """None: it samples nothing."""
+    """The position of the output token that the row samples; None if it samples none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,23 +32,23 @@ class StepInFlight:
 
     step: int
     decodes: DecodeRows | None
-    """The rows of the decode batch; they come first."""
+    """The rows of the decode batch, which come first in the plan."""
     rows: list[PlannedRow]
     num_tokens: int
-    """Of all rows."""
+    """The number of tokens of all rows of this lane."""
     most_tokens: int
-    """Of the lane of the step group that has the most."""
+    """The number of tokens of the lane of the step group that has the most."""
     is_padding: bool
-    """The lane has nothing to do; another one of its step group has."""
+    """Whether the lane has nothing to do, and steps because another one of its step group has."""
     started_s: float
-    """When it was sent, or when the step before it or a load that it waits for ended, if that was
-    later.
+    """The time at which the step was sent or, if later, at which the step before it or a load that
+    it waits for ended.
     """
     waiting_ranks: set[int]
     loads: set[TransferId]
-    """Under way, and waited for by rows."""
+    """Loads under way for which rows of the step wait."""
     result: StepResult | None = None
-    """Of the lane's first rank."""
+    """What the lane's first rank answered; None until it has."""
 
     @property
     def num_decodes(self) -> int:
@@ -57,11 +57,11 @@ class StepInFlight:
 
     @property
     def num_rows(self) -> int:
-        """Rows of both kinds."""
+        """The number of rows, in the decode batch and outside it."""
         return self.num_decodes + len(self.rows)
 
     def end_load(self, transfer_id: TransferId, now_s: float) -> None:
-        """A load has ended, for which its rows may have waited."""
+        """Note that a load has ended, for which rows of this step may have waited."""
         if transfer_id in self.loads:
             self.loads.discard(transfer_id)
             self.started_s = now_s
@@ -73,26 +73,26 @@ class InFlight:
     def __init__(self, ranks: range) -> None:
         self._ranks = ranks
         self.steps: dict[int, StepInFlight] = {}
-        """Oldest first."""
+        """Plans that were sent and not acknowledged, by step number, oldest first."""
         self.ready_loads: list[Load] = []
-        """Leased: the plans of the event that brought the lease send them, or give them back."""
+        """Leased loads, which the plans of the event that brought the lease send or give back."""
         self.transfers: dict[TransferId, Load | Backup] = {}
-        """Sent, oldest first."""
+        """Loads and backups that were sent and not acknowledged, oldest first."""
         self._ids = itertools.count(1)
 
     @property
     def is_empty(self) -> bool:
-        """The ranks owe no answer."""
+        """Whether the ranks owe no answer."""
         return not self.steps and not self.transfers
 
     @property
     def has_own_work(self) -> bool:
-        """The ranks owe an answer about rows or copies of this lane."""
+        """Whether the ranks owe an answer about rows or copies of this lane."""
         return bool(self.transfers) or not all(step.is_padding for step in self.steps.values())
 
     @property
     def num_row_steps(self) -> int:
-        """Steps in which some lane of the step group has rows."""
+        """The number of steps in flight in which some lane of the step group has rows."""
         return sum([step.most_tokens > 0 for step in self.steps.values()])
 
     @property
@@ -115,7 +115,7 @@ class InFlight:
         return TransferId(next_id(self._ids, {*self.transfers, *ready}))
 
     def add_load(self, load: Load) -> None:
-        """A load is leased."""
+        """Keep a load that is leased, to be sent with the next plans."""
         self.ready_loads.append(load)
 
     def take_ready_loads(self) -> list[Load]:
@@ -124,18 +124,18 @@ class InFlight:
         return ready
 
     def send_step(self, flight: StepInFlight) -> None:
-        """A plan goes to every rank."""
+        """Note that a plan goes to every rank."""
         self.steps[flight.step] = flight
 
     def send_transfers(self, transfers: Sequence[Load | Backup], now_s: float) -> None:
-        """These copies go to every rank."""
+        """Note that these copies go to every rank."""
         for transfer in transfers:
             transfer.send(self._ranks, now_s)
             self.transfers[transfer.transfer_id] = transfer
         self._begin_oldest_transfer(now_s)
 
     def acknowledge_step(self, result: StepResult) -> None:
-        """One rank has done a plan."""
+        """Note that one rank has done a plan."""
         flight = self.steps.get(result.step)
         if flight is None or result.rank not in flight.waiting_ranks:
             raise AccountingError(
@@ -147,7 +147,7 @@ class InFlight:
             flight.result = result
 
     def take_done_step(self, now_s: float) -> StepInFlight | None:
-        """The oldest plan, if every rank has done it; the next one runs from now on."""
+        """Take out the oldest plan if every rank has done it; the next one runs from now on."""
         oldest = self.oldest_step
         if oldest is None or oldest.waiting_ranks:
             return None
@@ -160,7 +160,7 @@ class InFlight:
     def acknowledge_transfer(
         self, transfer_id: TransferId, rank: int, *, is_stale: bool, now_s: float
     ) -> Load | Backup | None:
-        """One rank has done a load or backup; returns it once every rank has."""
+        """Note that one rank has done a load or backup; returns it once every rank has."""
         transfer = self.transfers.get(transfer_id)
         if transfer is None or rank not in transfer.waiting_ranks:
             raise AccountingError(

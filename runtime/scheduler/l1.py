@@ -13,9 +13,9 @@ from raydix.runtime.scheduler.page_needs import PageCounts, add_pages
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _FLUSHED_NODES = 256
-"""With one event: some 2 ms."""
+"""The nodes or pages that a flush drops with one event: some 2 ms of work."""
 NO_STEP = 0
-"""Steps are counted from 1."""
+"""The step number that stands for no step: steps are counted from 1."""
 
 
 class L1:
@@ -36,7 +36,7 @@ class L1:
         self.pools.settle(self.last_step)
 
     def can_free(self, num_pages: PageCounts) -> bool:
-        """So many pages are free, will be, or can be evicted."""
+        """Whether so many pages are free, will be, or can be evicted."""
         return all(num <= left for num, left in zip(num_pages, self.num_freeable(), strict=True))
 
     def num_freeable(self) -> PageCounts:
@@ -54,7 +54,7 @@ class L1:
         return self.pools.count(lambda pool: pool.num_free)
 
     def has_free(self, num_pages: PageCounts) -> bool:
-        """So many pages can be taken now."""
+        """Whether so many pages can be taken now."""
         return all(num <= self.pools.group(group).num_free for group, num in enumerate(num_pages))
 
     def figures(self) -> dict[str, int]:

@@ -48,7 +48,7 @@ class Lane:
         self.ranks = range(index * width, (index + 1) * width)
         self._host, self._uses = host, uses
         self.counters = Counters()
-        """They go on when its ranks are replaced."""
+        """What is counted of this lane; the counts go on when its ranks are replaced."""
         self._copy_s = dict.fromkeys(self.ranks, 0.0)
         self._reset()
 
@@ -68,9 +68,9 @@ class Lane:
             publish_tokens=self.settings.publish_tokens,
         )
         self.prefilling: dict[RequestId, RequestState] = {}
-        """They wait for pages, compute their prompt or sample their first token."""
+        """Admitted requests that load pages, compute their prompt or sample their first token."""
         self._prompt_needs: dict[RequestId, int] = {}
-        """Pages that each of them still needs before all known tokens have one."""
+        """Pages that each request in `prefilling` needs before all its known tokens have one."""
         self._changed_tables: dict[RequestId, RequestState] = {}
         """Decoding requests whose block table on the device is out of date."""
         self._removed_slots: list[int] = []
@@ -79,7 +79,7 @@ class Lane:
 
     @property
     def is_attached(self) -> bool:
-        """Every rank of the step group is there."""
+        """Whether every rank of the step group is there."""
         return self.group.is_attached
 
     @property
@@ -95,18 +95,18 @@ class Lane:
 
     @property
     def is_first_of_group(self) -> bool:
-        """It comes before the other lanes of its step group, if there are any."""
+        """Whether this lane comes before all other lanes of its step group."""
         return self.index == self.group.lanes.start
 
     @property
     def is_at_rest(self) -> bool:
-        """Nothing under way will free pages; what is in flight, if anything, is padding."""
+        """Whether nothing under way will free pages: what is in flight is padding, if anything."""
         quarantined = self.l1.pools.count(lambda pool: pool.num_quarantined)
         return not (self.in_flight.has_own_work or self.in_flight.ready_loads or any(quarantined))
 
     @property
     def has_free_slot(self) -> bool:
-        """Another request can be admitted."""
+        """Whether another request can be admitted."""
         return bool(self._free_slots)
 
     @property
@@ -122,7 +122,7 @@ class Lane:
         return total_pages_to_compute(self.settings, needs, self.batch.num_pages_to_come())
 
     def _num_lacking_pages(self, request: RequestState) -> int:
-        """What all known tokens of a request that does not decode need beyond its table."""
+        """The pages that known tokens of a request that does not decode need beyond its table."""
         return max(0, -(-request.num_target // self.settings.page_size) - len(request.table))
 
     def match(self, chain: Chain) -> Match:
@@ -153,7 +153,7 @@ class Lane:
         self.waiting.admitted(request)
 
     def start_decoding(self, request: RequestState) -> None:
-        """A request has its first token: it goes on in the batch, unless it wants logprobs."""
+        """Let a request that has its first token join the batch, unless it wants logprobs."""
         if request.batch is not None or request.submit.sampling.num_logprobs is not None:
             return
         del self.prefilling[request.request_id]
@@ -165,7 +165,7 @@ class Lane:
             self._changed_tables[request.request_id] = request
 
     def extend_table(self, request: RequestState, page_ids: PageIds) -> None:
-        """A running request gets pages."""
+        """Give a running request more pages."""
         request.table.extend(page_ids)
         if request.batch is not None:
             self.batch.table_grew(request)
@@ -174,7 +174,7 @@ class Lane:
             self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
 
     def plan_row(self, request: RequestState, num_tokens: int) -> int | None:
-        """A request that does not decode gets a row: see `RequestState.plan_row`."""
+        """Plan a row for a request that does not decode, as `RequestState.plan_row` does."""
         position = request.plan_row(num_tokens)
         self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
         return position
@@ -215,7 +215,7 @@ class Lane:
         self.waiting.lead(request.request_id, key)
 
     def note_changed_table(self, request: RequestState) -> None:
-        """Other pages stand in a request's table: the device is told with its next row."""
+        """Note that pages in a request's table have changed: its next row tells the device."""
         if request.batch is not None:
             self._changed_tables[request.request_id] = request
 
@@ -249,7 +249,7 @@ class Lane:
         self.waiting.released(request)
 
     def start_backup(self, now_s: float) -> Backup | None:
-        """A copy of the oldest dirty pages for which there is room in L2."""
+        """Make a copy to L2 of the oldest dirty pages for which there is room in L2."""
         taken = self.backups.take(now_s)
         if not any(keys for keys, _ in taken):
             return None
@@ -278,7 +278,7 @@ class Lane:
         most_tokens: int,
         now_s: float,
     ) -> int:
-        """A plan with these rows and copies goes to every rank; returns its number.
+        """Send a plan with these rows and copies to every rank; returns its step number.
 
         most_tokens: of the lane of the step group that has the most.
         """
@@ -301,7 +301,7 @@ class Lane:
         return flight.step
 
     def take_done_step(self, now_s: float) -> StepInFlight | None:
-        """The oldest plan, if every rank has acknowledged it."""
+        """Take out the oldest plan, if every rank has acknowledged it."""
         flight = self.in_flight.take_done_step(now_s)
         if flight is not None:
             self.l1.pools.settle(flight.step)
@@ -311,7 +311,7 @@ class Lane:
     def acknowledge_transfer(
         self, transfer_id: TransferId, rank: int, *, is_stale: bool, now_s: float
     ) -> Load | Backup | None:
-        """One rank has done a load or backup; returns it once every rank has."""
+        """Note that one rank has done a load or backup; returns it once every rank has."""
         transfer = self.in_flight.acknowledge_transfer(
             transfer_id, rank, is_stale=is_stale, now_s=now_s
         )
@@ -320,12 +320,12 @@ class Lane:
         return transfer
 
     def note_copy(self, rank: int, seconds: float) -> None:
-        """A rank has copied pages for so long."""
+        """Add to the seconds that a rank has spent copying pages."""
         self._copy_s[rank] += seconds
 
     @property
     def copy_s(self) -> float:
-        """Of all its ranks together."""
+        """The seconds that all ranks of the lane together have spent copying pages."""
         return sum(self._copy_s.values())
 
     def figures_by_rank(self) -> list[dict[str, float]]:

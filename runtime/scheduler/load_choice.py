@@ -23,30 +23,30 @@ class Assessment:
 
     prefix: CachedPrefix
     loaded: CachedPrefix | None
-    """As far as it would be loaded; None: nothing would be."""
+    """The prefix as far as it would be loaded from L2; None if nothing would be."""
     trial_load_s: float | None = None
-    """Some pages would take the way that is believed to be dearer; what a load takes beyond this
-    is a cost of that.
+    """The seconds that the load of a trial may take: whatever it takes beyond them is a cost of the
+    trial. None if no way is tried that is believed to be dearer.
     """
 
     @property
     def num_start_pages(self) -> int:
-        """Cached pages that it would begin behind."""
+        """The number of cached pages that the request would begin behind."""
         return self.prefix.num_l1_pages if self.loaded is None else self.loaded.num_pages
 
     @property
     def num_locked_pages(self) -> int:
-        """Those of them that L1 has, but perhaps for windows."""
+        """The number of cached pages at the start that L1 has, perhaps without windows."""
         return min(self.num_start_pages, self.prefix.match.num_pages)
 
     @property
     def loads(self) -> tuple[Sequence[int], ...]:
-        """Per KV group, the pages that it would load."""
+        """Per KV group, the pages that the request would load from L2."""
         return ((),) * len(self.prefix.loads) if self.loaded is None else self.loaded.loads
 
     @property
     def num_loaded(self) -> PageCounts:
-        """Per KV group, how many these are."""
+        """Per KV group, the number of pages that the request would load from L2."""
         return tuple(map(len, self.loads))
 
 
@@ -96,7 +96,7 @@ def _is_trial_due(replica: Replica, usual: Assessment, now_s: float) -> bool:
 def _trial(
     replica: Replica, lane: Lane, request: RequestState, usual: Assessment, now_s: float
 ) -> Assessment | None:
-    """As many pages in the dearer way as are soon done and paid for; None: not one."""
+    """An assessment that takes the dearer way for as many pages as are soon done and paid for."""
     prefix, affordable_s = usual.prefix, replica.trials.affordable_s(now_s)
     num_pages = prefix.num_l2_pages
     load_s, compute_s = (_costs_s(replica, prefix, loaded, now_s) for loaded in (prefix, None))

@@ -13,7 +13,7 @@ from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
 
 Id = TypeVar("Id")
 Asker = RequestState | PrefetchHint
-"""For whom a chain is looked up."""
+"""A request or hint for which a chain is looked up."""
 
 
 class Unanswered(Generic[Id]):
@@ -28,7 +28,7 @@ class Unanswered(Generic[Id]):
         self._since_s: OrderedDict[Id, float] = OrderedDict()
         self._unsent: list[Id] = []
         self._overdue: set[Id] = set()
-        """They are given up some at a time, unless they are answered before."""
+        """Overdue questions, which are given up some at a time unless they are answered before."""
 
     def __len__(self) -> int:
         return len(self._since_s) + len(self._unsent)
@@ -42,22 +42,22 @@ class Unanswered(Generic[Id]):
         return now_s if oldest_s is None and self._unsent else oldest_s
 
     def add(self, question: Id) -> None:
-        """HostMemory is asked this while an event is handled."""
+        """Note that HostMemory is asked a question while an event is handled."""
         self._unsent.append(question)
 
     def start_clocks(self, now_s: float) -> None:
-        """A new event has come: what was asked before it is sent."""
+        """Start the clocks of what was asked before this event: by now it was sent."""
         self._since_s.update(dict.fromkeys(self._unsent, now_s))
         self._unsent.clear()
 
     def discard(self, question: Id) -> None:
-        """It is answered, or of no interest any more."""
+        """Forget a question that is answered, or of no interest any more."""
         self._overdue.discard(question)
         if self._since_s.pop(question, None) is None and question in self._unsent:
             self._unsent.remove(question)
 
     def note_overdue(self, patience_s: float, now_s: float) -> list[Id]:
-        """What has been owed for `patience_s` or longer; told once, and then to be given up."""
+        """The questions that have been open for `patience_s` or longer; each is told once."""
         found: list[Id] = []
         for question, since_s in self._since_s.items():
             if since_s + patience_s > now_s:
@@ -69,13 +69,13 @@ class Unanswered(Generic[Id]):
         return found
 
     def give_up(self, question: Id) -> bool:
-        """Nobody waits any more for this answer, which is overdue; False if it has come."""
+        """Give up an overdue question; returns False if its answer has come."""
         is_owed = question in self._overdue
         self._overdue.discard(question)
         return is_owed
 
     def clear(self) -> None:
-        """HostMemory is gone and owes nothing."""
+        """Forget all questions: HostMemory is gone and owes nothing."""
         self._since_s.clear()
         self._unsent.clear()
         self._overdue.clear()
@@ -86,9 +86,9 @@ class _Turn:
     """A lookup that is to be sent in its turn."""
 
     pages: Pages
-    """L3 may bring these."""
+    """Pages that L3 may bring, by short key."""
     refused_at: int | None = None
-    """L2 had no room for them when room had come free so many times: it may have after the next."""
+    """`Claims.num_times_freed` when L2 last had no room for the pages: it may once that grows."""
 
 
 class Lookups:
@@ -101,10 +101,10 @@ class Lookups:
     """
 
     def __init__(self) -> None:
-        """For one HostMemory: the next one knows of no lookup."""
+        """Start without lookups, for one HostMemory: the next one knows of none."""
         self._open: dict[LookupId, Asker] = {}
         self._order = RequestOrder()
-        """Those who have a turn."""
+        """The requests that have a turn, in the order of the queue."""
         self._turns: dict[RequestId, _Turn] = {}
         self._claims = Claims()
 
@@ -134,11 +134,11 @@ class Lookups:
         return self._open.get(lookup_id)
 
     def askers(self) -> list[Asker]:
-        """Whose lookups are open or due."""
+        """All requests and hints whose lookups are open or due."""
         return [*self._open.values(), *self._order]
 
     def chains(self) -> list[Pages]:
-        """What is claimed, and what would be."""
+        """The pages that are claimed, or would be if their lookup were sent."""
         return [*self._claims.chains, *(turn.pages for turn in self._turns.values())]
 
     def set_room(self, num_pages: int) -> None:
@@ -189,16 +189,16 @@ class Lookups:
         return False
 
     def _will_a_claim_end(self) -> bool:
-        """Some claim ends by itself: its request does not wait for a turn."""
+        """Whether some claim ends by itself: its request does not wait for a turn."""
         return not self._claims.names <= self._turns.keys()
 
     def withdraw(self, asker: Asker) -> None:
-        """Its lookup is not to be sent, if it was due; a claim that it has stays."""
+        """Do not send an asker's lookup, if it was due; a claim that it has stays."""
         self._order.discard(asker.request_id)
         self._turns.pop(asker.request_id, None)
 
     def narrow_claim(self, request: RequestState, pages: Pages) -> None:
-        """A report says that these pages at most come from L3."""
+        """Narrow a request's claim to these pages: by a report, no others come from L3."""
         if request.request_id in self._claims.names:
             self._claims.put(request.request_id, pages)
 
@@ -207,7 +207,7 @@ class Lookups:
         return len(self._claims.pages_of(request.request_id))
 
     def end_claim(self, request: RequestState) -> None:
-        """The request has loaded what L3 brought, or wants it no more."""
+        """End the claim of a request that has loaded what L3 brought, or wants it no more."""
         self.withdraw(request)
         self._claims.put(request.request_id, ())
 

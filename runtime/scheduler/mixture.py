@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 
 _MIN_TOKENS = 512
-"""Prompt tokens that a step may take in any case, of several prompts, too. With fewer its time
-hardly depends on their number: prompts would wait longer and decodes would gain little.
+"""The least limit on prompt tokens of a step, and on those of prompts that share it. With fewer
+tokens its time hardly depends on their number: prompts would wait longer and decodes gain little.
 """
 
 
@@ -22,11 +22,11 @@ class StepTimes:
     """What steps with the same decodes are predicted to take."""
 
     decodes_s: float
-    """Without prompts."""
+    """The predicted seconds of a step without prompts."""
     mixed_s: float
-    """With prompts, but for their tokens."""
+    """The predicted seconds of a step with prompts, before any prompt token is counted."""
     token_s: float
-    """More, for each token of a prompt."""
+    """The predicted seconds that each prompt token adds."""
 
 
 def tokens_beside_decodes(

@@ -23,7 +23,7 @@ class Orphans:
 
     @property
     def num_waiting(self) -> int:
-        """Those that do not run."""
+        """The number of orphans that do not run."""
         return len(self._waiting)
 
     def add_all(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 PageCounts = tuple[int, ...]
-"""Pages of each KV group."""
+"""The number of pages of each KV group."""
 
 
 def pages_to_compute(settings: SchedulerSettings, num_pages: int) -> PageCounts:
@@ -20,8 +20,8 @@ def pages_to_compute(settings: SchedulerSettings, num_pages: int) -> PageCounts:
 def total_pages_to_compute(
     settings: SchedulerSettings, needs: Sequence[int], num_others: int
 ) -> PageCounts:
-    """The same for several requests, each of which computes so many pages of `needs`, and for
-    `num_others` pages of further requests.
+    """The most pages that several requests need at once, which compute `needs` pages each, and
+    further ones which compute `num_others` pages together.
     """
     total = sum(needs) + num_others
     return tuple(
@@ -33,11 +33,13 @@ def total_pages_to_compute(
 
 
 def add_pages(*counts: Sequence[int]) -> PageCounts:
-    """The sum, group by group."""
+    """The sum of these page counts, KV group by KV group."""
     return tuple(map(sum, zip(*counts, strict=True)))
 
 
 def _most(settings: SchedulerSettings) -> list[int | None]:
-    """Per group: a window, the pages of a step, and one that is begun; None: no bound."""
+    """Per KV group, the most pages that one request needs at once: a window, the pages of a step,
+    and one that is begun. None: no bound.
+    """
     num_step = -(-settings.max_step_tokens // settings.page_size)
     return [None if reach is None else reach + num_step + 1 for reach in settings.reaches]

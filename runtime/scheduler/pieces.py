@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 _PIECE = 256
-"""So many take a few ms together, if each weighs 1."""
+"""The total weight of the items in one piece; items of weight 1 take a few ms together."""
 
 Item = TypeVar("Item")
 _Job = tuple[Callable[[Any], object], int]
-"""What is done for each item, and what one of them weighs."""
+"""The act to carry out for each item, and the weight of one item."""
 
 
 class Pieces:
@@ -25,11 +25,11 @@ class Pieces:
 
     @property
     def has_work(self) -> bool:
-        """A `Tick` would go on."""
+        """Whether a `Tick` would go on with the work."""
         return bool(self._jobs or self._walks)
 
     def add(self, act: Callable[[Item], object], items: Iterable[Item], *, weight: int = 1) -> None:
-        """Do this for each: for the first ones now, unless there is more to do before.
+        """Carry out `act` for each item: for the first ones now, unless earlier work is left.
 
         For whom the same is still to be done from before, it is done once, and first: what comes
         again and again adds no work without end, and lets nobody wait for ever.

@@ -16,10 +16,14 @@ from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.transfers import Backup, Load, page_copies
 
 _STEPS_AHEAD = 2
-"""Steps with rows in flight: one runs, one is queued behind it. And one more if they are short."""
+"""The number of steps with rows in flight: one runs and one is queued behind it. If they are short,
+a third is queued.
+"""
 _TURN_S = 1.25e-3
-"""From a step's result to the step that is planned with it, on its device (H200 host: 0.9 to 1.4
-ms in half of all cases, 2026-11): a step in between that is shorter leaves the device idle."""
+"""Seconds between a step's end and the start of the step that is planned with its result (H200
+host: 0.9 to 1.4 ms in half of all cases, 2026-11). A step in between that is shorter than this
+leaves the device idle.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
 
 
 def _are_short(replica: Replica, lanes: Sequence[Lane], now_s: float) -> bool:
-    """The steps in flight, of which some have rows, take less than a turn each.
+    """Whether the steps in flight, of which some have rows, take less than a turn each.
 
     Whatever is answered, the next step that decodes shows its time.
     """
@@ -90,7 +94,7 @@ def _are_short(replica: Replica, lanes: Sequence[Lane], now_s: float) -> bool:
 
 
 def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
-    """Leased loads whose requests still want them; the leases of the others go back."""
+    """Take the leased loads whose requests still want them; the leases of the others go back."""
     wanted: list[Load] = []
     for load in lane.in_flight.take_ready_loads():
         request = replica.requests.get(load.request_id)
@@ -127,7 +131,7 @@ def _row_columns(draft: Draft) -> list[Int32Array]:
 
 
 def _table_changes(draft: Draft) -> tuple[TableChanges, ...]:
-    """One for each KV group, if any table changes: they change together."""
+    """The changes of block tables, per KV group; none if no table changes: they change together."""
     if not draft.table_columns:
         return ()
 
@@ -172,7 +176,7 @@ def _send(
 
 
 def _group_columns(drafts: Sequence[Draft]) -> tuple[Int32Array, Int32Array]:
-    """Rows and tokens of each lane; nothing of a lane that steps alone."""
+    """The rows and tokens of each lane of the step group; nothing for a lane that steps alone."""
     if len(drafts) == 1:
         return empty(), empty()
     rows = [draft.num_rows for draft in drafts]

@@ -12,38 +12,36 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _KEEP_S = 30.0
-"""After so long without an observation the prediction drifts back to the start values."""
+"""Seconds without an observation after which the prediction drifts back to the start values."""
 _WEIGHT = 0.3
-"""After each full amount that is observed, older observations count by this part less."""
+"""The part of their weight that older observations lose with each full amount observed."""
 _LOG_KEEP = math.log1p(-_WEIGHT)
 _START_WEIGHT = 0.01
-"""Of the start values, beside observations that weigh 1 each."""
+"""The weight of the start values, beside observations that weigh 1 each."""
 _SURPRISE = 2.0
 """A piece that takes so many times as long as predicted is not believed until three have been that
 slow: a kernel may have been compiled, or the host held up. One that is so many times as quick is
 believed at once, as no accident makes a piece quick.
 """
 _NUM_DOUBTED = 2
-"""How many such slow pieces come before the one that is believed."""
+"""The number of surprisingly slow pieces that come before the one that is believed."""
 _REFUTED = 0.3
-"""How much of what was known of a size still counts, once it is believed to be so much slower or
-quicker than predicted.
-"""
+"""The part of what was known of a size that still counts once a piece of that size refutes it."""
 _FADE = 0.1
-"""An observation makes others of its size fade at the full pace, and those of other sizes at this
-part of it.
+"""The pace at which an observation makes those of other sizes fade, as a part of the pace for its
+own size.
 """
 _MIN_SLOPE = 0.25
-"""A unit is never believed to take less than this part of its time at the start rate."""
+"""The least time of a unit that is ever believed, as a part of its time at the start rate."""
 
 
 class Line(NamedTuple):
-    """What pieces of work take."""
+    """The time of a piece of work: a fixed part, and a part for each unit of its amount."""
 
     fixed_s: float
-    """Whatever their amount is."""
+    """Seconds that a piece of work takes whatever its amount is."""
     unit_s: float
-    """More, for each unit of it."""
+    """Seconds that each unit of the amount adds."""
 
     def predict_s(self, amount: float) -> float:
         """Seconds that a piece of so many units takes."""
@@ -64,7 +62,7 @@ class _Sums:
     product: float = 0.0
 
     def add(self, amount: float, seconds: float, weight: float = 1.0) -> None:
-        """One more observation."""
+        """Add one more observation."""
         self.weight += weight
         self.amount += weight * amount
         self.amount_squared += weight * amount * amount
@@ -72,7 +70,7 @@ class _Sums:
         self.product += weight * amount * seconds
 
     def plus(self, other: "_Sums") -> "_Sums":
-        """All observations of both."""
+        """The sums over the observations of both."""
         return _Sums(
             self.weight + other.weight,
             self.amount + other.amount,
@@ -90,7 +88,7 @@ class _Sums:
         self.product *= keep
 
     def lower(self, fixed_s: float, slope_s: float) -> None:
-        """All pieces took so much less, and so much less by their amount."""
+        """Make all pieces quicker: by `fixed_s` each, and by `slope_s` for the full amount."""
         self.seconds -= fixed_s * self.weight + slope_s * self.amount
         self.product -= fixed_s * self.amount + slope_s * self.amount_squared
 
@@ -118,7 +116,7 @@ class _Sums:
         self.product -= lost_s * mixed_part
 
     def line(self) -> Line:
-        """The line through them; its unit is the full amount."""
+        """The line through the observations; its unit is the full amount."""
         spread = self.weight * self.amount_squared - self.amount**2
         fixed_s = self.seconds * self.amount_squared - self.product * self.amount
         unit_s = self.weight * self.product - self.amount * self.seconds
@@ -130,7 +128,7 @@ class _SlowPieces:
 
     def __init__(self) -> None:
         self._pieces: list[tuple[float, float]] = []
-        """Amounts and seconds."""
+        """The amount and the seconds of each of these slow pieces."""
 
     def believe_s(self, amount: float, seconds: float, line: Line) -> float | None:
         """The seconds to learn from a piece, of which `line` was believed so far.
@@ -182,11 +180,11 @@ class TimePredictor:
         self._observed = _Sums()
         self._observed_s = 0.0
         self._best = Line(fixed_s, 1.0 / start_rate)
-        """The quickest that was ever believed."""
+        """The quickest line that was ever believed."""
         self._tests: dict[int, tuple[float, float]] = {}
-        """When a piece of this size was observed last, and its seconds; sizes are powers of two."""
+        """When a piece of a size was observed last, and its seconds; sizes are powers of two."""
         self._line: Line | None = None
-        """While nothing is observed, and nothing forgotten; None: to be computed."""
+        """The line last computed; None once an observation or a fading has outdated it."""
         self._slow = _SlowPieces()
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
@@ -261,7 +259,7 @@ class TimePredictor:
         return self._line
 
     def _fit(self, kept: float) -> Line:
-        """Least squares, within bounds."""
+        """Fit a line by least squares, within bounds."""
         sums = _Sums().plus(self._observed)
         sums.fade(kept)
         sums = sums.plus(self._start)
@@ -275,7 +273,7 @@ class TimePredictor:
         return Line(fixed_s, slope_s / self._full_amount)
 
     def _kept(self, now_s: float) -> float:
-        """How much of what was observed still counts."""
+        """The part of what was observed that still counts."""
         idle_s = now_s - self._observed_s - _KEEP_S
         return 1.0 if idle_s <= 0 else math.exp(-idle_s / _KEEP_S)
 

@@ -22,9 +22,9 @@ class LookupState(Enum):
     CLOSED = "closed"
     """Nothing more will come of it: it has ended, is of no interest, or there is nobody to ask."""
     DUE = "due"
-    """It is sent when it is this request's turn."""
+    """A lookup is to be sent when it is this request's turn."""
     OPEN = "open"
-    """HostMemory was asked."""
+    """A lookup was sent, and HostMemory may say more."""
     HALTED = "halted"
     """L2 has no room for more: when what has come is in L1, the rest is looked up."""
 
@@ -39,40 +39,40 @@ class PrefetchState:
     lookup_id: LookupId | None = None
     """The latest lookup; None once what it brought is leased or not wanted any more."""
     num_l1_pages: int = 0
-    """L1 held so many pages of the chain, whatever windows, when it was looked up last."""
+    """The number of pages of the chain that L1 held at the last lookup, whatever its windows."""
     num_full_pages: int = 0
-    """As in `LookupProgress`."""
+    """The leading pages that no FULL or LATENT group lacks: `LookupProgress.num_full_pages`."""
     has_report: bool = False
     has_loss: bool = False
-    """Some of what L3 brought was gone before it was leased."""
+    """Whether some of what L3 brought was gone before it was leased."""
     first_runnable_s: float | None = None
-    """When the request would have been admitted but for its pages on their way."""
+    """The time since which the request would be admitted but for its pages on their way."""
     alarm: Alarm = field(default_factory=Alarm)
-    """For the time at which the request waits no longer."""
+    """The alarm for the time at which the request stops waiting."""
     _earlier: tuple[bytes, ...] = ()
-    """What an earlier lookup said, if that brought some pages and found no room for others."""
+    """What an earlier lookup said, if it brought some pages and found no room for others."""
 
     @property
     def is_pending(self) -> bool:
-        """More pages may come."""
+        """Whether more pages may come."""
         return self.state is not LookupState.CLOSED
 
     @property
     def is_halted(self) -> bool:
-        """More pages come only when others have gone on to L1."""
+        """Whether more pages come only when others have gone on to L1."""
         return self.state is LookupState.HALTED
 
     def rule_out(self, reason: PageSource, num_pages: int, *, num_groups: int) -> None:
-        """No page is to be looked for, for this reason."""
+        """Note that no page is to be looked for, and for which reason."""
         self.by_group = (bytes([reason]) * num_pages,) * num_groups
 
     def make_due(self, num_l1_pages: Sequence[int], num_pages: int) -> None:
-        """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent."""
+        """Note that a lookup of `num_pages`, of which L1 holds the first, is to be sent."""
         self.by_group = _unknown(num_l1_pages, num_pages)
         self.state = LookupState.DUE
 
     def make_due_again(self) -> None:
-        """The lookup ended, but L2 had no room for some pages: it is to be sent once more."""
+        """Note that the lookup is to be sent once more: L2 had no room for some pages."""
         self._earlier = self.by_group
         self.state = LookupState.DUE
 
@@ -97,11 +97,11 @@ class PrefetchState:
         return any(sources.find(PageSource.L3, num_known_pages) >= 0 for sources in full)
 
     def note_loss(self) -> None:
-        """Such pages are looked up once more, but no third time."""
+        """Note a loss of pages, so that they are looked up once more, but no third time."""
         self.has_loss = True
 
     def open(self, lookup_id: LookupId, num_l1_pages: Sequence[int], num_pages: int) -> None:
-        """The lookup is sent. Of an earlier one, only what found no room is unknown again."""
+        """Note that the lookup is sent. Of an earlier one, only what found no room is reopened."""
         self.by_group = _unknown(num_l1_pages, num_pages)
         if self._earlier:
             refused, pending = bytes([PageSource.NO_HOST_PAGE]), bytes([PageSource.PENDING])
@@ -111,12 +111,12 @@ class PrefetchState:
 
     @property
     def holds_staged_pages(self) -> bool:
-        """L2 keeps pages for this request, or reads them."""
+        """Whether L2 keeps pages for this request, or reads them from L3."""
         has_brought = any(PageSource.L3 in sources for sources in self.by_group)
         return self.lookup_id is not None and (self.is_pending or has_brought)
 
     def report(self, report: LookupProgress) -> None:
-        """HostMemory says more; its last word closes the lookup."""
+        """Take a report of HostMemory; its last one closes the lookup."""
         self.by_group = report.sources
         self.num_full_pages = report.num_full_pages
         if self._earlier:
@@ -134,7 +134,7 @@ class PrefetchState:
         self.state, self.lookup_id = LookupState.CLOSED, None
 
     def give_up(self, reason: PageSource) -> None:
-        """The pages of which nothing is known will not come, for this reason."""
+        """Note that pages of which nothing is known will not come, and for which reason."""
         if not self.by_group:
             return
         known = bytes([reason])
@@ -147,13 +147,13 @@ class PrefetchState:
         return self.first_runnable_s
 
     def count(self, *sources: PageSource) -> int:
-        """Pages of which one of these was said in some KV group."""
+        """The number of pages for which one of these sources was reported in some KV group."""
         if len(self.by_group) == 1:
             return sum(map(self.by_group[0].count, sources))
         return len(self.pages(*sources))
 
     def pages(self, *sources: PageSource) -> list[int]:
-        """Pages of which one of these was said in some KV group, in order."""
+        """The pages for which one of these sources was reported in some KV group, in order."""
         if len(self.by_group) == 1:
             return [page for page, source in enumerate(self.by_group[0]) if source in sources]
         said = [np.isin(_column(group), sources) for group in self.by_group]

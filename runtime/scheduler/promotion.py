@@ -20,7 +20,7 @@ from raydix.runtime.scheduler.transfers import Load, Promotion
 from raydix.runtime.scheduler.waiting import WaitingQueue
 
 _L1_PAGES_PER_PROMOTED_PAGE = 2
-"""Promotions together keep at most one of so many pages of L1."""
+"""The promotions of a lane together keep at most one of so many pages of its L1."""
 
 
 def _min_part_pages(settings: SchedulerSettings) -> int:
@@ -51,11 +51,11 @@ class Promotions:
 
     @property
     def num_pages(self) -> int:
-        """Pages that promotions keep; those that several of them keep count for each."""
+        """The pages that promotions keep; a page that several of them keep counts for each."""
         return sum(promotion.num_pages for promotion in self._promotions.values())
 
     def num_kept_pages(self) -> PageCounts:
-        """Per KV group, pages that they keep at most."""
+        """Per KV group, the most pages that all promotions together keep."""
         promotions = self._promotions.values()
         return tuple(
             [
@@ -65,11 +65,11 @@ class Promotions:
         )
 
     def all(self) -> list[Promotion]:
-        """Those that there are, oldest first."""
+        """All promotions of the lane, oldest first."""
         return list(self._promotions.values())
 
     def get(self, name: RequestId) -> Promotion | None:
-        """A request's promotion."""
+        """The promotion of a request; None if it has none."""
         return self._promotions.get(name)
 
     def of_load(self, load: Load) -> Promotion | None:
@@ -106,7 +106,7 @@ class Promotions:
         return promotion
 
     def has_part(self, request: RequestState) -> bool:
-        """A part is on its way for this request."""
+        """Whether a part is on its way for this request."""
         promotion = self._promotions.get(request.request_id)
         return promotion is not None and promotion.num_part_pages > 0
 
@@ -125,11 +125,11 @@ class Promotions:
         return min([num_left, *(num for num, reach in pairs if reach is None)])
 
     def wait_for_load(self, promotion: Promotion, load: Load) -> None:
-        """HostMemory has leased the first pages of a part."""
+        """Note that HostMemory has leased the first pages of a part, which `load` brings."""
         self._l1.release(promotion.wait_for_load(load))
 
     def publish(self, promotion: Promotion, request: RequestState, now_s: float) -> None:
-        """A part is loaded: it becomes the prefix of all who want it."""
+        """Publish a part that is loaded as the prefix of all who want it."""
         start, stop = promotion.lock.num_pages, promotion.num_pages
         insertion = self._l1.insert(
             request.chain,
@@ -148,7 +148,7 @@ class Promotions:
         self._waiting.lead(promotion.request_id, None)
 
     def drop_part(self, promotion: Promotion) -> None:
-        """A promotion's part will not come: its pages go back."""
+        """Give back the pages of a promotion's part that will not come."""
         self._l1.release(promotion.drop_part())
         self._waiting.lead(promotion.request_id, None)
         # Its lookup has ended, so nothing else would let it be looked at again.
@@ -157,7 +157,7 @@ class Promotions:
             self._waiting.wake(request)
 
     def end(self, name: RequestId) -> None:
-        """The request runs, is gone, or others need the pages. What was published stays cached."""
+        """End a promotion; what it has published stays cached."""
         promotion = self._promotions.pop(name, None)
         if promotion is not None:
             self.drop_part(promotion)

@@ -18,10 +18,12 @@ class PromptWork:
     """What is left of a prompt that could have a row in a step."""
 
     num_planned: int
-    """Tokens before those: whole pages, as every part but the last ends with a page."""
+    """The number of prompt tokens that were planned before: whole pages, as every part of a prompt
+    but the last ends with a page.
+    """
     num_tokens: int
     level: int
-    """Its priority, and what ageing adds to it: the smallest goes first."""
+    """The request's priority and what ageing adds to it; the smallest level goes first."""
     priority: int
 
 
@@ -31,21 +33,21 @@ class StepRoom:
 
     budget_tokens: int
     shared_tokens: int
-    """The same, once it has tokens of a prompt: `mixture.shared_tokens`."""
+    """The limit once the step has tokens of one prompt already: `mixture.shared_tokens`."""
     most_tokens: int | None
-    """Of any step: a prompt that has more has to be cut. None: no prompt is cut."""
+    """The most prompt tokens of any step: a longer prompt has to be cut. None: no prompt is cut."""
     page_size: int
     short_fraction: float
-    """Of a step that cuts a prompt: what goes to shorter ones behind it, if there are any."""
+    """The part of a step that cuts a prompt which goes to shorter prompts behind it, if any."""
     has_prompt: bool = False
-    """It has tokens of a prompt."""
+    """Whether the step has tokens of a prompt already."""
 
     def charged(self, num_tokens: int) -> int:
-        """What a row of so many tokens takes."""
+        """The tokens that a row of `num_tokens` tokens is charged."""
         return -(-num_tokens // self.page_size) * self.page_size
 
     def less(self, num_tokens: int) -> "StepRoom":
-        """What is left of it when a prompt has taken so many tokens."""
+        """The room that is left when a prompt has taken `num_tokens` tokens."""
         charged = self.charged(num_tokens)
         shared = self.shared_tokens - charged
         return dataclasses.replace(
@@ -56,11 +58,11 @@ class StepRoom:
         )
 
     def is_long(self, prompt: PromptWork) -> bool:
-        """No step can take all of it."""
+        """Whether no step can take all of the prompt."""
         return self.most_tokens is not None and prompt.num_tokens > self.most_tokens
 
     def cuts(self, prompt: PromptWork) -> bool:
-        """It would take a part of the prompt.
+        """Whether the step would take only a part of the prompt.
 
         Not of one that could join others in part alone, if some step can take it whole: to be cut
         costs another step's fixed time, and would hold the others up for nothing.
@@ -75,12 +77,12 @@ class StepRoom:
         return prompt.num_tokens if has_room or is_alone else 0
 
     def part_of(self, prompt: PromptWork, num_tokens: int) -> int:
-        """Its tokens up to the last page that ends within so many, or all of them."""
+        """The tokens of a prompt up to the last page that ends within `num_tokens`, or all."""
         end = (prompt.num_planned + num_tokens) // self.page_size * self.page_size
         return min(prompt.num_tokens, max(0, end - prompt.num_planned))
 
     def short_tokens(self) -> int:
-        """Of a step that cuts a prompt, what shorter ones may take: a page at least, never all."""
+        """The tokens that shorter prompts get of a step that cuts one: a page at least, not all."""
         is_divided = self.short_fraction > 0 and self.budget_tokens >= 2 * self.page_size
         num_pages = int(self.short_fraction * self.budget_tokens) // self.page_size
         return max(1, num_pages) * self.page_size if is_divided else 0

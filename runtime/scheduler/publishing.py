@@ -18,7 +18,7 @@ from raydix.runtime.scheduler.request import RequestState
 
 
 def advance(lane: Lane, request: RequestState, now_s: float) -> None:
-    """The request has computed more: what is full is published, what no row reads any more goes."""
+    """Publish full pages that a request has computed; give up those that no row reads any more."""
     settings = lane.settings
     num_full = request.num_computed // settings.page_size
     if settings.prefix_caching:
@@ -57,7 +57,7 @@ def count_use(lane: Lane, request: RequestState) -> None:
 
 
 def note_end(lane: Lane, request: RequestState) -> None:
-    """A request that runs ends: its last page is where its conversation may go on."""
+    """Note that a running request ends: its last page is where its conversation may go on."""
     if num_pages := request.num_held_pages:
         [key] = split_keys(request.chain.keys(num_pages, num_pages - 1))
         lane.backups.note_end(key)

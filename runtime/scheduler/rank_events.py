@@ -19,13 +19,13 @@ from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
 from raydix.runtime.scheduler.waiting import Place
 
 _PATIENCE = 10
-"""A step or a copy is late once it has taken so many times as long as predicted."""
+"""A step or copy is late once it has taken this many times as long as predicted."""
 _Due = tuple[float, str, set[int]]
-"""When something is due, its name, and the ranks that owe it."""
+"""The time at which something is due, its name, and the ranks that owe it."""
 
 
 def on_rank_attached(replica: Replica, event: events.RankAttached) -> None:
-    """A GPU actor says hello."""
+    """Take in a GPU actor that says hello."""
     group = replica.group_of_rank(event.rank)
     if event.rank in group.attached:
         lose_rank(replica, event.rank)
@@ -65,13 +65,13 @@ def _admit_to_group(replica: Replica, group: StepGroup, event: events.RankAttach
 
 
 def _is_current(replica: Replica, event: events.RankMessage | events.RankLost) -> bool:
-    """The event belongs to the link by which its rank is attached."""
+    """Whether the event belongs to the link by which its rank is attached."""
     attached = replica.group_of_rank(event.rank).attached.get(event.rank)
     return attached is not None and attached.connection == event.connection
 
 
 def on_rank_message(replica: Replica, event: events.RankMessage, now_s: float) -> None:
-    """A GPU actor reports."""
+    """Take a report of a GPU actor."""
     if not _is_current(replica, event):
         return
     lane, group = replica.lane_of_rank(event.rank), replica.group_of_rank(event.rank)
@@ -86,7 +86,7 @@ def on_rank_message(replica: Replica, event: events.RankMessage, now_s: float) -
 
 
 def on_rank_lost(replica: Replica, event: events.RankLost) -> None:
-    """A GPU actor's link has closed."""
+    """Note that a GPU actor's link has closed."""
     if _is_current(replica, event):
         lose_rank(replica, event.rank)
 

@@ -12,13 +12,15 @@ from raydix.runtime.scheduler.predictors import TimePredictor
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _START_DECODE_S, _START_DECODE_ROWS_PER_S = 0.01, 25_600.0
-"""Believed of steps that decode before one is observed: fixed time, and little more for a row."""
+"""The start values for steps that only decode, before one is observed: a fixed time, and little
+more for each row.
+"""
 _FULL_LOAD_S = 0.002
-"""A load that is predicted to take so long counts in full for the load rate, a shorter one less."""
+"""Seconds after which a load counts in full for the load rate; a quicker one counts less."""
 
 
 def prefill_rate(settings: SchedulerSettings) -> TimePredictor:
-    """Of steps with prompts, by their tokens."""
+    """The predictor of how long steps with prompts take, by their tokens."""
     return TimePredictor(
         settings.start_prefill_tokens_per_s,
         full_amount=settings.prefill_budget_tokens,
@@ -27,7 +29,7 @@ def prefill_rate(settings: SchedulerSettings) -> TimePredictor:
 
 
 def decode_rate(settings: SchedulerSettings) -> TimePredictor:
-    """Of steps that only decode, by their rows."""
+    """The predictor of how long steps that only decode take, by their rows."""
     return TimePredictor(
         _START_DECODE_ROWS_PER_S,
         full_amount=settings.max_running_requests,
@@ -36,7 +38,7 @@ def decode_rate(settings: SchedulerSettings) -> TimePredictor:
 
 
 def load_rate(settings: SchedulerSettings) -> TimePredictor:
-    """Of loads from L2, by the bytes of one rank."""
+    """The predictor of how long loads from L2 take, by the bytes that one rank loads."""
     return TimePredictor(
         settings.start_load_bytes_per_s,
         full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,

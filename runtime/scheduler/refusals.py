@@ -25,12 +25,12 @@ from raydix.runtime.messages.plan import (
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _Wrong = tuple[str, str]
-"""A parameter, by the caller's name for it, and what is wrong with it."""
+"""A parameter, by the name that the caller knows, and what is wrong with it."""
 
 _MAX_SEED = 2**63 - 1
 _MAX_PRIORITY = 2**31 - 1
 _MAX_COUNT = 2**31 - 1
-"""Counts of tokens are kept in int32 columns."""
+"""The largest count of tokens that is taken: counts are kept in int32 columns."""
 
 
 def refuse_as_closing() -> RequestFailure:
@@ -152,7 +152,9 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> _Wro
 
 
 def _wrong_amount(message: SubmitRequest, settings: SchedulerSettings) -> _Wrong | None:
-    """A client that reads must not be taken for one that does not."""
+    """What is wrong with the prompt logprobs asked for. A message that is too large would make a
+    client that reads look like one that does not.
+    """
     num_top = message.sampling.num_prompt_logprobs
     num_tokens = min(len(message.token_ids), settings.max_step_tokens)
     if num_top is None or prompt_logprob_bytes(num_tokens, num_top) <= MAX_PROMPT_LOGPROB_BYTES:

@@ -41,9 +41,9 @@ from raydix.runtime.scheduler.use_counts import UseCounts
 from raydix.runtime.scheduler.waiting import Place
 
 _END_WEIGHT = 8
-"""To end a request that decodes takes some 0.1 ms: its last pages are published."""
+"""The weight of ending one request that decodes: some 0.1 ms, as its last pages are published."""
 _NUM_RECENT_PAGES = 1 << 20
-"""Pages of prompts that are remembered: 8 MiB, none of which is used without windows."""
+"""The number of prompt pages that are remembered: 8 MiB, none of it used without windows."""
 
 
 class Replica:
@@ -55,7 +55,7 @@ class Replica:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.counters = Counters()
-        """Of the engine; each lane counts what concerns its ranks."""
+        """What is counted of the whole engine; each lane counts what concerns its ranks."""
         self.timings = Timings()
         self.host = HostView(settings.num_groups)
         assert settings.num_lanes % settings.lanes_per_group == 0, "every lane is in a step group"
@@ -71,14 +71,14 @@ class Replica:
         ]
 
         self.is_closing = False
-        """The engine is about to stop, and takes no new requests."""
+        """Whether the engine is about to stop, and takes no new requests."""
         self.requests: dict[RequestId, RequestState] = {}
         self.unplaced: dict[RequestId, RequestState] = {}
-        """On no lane, in the order in which they get one: new ones, whose page keys are hashed
-        first, and those whose lane has lost its ranks."""
+        """Requests without a lane, in the order in which they get one; new ones wait for page keys.
+        """
         self.orphans = Orphans()
         self.hints: dict[RequestId, PrefetchHint] = {}
-        """Oldest first."""
+        """Prefetch hints that were not answered yet, oldest first."""
 
         self.lookups = Lookups()
         self.timers = Timers()
@@ -107,7 +107,7 @@ class Replica:
         return self.lanes[group.lanes.start : group.lanes.stop]
 
     def bytes_of(self, num_pages: Iterable[int]) -> int:
-        """What one rank loads for so many pages of each KV group."""
+        """The bytes that one rank loads for so many pages of each KV group."""
         pairs = zip(self.settings.loaded_bytes, num_pages, strict=True)
         return sum(num_bytes * num for num_bytes, num in pairs)
 
@@ -134,7 +134,7 @@ class Replica:
         return None if first is request else first
 
     def is_in_use(self, name: RequestId) -> bool:
-        """A request or hint of this name lives."""
+        """Whether a request or hint of this name is not answered or ended yet."""
         return name in self.hints or (name in self.requests and name not in self.orphans)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Replica:
         self.is_closing = True
 
     def add_request(self, request: RequestState) -> None:
-        """A new request; its page keys are hashed before it is queued on a lane."""
+        """Add a new request; its page keys are hashed before it is queued on a lane."""
         self._drop_orphan(request.request_id)
         self.requests[request.request_id] = request
         self.unplaced[request.request_id] = request
@@ -160,11 +160,11 @@ class Replica:
         self.lookups.end_claim(request)
 
     def add_hint(self, hint: PrefetchHint) -> None:
-        """A new hint."""
+        """Add a new hint."""
         self.hints[hint.request_id] = hint
 
     def remove_hint(self, hint: PrefetchHint) -> None:
-        """A hint was answered, or its client is gone."""
+        """Remove a hint that was answered, or whose client is gone."""
         del self.hints[hint.request_id]
 
     def wake_at(self, time_s: float, request: RequestState | None = None) -> None:
@@ -261,7 +261,7 @@ class Replica:
         self._end(request)
 
     def orphan(self, client_id: ClientId) -> None:
-        """A client is gone: its requests end piece by piece."""
+        """Let the requests of a client that is gone end piece by piece."""
         running, waiting = self.orphans.add_all(self.requests.values(), client_id)
         # Those that hold something first. Of the others the newest: what one of them leaves room
         # for is not looked up for the next in vain.

@@ -52,7 +52,7 @@ class RequestState:
         page_size: int,
         now_s: float,
     ) -> None:
-        """`serial`: the engine never uses it twice, while request ids may come again."""
+        """Take in a request. `serial` is never used twice, while request ids may come again."""
         self.submit = submit
         self.request_id: RequestId = submit.request_id
         self.serial = serial
@@ -68,27 +68,27 @@ class RequestState:
         self.lane = 0
         self.state = State.PLACING
         self.run = 0
-        """Counts admissions: rows of an earlier run are ignored."""
+        """The number of admissions so far: rows that name an earlier run are ignored."""
         self.num_losses = 0
-        """Ranks that were lost under it since its last token."""
+        """The number of ranks that were lost under the request since its last token."""
 
         self.sources: dict[str, int] | None = None
-        """Prompt tokens by where they came from; None until the first admission is complete."""
+        """The number of prompt tokens by source; None until the first admission is complete."""
         self.source_ranges: list[tuple[int, int, PageSource]] = []
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.batch: DecodeBatch | None = None
-        """The batch that it decodes with."""
+        """The batch that the request decodes with; None while it does not decode."""
 
         self.num_shared_pages: int | None = None
-        """Pages that it shares with a prompt before; None: it was not compared with any."""
+        """The number of leading pages shared with an earlier prompt; None: none was compared."""
         self._is_reported = False
-        """The client has seen `sources`."""
+        """Whether the client has been told `sources`."""
         self._num_counted_pages = 0
         self.is_returning = False
-        """It goes on where an earlier request has ended."""
+        """Whether the request goes on where an earlier one has ended."""
         self._num_scored = 0
-        """Prompt tokens whose successors' logprobs the client was told."""
+        """The number of prompt tokens for whose successors the client was told logprobs."""
         self._num_sampled = 0
         self._num_planned = 0
         self._num_computed = 0
@@ -112,17 +112,17 @@ class RequestState:
         self.state = new
 
     def move_to(self, lane: int) -> None:
-        """The request waits on this lane, where it has used no page yet."""
+        """Let the request wait on this lane, where it has used no page yet."""
         self._move(State.WAITING)
         self.lane = lane
         self._num_counted_pages = 0
 
     def note_shared(self, num_pages: int) -> None:
-        """An earlier prompt began with the same pages, so many of them."""
+        """Note that an earlier prompt began with the same `num_pages` pages."""
         self.num_shared_pages = num_pages
 
     def renew_prefetch(self) -> None:
-        """What HostMemory said of its chain is of no interest any more."""
+        """Forget what HostMemory said of the request's chain."""
         self.prefetch = PrefetchState()
 
     def begin_run(
@@ -139,7 +139,7 @@ class RequestState:
             self.admitted_s = now_s
 
     def shorten_start(self, num_pages: int) -> Start:
-        """L2 has fewer pages for it than was known: it begins behind these alone."""
+        """Begin behind fewer cached pages, as L2 has fewer for the request than was known."""
         loads = tuple([[page for page in pages if page < num_pages] for pages in self.start.loads])
         self.start = replace(
             self.start, num_pages=num_pages, tiers=self.start.tiers[:num_pages], loads=loads
@@ -147,23 +147,23 @@ class RequestState:
         return self.start
 
     def wait_for_lease(self) -> None:
-        """HostMemory was asked for the pages to load."""
+        """Note that HostMemory was asked for the pages that the request loads."""
         self._move(State.LEASING)
 
     def start_from(self, num_cached: int) -> None:
-        """It runs, with so many tokens cached; the last known token is computed in any case."""
+        """Run with `num_cached` cached tokens; the last known token is computed in any case."""
         self._move(State.PREFILLING)
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
 
     @property
     def is_admitted(self) -> bool:
-        """It has a slot of its lane, and holds pages of L1."""
+        """Whether the request has a slot of its lane, and holds pages of L1."""
         return self.state in ADMITTED
 
     @property
     def is_loading(self) -> bool:
-        """Its pages from L2 are not there yet."""
+        """Whether pages that the request loads from L2 are not there yet."""
         return self.state in (State.LEASING, State.LOADING)
 
     @property
@@ -176,17 +176,17 @@ class RequestState:
         return tuple([pages[: bisect.bisect_left(pages, end)] for pages in self.start.loads])
 
     def lose_lane(self) -> None:
-        """The ranks of the lane where it waits are lost: it waits for another one."""
+        """Give up the lane where the request waits, whose ranks are lost."""
         self._move(State.PLACING)
 
     def stop_running(self) -> None:
-        """The request waits again; what it held was given back by the lane."""
+        """Let the request wait again; the lane has given back what it held."""
         self._move(State.WAITING)
         self._reset_run()
         self.run += 1
 
     def end(self) -> None:
-        """The request has ended; what it held was given back by the lane."""
+        """End the request; the lane has given back what it held."""
         self._move(State.ENDED)
         self._reset_run()
         self.run += 1
@@ -194,7 +194,7 @@ class RequestState:
     def note_sources(
         self, ranges: list[tuple[int, int, PageSource]], tokens_by_source: dict[str, int]
     ) -> None:
-        """It was seen where its prompt comes from."""
+        """Note where the request's prompt comes from."""
         self.source_ranges, self.sources = ranges, tokens_by_source
 
     def forget_sources(self) -> None:
@@ -218,7 +218,7 @@ class RequestState:
         self.load = load
 
     def defer(self, outcome: RowOutcome) -> None:
-        """A row was computed on top of the load."""
+        """Keep the outcome of a row on top of the load until the load is done."""
         self._deferred.append(outcome)
 
     def finish_load(self) -> list[RowOutcome]:
@@ -229,19 +229,19 @@ class RequestState:
         return deferred
 
     def join(self, batch: "DecodeBatch") -> None:
-        """From now on `batch` keeps its progress."""
+        """Let `batch` keep the request's progress from now on."""
         self._move(State.DECODING)
         self.batch = batch
 
     def leave(self, *, num_sampled: int) -> None:
-        """It is about to stop or end, and has its progress; every known token was handed over."""
+        """Keep the progress here again, before the run ends; all known tokens were handed over."""
         self.batch = None
         self._num_sampled = num_sampled
         self._num_planned = self.num_prompt + num_sampled - 1
         self._num_computed = self.num_prompt + self.chain.num_output - 1
 
     def introduce(self) -> AddedRequest | None:
-        """What the device is told of the request in each run, once; None: it was."""
+        """What the device is told of the request once in each run; None if it was told."""
         assert self.slot is not None, "only a running request is on the device"
         if self.is_on_device:
             return None
@@ -256,7 +256,7 @@ class RequestState:
         )
 
     def plan_row(self, num_tokens: int) -> int | None:
-        """A row computes the next tokens; returns the output position that it samples, if any."""
+        """Plan a row of so many tokens; returns the output position that it samples, if any."""
         self._num_planned += num_tokens
         if self._num_planned < self.num_target:
             return None
@@ -264,11 +264,11 @@ class RequestState:
         return self._num_sampled - 1
 
     def finish_row(self, num_computed: int) -> None:
-        """An acknowledged row has computed all tokens before this one."""
+        """Note that an acknowledged row has computed all tokens before this one."""
         self._num_computed = num_computed
 
     def add_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
-        """The logprobs of more prompt tokens became known. They come in order, without gaps."""
+        """Take the logprobs of more prompt tokens, which come in order and without gaps."""
         if logprobs.start != self._num_scored + 1:
             raise AccountingError(
                 f"{self.request_id} got prompt logprobs from token {logprobs.start}; expected them "
@@ -277,7 +277,7 @@ class RequestState:
         self._num_scored += len(logprobs)
 
     def add_output(self, token_ids: Int32Array) -> None:
-        """Sampled tokens became known."""
+        """Take sampled tokens that became known."""
         if self.must_score:
             raise AccountingError(
                 f"{self.request_id} has output, but prompt logprobs of {self._num_scored} tokens "
@@ -286,41 +286,41 @@ class RequestState:
         self.chain.append(token_ids)
 
     def note_first_token(self, now_s: float) -> bool:
-        """It has a token. True: its first one."""
+        """Note that the request has a token; returns whether it is the first."""
         is_first = self.first_token_s is None
         if is_first:
             self.first_token_s = now_s
         return is_first
 
     def note_loss(self) -> None:
-        """A rank was lost under it."""
+        """Note that a rank was lost under the request."""
         self.num_losses += 1
 
     def acquit(self) -> bool:
-        """It sampled a token, so it is not what ended ranks. True: it was suspected."""
+        """Clear the request of suspicion, as it sampled a token; True: it was a suspect."""
         was_suspected = self.num_losses > 0
         self.num_losses = 0
         return was_suspected
 
     def count_pages(self) -> range:
-        """Its pages in the tree that were not counted as used by it on its lane; now they are."""
+        """Take the pages in the tree that were not yet counted as used by it on its lane."""
         uncounted = range(self._num_counted_pages, self.num_held_pages)
         self._num_counted_pages = max(self._num_counted_pages, self.num_held_pages)
         return uncounted
 
     def note_return(self) -> None:
-        """It was found to go on where an earlier request has ended."""
+        """Note that the request goes on where an earlier one has ended."""
         self.is_returning = True
 
     @property
     def must_score(self) -> bool:
-        """It asked for logprobs of its prompt, and does not have them all."""
+        """Whether logprobs of the prompt were asked for and some are missing."""
         is_asked = self.submit.sampling.num_prompt_logprobs is not None
         return is_asked and self._num_scored < self.num_prompt - 1
 
     @property
     def max_cached_tokens(self) -> int:
-        """How many of its tokens it may take from a cache.
+        """The number of the request's tokens that it may take from a cache.
 
         A cache holds no logits: what is still to be scored is computed.
         """
@@ -328,52 +328,52 @@ class RequestState:
 
     @property
     def num_output(self) -> int:
-        """Known output tokens."""
+        """The number of known output tokens."""
         return self.chain.num_output if self.batch is None else self.batch.num_known(self)
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: prompt and output."""
+        """The number of known tokens, of prompt and output."""
         return self.num_prompt + self.num_output
 
     @property
     def num_sampled(self) -> int:
-        """Output tokens that were planned."""
+        """The number of output tokens that were planned."""
         return self._num_sampled if self.batch is None else self.batch.num_sampled(self)
 
     @property
     def num_planned(self) -> int:
-        """Tokens whose keys and values are in plans that were sent."""
+        """The number of tokens whose keys and values are in plans that were sent."""
         return self._num_planned if self.batch is None else self.num_target - 1
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose keys and values are in plans that were acknowledged."""
+        """The number of tokens whose keys and values are in plans that were acknowledged."""
         return self._num_computed if self.batch is None else self.num_tokens - 1
 
     @property
     def has_rows_in_flight(self) -> bool:
-        """A plan that was sent and not acknowledged may name its pages."""
+        """Whether a plan that was sent and not acknowledged may name the request's pages."""
         return self.num_planned > self.num_computed
 
     @property
     def num_target(self) -> int:
-        """Tokens that exist, here or on the device: what may be planned."""
+        """The number of tokens that exist, here or on the device, and so may be planned."""
         return self.num_prompt + self.num_sampled
 
     @property
     def num_to_plan(self) -> int:
-        """Tokens that wait for computation; none once the last output token was planned."""
+        """The number of tokens still to be planned; none once the last output token was."""
         return 0 if self.num_sampled >= self.max_tokens else self.num_target - self.num_planned
 
     @property
     def num_held_pages(self) -> int:
-        """Pages of the table that belong to the tree and are held by `lock`, but for `unhealed`."""
+        """The number of the table's pages that `lock` holds in the tree, but for `unhealed`."""
         return 0 if self.lock is None else self.lock.num_pages
 
     @property
     def is_suspect(self) -> bool:
-        """It may be what ends the ranks that it runs on."""
+        """Whether the request may be what ends the ranks that it runs on."""
         return self.num_losses >= MAX_LOSSES
 
     def finish_reason(self, token_id: int) -> FinishReason | None:

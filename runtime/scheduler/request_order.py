@@ -15,9 +15,9 @@ class OrderKey(NamedTuple):
 
     level: int
     span: int
-    """Of arrivals among which longer matches are preferred."""
+    """The number of the span of arrivals within which longer matches are preferred."""
     num_unpreferred: int
-    """Cached pages, negative."""
+    """The number of cached pages, made negative, so that longer matches come first."""
     arrival_s: float
     serial: int
 
@@ -76,13 +76,13 @@ class RequestOrder:
             del self._entries[bisect.bisect_left(self._entries, (key,))]
 
     def first(self) -> RequestState | None:
-        """Whose turn it is."""
+        """The request whose turn it is; None if there is none."""
         return self._entries[0][1] if self._entries else None
 
     def first_entry(self) -> tuple[OrderKey, RequestState]:
-        """Whose turn it is, with its place; there is one."""
+        """The place and the request whose turn it is; the order must not be empty."""
         return self._entries[0]
 
     def first_level(self) -> int | None:
-        """The level whose turn it is."""
+        """The level of the request whose turn it is."""
         return self._entries[0][0].level if self._entries else None

@@ -22,7 +22,7 @@ from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NO_TOKENS = int32_array((NO_TOKEN,))
 _MAX_REPORTED_S = 86_400.0
-"""No step and no copy takes a day. One infinite time would spoil all sums and predictions."""
+"""The longest time that a rank may report, in seconds: one infinite time would spoil all sums."""
 
 
 def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: float) -> None:
@@ -123,7 +123,7 @@ def _apply_rows(
 def _apply_tokens(
     replica: Replica, lane: Lane, slots: Int32Array, token_ids: Int32Array, now_s: float
 ) -> None:
-    """Each of these slots, whose requests are of the batch, has one token more."""
+    """Add one token to each of these slots of the decode batch."""
     is_missing = token_ids == NO_TOKEN
     if is_missing.any():
         for slot in slots[is_missing].tolist():
@@ -254,7 +254,7 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
 
 
 def _note_copied(lane: Lane, done: TransfersDone) -> None:
-    """Of the loads that a rank reports together, the first one keeps the time."""
+    """Give the time of loads that a rank reports together to the first of them."""
     transfers = (lane.in_flight.transfers.get(number) for number in done.transfer_ids.tolist())
     first = next((each for each in transfers if isinstance(each, Load)), None)
     if first is not None:
@@ -262,7 +262,7 @@ def _note_copied(lane: Lane, done: TransfersDone) -> None:
 
 
 def _learn_load(replica: Replica, load: Load, now_s: float) -> None:
-    """A load takes as long as its slowest rank: the quick ones do not refute that."""
+    """Learn how long a load takes from its slowest rank: the quick ones do not refute that."""
     if load.copied is not None:
         num_bytes, seconds = load.copied
         predicted_s = replica.load_rate.predict_s(num_bytes, now_s)
@@ -300,7 +300,7 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
 
 
 def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> None:
-    """The pages that a running request waited for are there: rows on top of them count now."""
+    """Count the rows that a running request had on top of its load, which is done."""
     run = request.run
     replica.lookups.end_claim(request)
     heal(lane, request)

@@ -10,9 +10,9 @@ from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
 
 _Bucket = tuple[int, str]
-"""The requests of one level and one routing key wait in a bucket of their own."""
+"""A level and a routing key, whose requests wait in one bucket."""
 _NO_KEY = ""
-"""Of a request that waits without one: it sorts before all others."""
+"""The routing key that stands for none, and sorts before all others."""
 
 
 class RunningKeys:
@@ -21,7 +21,7 @@ class RunningKeys:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._order: list[tuple[int, str]] = []
-        """By count, the largest first, then by key; counts are negative here."""
+        """Pairs of a count, made negative, and its key, in ascending order: largest count first."""
 
     def __iter__(self) -> Iterator[str]:
         return (key for _, key in self._order)
@@ -30,11 +30,11 @@ class RunningKeys:
         return len(self._order)
 
     def add(self, key: str | None) -> None:
-        """A request with this key runs."""
+        """Note that a request with this key runs."""
         self._change(key, 1)
 
     def remove(self, key: str | None) -> None:
-        """A request with this key runs no more."""
+        """Note that a request with this key runs no more."""
         self._change(key, -1)
 
     def _change(self, key: str | None, difference: int) -> None:
@@ -75,7 +75,7 @@ class RoutingTurns:
         self._buckets: dict[_Bucket, RequestOrder] = {}
         self._bucket_of: dict[RequestId, _Bucket] = {}
         self._keys: dict[int, list[str]] = {}
-        """By level: the keys of its buckets, sorted."""
+        """By level, the routing keys of its buckets, sorted."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -115,7 +115,7 @@ class RoutingTurns:
             del self._keys[level]
 
     def first(self) -> RequestState | None:
-        """Whose turn it is."""
+        """The request whose turn it is."""
         level = self._all.first_level()
         if level is None or not self._running:
             return self._all.first()

@@ -17,7 +17,7 @@ from raydix.runtime.scheduler.expert_plans import ExpertFacts
 from raydix.runtime.scheduler.prompt_shares import StepRoom
 
 _FEW_PAGES = 8
-"""In ADR 23: pages that are published, and evicted, together."""
+"""The number of pages that are published together, and evicted together (ADR 23)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class PrefetchSettings:
     base_s: float = 1.0
     per_1k_tokens_s: float = 0.25
     cap_at_recompute: bool = True
-    """Wait no longer than it would take to compute the missing tokens."""
+    """Whether a wait ends once it would take less time to compute the missing tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class ExpertSettings:
     """How a step group's experts are divided among its ranks, and follow their load."""
 
     num_layers: int
-    """Those that have experts."""
+    """The number of layers that have experts."""
     num_experts: int
     redundant_per_rank: int
     facts: ExpertFacts
@@ -55,54 +55,54 @@ class SchedulerSettings:
     """Usable L1 pages of each KV group."""
     max_model_len: int
     vocab_size: int = 2**31 - 1
-    """Token ids are below; as large as can be where the model is not known."""
+    """The number of token ids, all of which are below; the largest int32 if it is not known."""
     ranks_per_lane: int = 1
     lanes_per_group: int = 1
-    """Lanes that share experts, and so step together; divides `num_lanes`."""
+    """The number of lanes that share experts, and so step together; it divides `num_lanes`."""
     experts: ExpertSettings | None = None
-    """Of each step group; None if lanes have experts to themselves, or none."""
+    """The experts of each step group; None if its lanes share no experts, or have none."""
     max_running_requests: int = 64
     max_waiting_requests: int = 1024
-    """In the whole replica."""
+    """The most requests that wait in the whole replica."""
     prefill_budget_tokens: int = 2048
-    """Prompt tokens per step, charged in whole pages."""
+    """The most prompt tokens per step, charged in whole pages."""
     chunked_prefill: bool = True
-    """False: a prompt is computed in one step, if need be beyond the budget."""
+    """Whether a prompt may be cut; if not, one step computes it, even beyond the budget."""
     max_decode_slowdown: float = 12.0
-    """How many times as long a step may take as its decodes alone would, to compute prompts."""
+    """The most time of a step with prompts, as a multiple of that of its decodes alone."""
     short_prompt_fraction: float = 0.25
-    """Of a step that computes a part of a prompt, how much shorter ones behind it may have."""
+    """The part of a step that cuts a prompt which shorter prompts behind it may have."""
     policy: SchedulingPolicy = SchedulingPolicy.LPM
     eviction: EvictionPolicy = EvictionPolicy.LRU
     prefix_caching: bool = True
     few_pages_part: int = 256
-    """Pages that are full are published up to a few later, and a few are evicted before they are
-    needed; of a pool no more than one in so many.
+    """The most pages of a pool that are published late together, or evicted ahead of need together:
+    one in so many of the pool.
     """
     has_host_memory: bool = True
     launch_s: float = 0.0
-    """Host time to enqueue a step: one that waits for a load is sent so much earlier."""
+    """Host time in seconds to enqueue a step: one that waits for a load is sent so much earlier."""
     min_part_bytes: int = 8 << 20
-    """Pages from L3 go on to L1 while others are awaited, in copies of at least this size."""
+    """The least size of a copy in which pages from L3 go on to L1 while others are awaited."""
     load: LoadPolicy = LoadPolicy.ALWAYS
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     write_threshold: int = 2
     prefetch: PrefetchSettings = PrefetchSettings()
     lookup_deadline_s: float = 0.05
-    """HostMemory counts as silent once it has owed an answer for so long."""
+    """Seconds for which HostMemory may owe an answer before it counts as silent."""
     step_deadline_s: float = 30.0
     first_step_deadline_s: float = 600.0
-    """Of ranks that have made no step since they attached: they may compile kernels."""
+    """Seconds for the first step of ranks after they attach, in which they may compile kernels."""
     ageing_s: float = 10.0
-    """A request starts one priority level behind for every so many seconds that it comes later."""
+    """Seconds of later arrival by which a request starts one priority level behind."""
     lpm_span_s: float = 0.2
-    """Longer matches go first among those that came within so many seconds. Over 10 s short ones
-    waited 4.7 s under turns of 32 streams, and nothing was gained.
+    """Seconds of arrivals within which longer matches go first. With 10 s, short ones waited 4.7 s
+    under turns of 32 streams, and nothing was gained.
     """
     start_prefill_tokens_per_s: float = 50_000.0
-    """What is believed before a step is observed: rather too many, see `TimePredictor`."""
+    """The start rate, before a step is observed: rather too high, see `TimePredictor`."""
     start_prefill_s: float = 0.0
-    """Time of a step with prompts that does not depend on its tokens."""
+    """Seconds of a step with prompts that do not depend on its tokens, before one is observed."""
     start_load_bytes_per_s: float = 10e9
 
     @property
@@ -127,12 +127,12 @@ class SchedulerSettings:
 
     @cached_property
     def has_windows(self) -> bool:
-        """Some KV group looks back over a window."""
+        """Whether some KV group looks back over a window."""
         return any(reach is not None for reach in self.reaches)
 
     @cached_property
     def has_full(self) -> bool:
-        """Some KV group looks back at everything."""
+        """Whether some KV group looks back at everything."""
         return None in self.reaches
 
     @cached_property
@@ -142,7 +142,7 @@ class SchedulerSettings:
 
     @property
     def keeps_windows(self) -> bool:
-        """Windows before checkpoints are copied to L2."""
+        """Whether windows before checkpoints are copied to L2."""
         return self.has_windows and self.has_host_memory and self.prefix_caching
 
     @cached_property
@@ -157,7 +157,7 @@ class SchedulerSettings:
 
     @cached_property
     def few_pages(self) -> tuple[int, ...]:
-        """Per KV group, how many pages are handled together, as each alone costs as much.
+        """Per KV group, the number of pages handled together, as one alone costs as much.
 
         No more than a small part of the pool.
         """
@@ -165,7 +165,7 @@ class SchedulerSettings:
 
     @cached_property
     def step_room(self) -> StepRoom:
-        """For prompts, in a step that nothing else bounds."""
+        """The room for prompt tokens of a step that nothing else bounds."""
         return StepRoom(
             budget_tokens=self.prefill_budget_tokens,
             shared_tokens=self.prefill_budget_tokens,
@@ -181,11 +181,11 @@ class SchedulerSettings:
 
     @cached_property
     def max_pages(self) -> int:
-        """Pages of the smallest pool that bounds a prefix: of a FULL group, if there is one."""
+        """The pages of the smallest pool that bounds a prefix: of a FULL group, if there is one."""
         pools = zip(self.num_pages, self.reaches, strict=True)
         return min([pages for pages, reach in pools if reach is None] or self.num_pages)
 
     @cached_property
     def loaded_bytes(self) -> tuple[int, ...]:
-        """Per KV group, what one rank loads of one page."""
+        """Per KV group, the bytes that one rank loads of one page."""
         return KvShard(layout=self.layout, num_ranks=self.ranks_per_lane).loaded_bytes

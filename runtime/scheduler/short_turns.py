@@ -8,7 +8,7 @@ from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import OrderKey, RequestOrder
 
 _Size = tuple[int, int]
-"""Priority, and the bits of the number of tokens to compute."""
+"""A request's priority, and the number of bits in its number of tokens to compute."""
 
 
 class ShortTurns:
@@ -33,7 +33,7 @@ class ShortTurns:
         self._orders.setdefault(size, RequestOrder()).put(request, key)
 
     def discard(self, name: RequestId) -> None:
-        """Take a request out, if it is in."""
+        """Take a request out, if it is here."""
         size = self._size_of.pop(name, None)
         if size is None:
             return

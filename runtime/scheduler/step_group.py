@@ -28,35 +28,35 @@ class StepGroup:
     def __init__(self, index: int, settings: SchedulerSettings) -> None:
         lanes, ranks = settings.lanes_per_group, settings.ranks_per_group
         self.lanes = range(index * lanes, (index + 1) * lanes)
-        """Their indices."""
+        """The indices of the step group's lanes."""
         self.ranks = range(index * ranks, (index + 1) * ranks)
         self.attached: dict[int, AttachedRank] = {}
-        """By rank."""
+        """The GPU actors that are attached, by rank."""
         self.alarm = Alarm()
-        """For the deadline of the oldest step or copy."""
+        """The alarm for the deadline of the oldest step or copy."""
         self.experts = None if settings.experts is None else ExpertBalance(settings.experts)
-        """None if its lanes have experts to themselves, or none."""
+        """The balance of the lanes' experts; None if lanes share no experts, or have none."""
         self._ended_incarnation = 0
-        """The newest incarnation that was ended as a group."""
+        """The newest incarnation of which all ranks were ended together."""
         self._warm_lanes: set[int] = set()
-        """Lanes that have done a step."""
+        """The lanes that have done a step."""
 
     @property
     def is_attached(self) -> bool:
-        """Every rank is there."""
+        """Whether every rank is attached."""
         return len(self.attached) == len(self.ranks)
 
     @property
     def is_warm(self) -> bool:
-        """All ranks have done a step: the next ones compile nothing."""
+        """Whether all ranks have done a step: later ones compile nothing."""
         return len(self._warm_lanes) == len(self.lanes)
 
     def attach(self, rank: int, attached: AttachedRank) -> None:
-        """A GPU actor is there, with an empty L1."""
+        """Attach a GPU actor, whose L1 is empty."""
         self.attached[rank] = attached
 
     def note_step(self, lane: int) -> None:
-        """All ranks of a lane have done a step."""
+        """Note that all ranks of a lane have done a step."""
         self._warm_lanes.add(lane)
 
     def check(self, last_steps: Sequence[int]) -> None:
@@ -74,16 +74,16 @@ class StepGroup:
             )
 
     def min_incarnation(self) -> int:
-        """Where several ranks step together, a rank of an older incarnation cannot join them."""
+        """The oldest incarnation whose ranks may attach: all that step together are of one."""
         attached = [rank.incarnation for rank in self.attached.values()]
         return max([self._ended_incarnation + 1, *attached])
 
     def end_incarnation(self) -> None:
-        """The ranks that are there are to end: none of this incarnation steps here again."""
+        """Let no rank of this incarnation step here again: those that are there are to end."""
         self._ended_incarnation = self.min_incarnation()
 
     def lose_ranks(self) -> None:
-        """A rank is gone, and with it the others, which are to say hello anew."""
+        """Forget all ranks: one is gone, and the others are to say hello anew."""
         self.attached.clear()
         self._warm_lanes.clear()
         if self.experts is not None:

@@ -20,12 +20,12 @@ from raydix.runtime.scheduler.request import RequestState
 
 _RETRY_AFTER_S = 1.0
 _MAX_HASHED_PAGES = 1024
-"""Page keys that are hashed per event, so that a long prompt holds nobody up."""
+"""The most page keys that are hashed per event, so that a long prompt holds nobody up."""
 _MAX_PLACED = 32
-"""Requests that get a lane per event: a lane that loses its ranks may have thousands."""
+"""The most requests that get a lane per event: a lane that loses its ranks may have thousands."""
 _MAX_SOUGHT_PAGES = 16_384
-"""Pages of their prompts that are looked for on all lanes together, after which no further request
-gets a lane: that takes 2 ms, and prompts of 100,000 tokens have thousands of pages.
+"""The most pages that one event looks up on all lanes to place requests; then no further one gets a
+lane. That takes 2 ms, and a prompt of 100,000 tokens has thousands of pages.
 """
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from raydix.ids import RequestId
 
 _MIN_FORGOTTEN = 64
-"""Entries of requests that have ended are not removed while they are no more than this."""
+"""The number of entries of ended requests up to which they are not removed."""
 _Who = tuple[RequestId, int] | None
 
 
@@ -39,7 +39,7 @@ class Timers:
         self._heap: list[tuple[float, int, _Who]] = []
         self._numbers = itertools.count()
         self._num_entries: Counter[tuple[RequestId, int]] = Counter()
-        """Of each request that has not ended."""
+        """The number of entries of each request, by id and serial, that has not ended."""
         self._num_forgotten = 0
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Timers:
             self._num_entries[request] += 1
 
     def forget(self, request: tuple[RequestId, int]) -> None:
-        """A request has ended: its times are of no interest any more."""
+        """Forget the times of a request that has ended."""
         self._num_forgotten += self._num_entries.pop(request, 0)
         if self._num_forgotten > max(_MIN_FORGOTTEN, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if self._is_wanted(entry[2])]
@@ -60,7 +60,7 @@ class Timers:
             self._num_forgotten = 0
 
     def next_s(self) -> float | None:
-        """The earliest time; None: never."""
+        """The earliest time at which something is due; None: never."""
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_s: float, max_due: int) -> list[_Who]:

@@ -26,15 +26,15 @@ class Transfer:
     page_ids: PageIds
     host_page_ids: PageIds
     generations: PageIds
-    """Columns of each KV group."""
+    """The generations of the host pages, one column per KV group."""
     host_connection: ConnectionId
-    """Over which its host pages were granted or leased."""
+    """The connection over which the host pages were granted or leased."""
     waiting_ranks: set[int] = field(default_factory=set)
     is_stale: bool = False
-    """A rank read a host page that had changed hands: the bytes are not to be used."""
+    """Whether a rank read a host page that had changed hands: the bytes are not to be used."""
     sent_s: float | None = None
     first_s: float | None = None
-    """Since when none that was sent before it is under way."""
+    """The time since which every transfer sent before this one has been done."""
 
     @property
     def num_pages(self) -> int:
@@ -42,21 +42,21 @@ class Transfer:
         return num_pages_of(self.page_ids)
 
     def send(self, ranks: range, now_s: float) -> None:
-        """It goes to these ranks with the next plan."""
+        """Note that the transfer goes to these ranks with the next plan."""
         self.waiting_ranks = set(ranks)
         self.sent_s = now_s
 
     def age_s(self, now_s: float) -> float:
-        """How long ago it was sent."""
+        """The seconds since the transfer was sent."""
         assert self.sent_s is not None, "only what was sent comes back"
         return now_s - self.sent_s
 
     def come_first(self, now_s: float) -> None:
-        """All that were sent before it are done: it is what the ranks work on, if they do."""
+        """Note that all transfers sent before this one are done: ranks work on it, if on any."""
         self.first_s = now_s
 
     def acknowledge(self, rank: int, *, is_stale: bool) -> bool:
-        """A rank has done it. True: so have all."""
+        """Note that a rank has done the transfer; returns whether all have."""
         self.waiting_ranks.discard(rank)
         self.is_stale |= is_stale
         return not self.waiting_ranks
@@ -69,12 +69,12 @@ class Load(Transfer):
     lease_id: LeaseId
     request_id: RequestId
     alarm: Alarm = field(default_factory=Alarm)
-    """For the time at which a row may be sent that will wait for it."""
+    """The alarm for the time at which a row that waits for the load may be sent."""
     copied: tuple[int, float] | None = None
-    """Bytes and seconds of the rank that took longest; None: another load's tell of it, too."""
+    """Bytes and seconds of the slowest rank; None if another load's report covers this one, too."""
 
     def note_copied(self, num_bytes: int, seconds: float) -> None:
-        """A rank has copied it, perhaps with others behind it, in so long."""
+        """Note that a rank has copied the load, perhaps with others behind it, in `seconds`."""
         if self.copied is None or self.copied[1] < seconds:
             self.copied = num_bytes, seconds
 
@@ -84,7 +84,7 @@ class Backup(Transfer):
     """L1 to L2, published under `keys` once acknowledged."""
 
     keys: tuple[bytes, ...]
-    """Of each KV group's pages."""
+    """The keys of each KV group's pages, 32 bytes each, concatenated."""
 
     def commits(self) -> list[CommitPages]:
         """What publishes the pages, group by group."""
@@ -107,15 +107,15 @@ class Promotion:
     request_id: RequestId
     lock: Lock
     part: PageIds
-    """GPU pages of the part that is on its way; none between two parts."""
+    """The GPU pages of the part that is on its way; none between two parts."""
     lease_id: LeaseId | None
-    """Asked for and not answered."""
+    """The lease that was asked for and not answered."""
     load: Load | None = None
-    """Ready or sent, and not acknowledged."""
+    """The load of the part, ready or sent and not acknowledged."""
 
     @property
     def num_pages(self) -> int:
-        """Pages of L1 that it keeps."""
+        """The number of L1 pages that the promotion keeps."""
         return self.lock.num_pages + self.num_part_pages
 
     @property
@@ -124,7 +124,7 @@ class Promotion:
         return num_pages_of(self.part)
 
     def num_kept_pages(self, reach: int | None) -> int:
-        """Pages that it keeps at most of a KV group that reaches so far back; None: of all."""
+        """The most pages that it keeps of a KV group with this reach; None: of all pages."""
         return self.num_pages if reach is None else min(reach, self.lock.num_pages)
 
     def part_with_gaps(self) -> PageIds:
@@ -135,7 +135,7 @@ class Promotion:
         )
 
     def wait_for(self, lease_id: LeaseId) -> None:
-        """HostMemory is asked for a lease on the host pages of the part."""
+        """Note that HostMemory is asked for a lease on the host pages of the part."""
         self.lease_id = lease_id
 
     def wait_for_load(self, load: Load) -> PageIds:
@@ -145,7 +145,7 @@ class Promotion:
         return surplus
 
     def drop_part(self) -> PageIds:
-        """The part will not come, or is in the tree; returns the pages that were kept for it."""
+        """Forget a part that will not come, or is in the tree; returns the pages kept for it."""
         part = self.part
         self.part, self.lease_id, self.load = no_pages(len(part)), None, None
         return part

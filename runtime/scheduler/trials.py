@@ -12,13 +12,13 @@ from raydix.ids import LeaseId
 from raydix.runtime.scheduler.predictors import TimePredictor
 
 _SHARE = 0.01
-"""Of the time, for what trials cost beyond the cheaper way."""
+"""The part of the time that trials may cost beyond the cheaper way."""
 _MAX_COST_S = 0.05
-"""Of one trial of more pages than have to be tried together, however long there was none: a single
-request waits for it.
+"""The most seconds that a trial may cost if it tries more pages than must be tried together,
+however long there was none: a single request waits for it.
 """
 _UNTESTED_S = 3.0
-"""A way that was observed so lately needs no trial."""
+"""Seconds since its last observation for which a way needs no trial."""
 
 
 class Trials:
@@ -26,14 +26,14 @@ class Trials:
 
     def __init__(self) -> None:
         self._paid_s = -math.inf
-        """The time since then pays for the next trial."""
+        """The time from which on the passing of time pays for the next trial."""
         self._open: tuple[LeaseId, float] | None = None
-        """Which load is a trial, and how long it may take. No other load has its lease, while a
-        later request may have the name of this one.
+        """The lease of the load that is a trial, and its expected seconds. No other load has this
+        lease, while a later request may have the name of this one.
         """
 
     def affordable_s(self, now_s: float) -> float:
-        """What a trial may cost now: its part of the time since the last one."""
+        """The seconds that a trial may cost now: `_SHARE` of the time since the last one."""
         return _SHARE * max(0.0, now_s - self._paid_s)
 
     def begin(self, lease_id: LeaseId | None, expected_s: float, now_s: float) -> None:

@@ -5,13 +5,13 @@ from raydix.ids import PageKey
 _NUM_SHARDS = 64
 _MIN_PAGES = 65_536
 _PAGES_PER_L1_PAGE = 4
-"""Remembered at least, some 100 bytes for each; at most twice as many are."""
+"""The least number of pages remembered per page of L1, at some 100 bytes; at most twice as many."""
 _SHORT_BYTES = 8
-"""Of a key: enough to tell millions from each other."""
+"""The number of bytes of a key that are kept, enough to tell millions of keys apart."""
 _END = b"end"
-"""Before the key of a page with which a request has ended."""
+"""The prefix that marks the key of a page with which a request has ended."""
 _LOSS = b"loss"
-"""Before the key of a page that has left L1 without a copy."""
+"""The prefix that marks the key of a page that has left L1 without a copy."""
 
 
 class UseCounts:
@@ -30,11 +30,11 @@ class UseCounts:
         self._former: list[dict[bytes, int]] = [{} for _ in range(_NUM_SHARDS)]
 
     def add(self, key: PageKey) -> int:
-        """One more request uses a page. Returns how many that are now."""
+        """Count one more request that uses a page; returns the new count."""
         return self._add(key[-1] % _NUM_SHARDS, key[:_SHORT_BYTES])
 
     def add_end(self, key: PageKey) -> None:
-        """This was the last full page of a request that has ended."""
+        """Note that this was the last full page of a request that has ended."""
         self._add(key[-1] % _NUM_SHARDS, _END + key[:_SHORT_BYTES])
 
     def is_end(self, key: PageKey) -> bool:
@@ -42,7 +42,7 @@ class UseCounts:
         return self._count(key[-1] % _NUM_SHARDS, _END + key[:_SHORT_BYTES]) > 0
 
     def add_loss(self, key: PageKey) -> None:
-        """The page has left L1, and no tier has it."""
+        """Note that the page has left L1, and no tier has it."""
         self._add(key[-1] % _NUM_SHARDS, _LOSS + key[:_SHORT_BYTES])
 
     def is_lost(self, key: PageKey) -> bool:

@@ -18,7 +18,7 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.short_turns import ShortTurns
 
 _PIECE = 256
-"""Requests of which a page has come that have their turn again at once; others follow."""
+"""The number of requests that have their turn again at once when a page comes; others follow."""
 _Key = TypeVar("_Key")
 Place = tuple[OrderKey, RequestState]
 """Where a request stood among those that wait."""
@@ -35,17 +35,17 @@ class WaitingQueue:
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
         self.requests: dict[RequestId, RequestState] = {}
-        """All that wait, parked or not, in order of arrival on this lane."""
+        """All requests that wait, parked or not, in order of arrival on this lane."""
         self.num_tokens = 0
-        """To be computed for all that wait, as far as was known when they got their places.
+        """The number of tokens to compute for all that wait, as known when they got their places.
 
         What several share counts once.
         """
         self.coming = ComingPrefixes()
         self._new: dict[RequestId, int] = {}
-        """How many of these are of each request."""
+        """The number of tokens that each request alone adds to `num_tokens`."""
         self._num_coming: dict[RequestId, int] = {}
-        """Pages that others were about to bring when it came."""
+        """The number of pages that others were about to bring when a request came, by request."""
         self._work: dict[RequestId, int] = {}
         self._keys: dict[RequestId, OrderKey] = {}
         self._running_keys = RunningKeys()
@@ -55,32 +55,32 @@ class WaitingQueue:
             else RequestOrder()
         )
         self._short_turns = ShortTurns()
-        """The same requests by size."""
+        """The requests of `_turns`, kept by size as well."""
 
         self._lacking: dict[bytes, dict[RequestId, RequestState]] = {}
         self._lacks: dict[RequestId, bytes] = {}
-        """The page that a request lacks first, by its short key."""
+        """The page that a parked request lacks first, by its short key."""
         self._came: dict[RequestId, RequestState] = {}
-        """Those of which it has come, or whose leader has stopped, and that are still to have their
-        turn again.
+        """Parked requests whose page has come, or whose leader has stopped, and that are still to
+        have their turn again.
         """
 
         self._followers: dict[RequestId, dict[RequestId, RequestState]] = {}
         self._leaders: dict[RequestId, RequestId] = {}
-        """Who computes or loads the page that a parked request waits for."""
+        """The request that brings the page for which a parked request waits."""
 
         self._grown: OrderedDict[RequestId, RequestState] = OrderedDict()
-        """Those whose match has grown since their place was chosen, first come first."""
+        """Requests whose match has grown since their place was chosen, first come first."""
 
         self._leader_of: dict[PageKey, RequestId] = {}
-        """By page: the admitted request, or the request of a promotion, that brings it next."""
+        """The admitted or promoted request that brings a page next, by page key."""
         self._led: dict[RequestId, PageKey] = {}
 
     def __len__(self) -> int:
         return len(self.requests)
 
     def add(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
-        """A request waits. `lacks`: the first page of its prompt that no tier at hand has."""
+        """Let a request wait. `lacks`: the first page of its prompt that no tier at hand has."""
         self.requests[request.request_id] = request
         num_coming = self.coming.add(request) if self._settings.prefix_caching else 0
         self._num_coming[request.request_id] = num_coming
@@ -107,7 +107,7 @@ class WaitingQueue:
         return self.take(request)
 
     def take(self, request: RequestState) -> bool:
-        """Take a request out which runs now, so that its prompt comes as before; see `discard`."""
+        """Take out a request that runs now: its prompt still comes, unlike after `discard`."""
         if self.requests.pop(request.request_id, None) is None:
             return False
         self.num_tokens -= self._new.pop(request.request_id)
@@ -121,15 +121,15 @@ class WaitingQueue:
         return True
 
     def key(self, request: RequestState) -> OrderKey:
-        """A waiting request's place."""
+        """The place of a waiting request."""
         return self._keys[request.request_id]
 
     def places(self) -> list[Place]:
-        """All that wait, parked or not, with their places."""
+        """All requests that wait, parked or not, each with its place."""
         return [(self._keys[name], request) for name, request in self.requests.items()]
 
     def num_cached_pages(self, request: RequestState) -> int:
-        """Under `lpm`, how much of a waiting request was cached when its place was chosen."""
+        """The number of cached pages of a waiting request when its place was chosen (`lpm`)."""
         return -self._keys[request.request_id].num_unpreferred
 
     def next_turn(self) -> RequestState | None:
@@ -145,16 +145,16 @@ class WaitingQueue:
         return self._work[request.request_id]
 
     def admitted(self, request: RequestState) -> None:
-        """A request runs on the lane: under `routing_key`, others of its key go first."""
+        """Note that a request runs on the lane: under `routing_key` others of its key go first."""
         self._running_keys.add(request.submit.routing_key)
 
     def released(self, request: RequestState) -> None:
-        """A request runs no more."""
+        """Note that a request runs no more."""
         self._running_keys.remove(request.submit.routing_key)
         self.coming.discard(request)
 
     def take_grown(self) -> RequestState | None:
-        """One whose place is to be chosen anew, because its match has grown."""
+        """Take a request whose place is to be chosen anew, because its match has grown."""
         return self._grown.popitem(last=False)[1] if self._grown else None
 
     def park(
@@ -176,13 +176,13 @@ class WaitingQueue:
             self._enter(request)
 
     def pages_came(self, keys: Iterable[bytes]) -> None:
-        """`page_came` for each."""
+        """Call `page_came` for each of these pages."""
         if self._lacking:
             for key in keys:
                 self.page_came(key)
 
     def page_came(self, key: bytes) -> None:
-        """L1 or L2 has a page that they may have lacked, by its key or short key.
+        """Note that L1 or L2 has a page, by its key or short key, that waiting requests may lack.
 
         Thousands may share it: `wake_some` gives them their turn again.
         """
@@ -218,15 +218,15 @@ class WaitingQueue:
 
     @property
     def has_leaders(self) -> bool:
-        """Some page is being computed or loaded."""
+        """Whether some page is being computed or loaded for others."""
         return bool(self._leader_of)
 
     def leader_of(self, key: PageKey) -> RequestId | None:
-        """Who computes or loads this page, so that nobody else need do it."""
+        """The request that computes or loads this page, so that no other need do it."""
         return self._leader_of.get(key)
 
     def leader_stopped(self, leader: RequestId) -> None:
-        """A request brings no more pages, or others: whoever waited for it looks again.
+        """Note that a request brings no more pages, or others: its followers look again.
 
         Thousands may follow it: `wake_some` gives them their turn again.
         """

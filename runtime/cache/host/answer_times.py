@@ -6,7 +6,7 @@ _NUM_TIMES = 16
 _NUM_USUAL = 4
 _SLACK = 2
 """An answer may take so many times as long as the slowest of the last `_NUM_TIMES`. A hang costs
-requests as much, and a patience that was too short costs little: the late answer mends it.
+requests as much, and too short a patience costs little: the late answer mends it.
 """
 
 
@@ -19,26 +19,26 @@ class AnswerTimes:
     """
 
     def __init__(self, shortest_s: float, longest_s: float, first_s: float) -> None:
-        """The patience keeps between two bounds; `first_s`: before any answer."""
+        """Keep the patience between two bounds; `first_s` is the patience before any answer."""
         self._shortest_s = shortest_s
         self.longest_s = longest_s
         self._first_s = first_s
         self._times_s: deque[float] = deque(maxlen=_NUM_TIMES)
 
     def note(self, time_s: float) -> None:
-        """An answer took so long."""
+        """Note that an answer took `time_s` seconds."""
         self._times_s.append(time_s)
 
     @property
     def patience_s(self) -> float:
-        """How long an answer may take."""
+        """The time in seconds that an answer may take."""
         if not self._times_s:
             return self._first_s
         return min(self.longest_s, max(self._shortest_s, _SLACK * max(self._times_s)))
 
     @property
     def usual_s(self) -> float:
-        """The fastest of the last few answers; 0 if there was none.
+        """The time in seconds of the fastest of the last few answers; 0 if there was none.
 
         A store that is slow now and then is not a slow one, and the first fast answer shows that it
         has recovered.

@@ -8,10 +8,10 @@ from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.arrays import Int32Array
 
 ALIGNMENT_BYTES = 4096
-"""Of the slabs: the unit in which memory is populated and registered with a device."""
+"""The alignment of slabs: memory is populated and registered with a device in this unit."""
 MAX_SLAB_BYTES = 64 << 20
 MIN_SLABS_PER_GROUP = 4
-"""With several groups, so that each of them can own some slabs."""
+"""The least number of slabs per KV group if there are several, so that each can own some."""
 GENERATION_BYTES = 4
 
 
@@ -31,33 +31,33 @@ class ArenaGeometry:
     num_slabs: int
     slab_bytes: int
     slabs_offset: int
-    """Bytes before slab 0, which hold one int32 generation per host page id."""
+    """The bytes before slab 0, which hold one int32 generation per host page id."""
     pages_per_slab: int
     page_bytes: tuple[int, ...]
-    """Per group: object header and payload, rounded up."""
+    """The bytes of a host page of each KV group: object header and payload, rounded up."""
     payload_bytes: tuple[int, ...]
 
     @property
     def num_groups(self) -> int:
-        """KV groups."""
+        """The number of KV groups."""
         return len(self.page_bytes)
 
     @property
     def num_host_pages(self) -> int:
-        """Host page ids, used or not by the group that owns their slab."""
+        """The number of host page ids, used or not by the group that owns their slab."""
         return self.num_slabs * self.pages_per_slab
 
     @property
     def size_bytes(self) -> int:
-        """The whole arena."""
+        """The bytes of the whole arena."""
         return self.slabs_offset + self.num_slabs * self.slab_bytes
 
     def slab_pages(self, group: int) -> int:
-        """Host pages that one slab holds while it belongs to `group`."""
+        """The number of host pages that one slab holds while it belongs to `group`."""
         return self.slab_bytes // self.page_bytes[group]
 
     def max_pages(self, group: int) -> int:
-        """Host pages of `group` if it owned every slab."""
+        """The number of host pages that `group` would have if it owned every slab."""
         return self.num_slabs * self.slab_pages(group)
 
     def slab_of(self, host_page_id: int) -> int:

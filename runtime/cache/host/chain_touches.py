@@ -8,7 +8,7 @@ from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.messages.host import CancelLookup, LeasePages, Lookup
 
 _MAX_PAGES = 2048
-"""So many pages wait at most: to touch them take a ms or two, and thousands of chains seconds."""
+"""The most pages that wait: touching so many takes a ms or two, thousands of chains seconds."""
 
 
 class ChainTouches:
@@ -22,15 +22,15 @@ class ChainTouches:
         self._index = index
         self._chains: list[Sequence[PageKey]] = []
         self._num_pages = 0
-        """Of the chains that wait."""
+        """The number of pages of the chains that wait."""
 
     @property
     def has_work(self) -> bool:
-        """A `Tick` would touch chains."""
+        """Whether chains wait that a `Tick` would touch."""
         return bool(self._chains)
 
     def add(self, keys: Sequence[PageKey]) -> None:
-        """A chain was used."""
+        """Note that a chain was used."""
         if self._num_pages >= _MAX_PAGES:
             self.catch_up()
         self._chains.append(keys)
@@ -45,7 +45,7 @@ class ChainTouches:
                 self.catch_up()
 
     def catch_up(self) -> None:
-        """Touch them all, in the order of their use."""
+        """Touch all chains that wait, in the order of their use."""
         for keys in self._chains:
             for group in range(self._index.num_groups):
                 self._index.touch_chain(group, keys)

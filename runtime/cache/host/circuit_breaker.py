@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """CLOSED: in use. OPEN: left alone. HALF_OPEN: one probe is under way."""
+    """What a breaker does. CLOSED: in use. OPEN: left alone. HALF_OPEN: one probe is under way."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -15,7 +15,7 @@ class TripCause(StrEnum):
     """Why a backend is left alone."""
 
     LATE = "late"
-    """A use had no end when it should have."""
+    """A use had not ended when it should have."""
     FAILING = "failing"
     """Uses failed, one after another."""
 
@@ -40,18 +40,18 @@ class CircuitBreaker:
         self._num_failures = 0
         self._backoff_s = backoff_s
         self._is_on_trial = False
-        """Nothing but a probe has succeeded since the last trip."""
+        """Whether nothing but a probe has succeeded since the last trip."""
         self._retry_at_s = 0.0
 
         self.num_trips = 0
         self.off_since_s: float | None = None
-        """Since when the backend is left alone; None while it is in use."""
+        """The time since which the backend is left alone; None while it is in use."""
         self.cause: TripCause | None = None
-        """Of the last trip."""
+        """The cause of the last trip; None if there was none."""
 
     @property
     def state(self) -> BreakerState:
-        """The state as of the last command."""
+        """The state of the breaker as of the last command."""
         return self._state
 
     @property
@@ -70,12 +70,12 @@ class CircuitBreaker:
                 return False
 
     def start(self) -> None:
-        """A use that was admitted starts."""
+        """Note that an admitted use starts."""
         if self._state is BreakerState.OPEN:
             self._state = BreakerState.HALF_OPEN
 
     def succeed(self) -> None:
-        """A use succeeded. One that started before the breaker opened does not close it."""
+        """Note that a use succeeded; one from before the breaker opened does not close it."""
         match self._state:
             case BreakerState.CLOSED:
                 self._num_failures = 0
@@ -86,14 +86,14 @@ class CircuitBreaker:
                 pass
 
     def close(self) -> None:
-        """The backend works: it is used again."""
+        """Close the breaker: the backend works and is used again."""
         if self._state is not BreakerState.CLOSED:
             self._state = BreakerState.CLOSED
             self._num_failures = 0
             self.off_since_s = None
 
     def fail(self, now_s: float) -> None:
-        """A use failed."""
+        """Note that a use failed."""
         if self._state is BreakerState.OPEN:
             return
         self._num_failures += 1
@@ -101,7 +101,7 @@ class CircuitBreaker:
             self._open(TripCause.FAILING, now_s)
 
     def trip(self, now_s: float) -> None:
-        """A use takes too long: others would, too."""
+        """Open the breaker because a use takes too long: others would, too."""
         if self._state is not BreakerState.OPEN:
             self._open(TripCause.LATE, now_s)
 
@@ -117,11 +117,11 @@ class CircuitBreaker:
         self.cause = cause
 
     def hasten(self, now_s: float) -> None:
-        """The backend shows a sign of life: if it is left alone, the next probe may start."""
+        """Let the next probe start if the backend is left alone: it shows a sign of life."""
         self._retry_at_s = min(self._retry_at_s, now_s)
 
     def abstain(self, now_s: float) -> None:
-        """A use ended and told nothing of the backend. If it was the probe, another may start."""
+        """Note that a use told nothing of the backend; if it was the probe, another may start."""
         if self._state is BreakerState.HALF_OPEN:
             self._state = BreakerState.OPEN
             self._retry_at_s = now_s

@@ -56,7 +56,7 @@ from raydix.runtime.messages.host import (
 )
 
 _STAGED_DIVISOR = 2
-"""Prefetch may fill one page in so many."""
+"""Prefetch may fill at most one page in so many."""
 
 
 class HostMemoryCore:
@@ -73,7 +73,7 @@ class HostMemoryCore:
     def __init__(
         self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None
     ) -> None:
-        """`generations`: the table of an arena taken back from a survivor; None: the arena is new.
+        """Start with a new arena, or take one back whose table is `generations`.
 
         No page of an arena taken back is handed out before `CopiesDrained`. Raises ConfigError if
         the settings are for another number of KV groups.
@@ -91,7 +91,7 @@ class HostMemoryCore:
         self._effects: list[HostEffect] = []
         self.counters: Counter[str] = Counter()
         self._now_s = 0.0
-        """Of the last event."""
+        """The time of the last event."""
 
         self._index = HostIndex(geometry, generations)
         self._leases = HostLeases(self._index)
@@ -113,7 +113,7 @@ class HostMemoryCore:
         if generations is None:
             self._storage.reads.allow_allocation()
         self._known_status: StorageStatus | None = None
-        """What the attached Scheduler was told of L3; None: nothing."""
+        """What the attached Scheduler was told of L3; None if it was told nothing."""
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
         """Take one event; `now_s` is monotonic. Returns what is to be done, in order.
@@ -132,7 +132,7 @@ class HostMemoryCore:
         return effects
 
     def _is_stale(self, event: HostEvent) -> bool:
-        """Whether it comes from a connection that has been lost or replaced."""
+        """Whether the event comes from a connection that has been lost or replaced."""
         match event:
             case FromScheduler(connection) | SchedulerLost(connection):
                 return connection != self._scheduler
@@ -318,7 +318,7 @@ class HostMemoryCore:
 
     @property
     def is_drained(self) -> bool:
-        """No page waits to be written to L3: a clean stop may go on."""
+        """Whether no page waits to be written to L3, so that a clean stop may go on."""
         return self._storage.num_pending == 0
 
     def next_deadline_s(self) -> float | None:

@@ -56,7 +56,7 @@ class StorageAttached:
     connection: ConnectionId
     pid: int
     patience_s: float | None = None
-    """How long its answers may take; None: as long as the settings say."""
+    """Seconds that the backend's answers may take; None: as long as the settings say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ HostEvent = (
     | FlushStorage
     | Tick
 )
-"""What the core is told."""
+"""Everything that the core can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +188,4 @@ HostEffect = (
     | StorageFlushed
     | StorageRetired
 )
-"""What the core orders; to be carried out in order."""
+"""Everything that the core can order, to be carried out in order."""

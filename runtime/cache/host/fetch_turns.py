@@ -12,9 +12,9 @@ from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.messages.host import PageSource, Urgency
 
 _PIECE = 2048
-"""Pages that lookups take with one event: so many take a few ms."""
+"""The number of pages that lookups take with one event: so many take a few ms."""
 _LOOK_PAGES = 8
-"""To look at a lookup counts for so many."""
+"""The number of pages that a look at one lookup counts for."""
 
 
 class FetchTurns:
@@ -41,30 +41,30 @@ class FetchTurns:
         self._turns: dict[Urgency, list[tuple[int, OpenLookup]]] = {
             urgency: [] for urgency in Urgency
         }
-        """Heaps by arrival."""
+        """By urgency, a heap of arrival numbers and lookups."""
         self._num_hint_reads = [0] * len(staged.max_pages)
-        """Per group, of all open hints."""
+        """Per KV group, the pages that reads were ordered for, for all open hints together."""
 
     def queue(self, lookup: OpenLookup) -> None:
-        """A lookup wants pages."""
+        """Queue a lookup that wants pages."""
         if lookup.join_queue():
             heapq.heappush(self._turns[lookup.urgency], (lookup.arrival, lookup))
 
     def end(self, lookup: OpenLookup) -> None:
-        """A lookup is final; it may still stand in the queue."""
+        """Note that a lookup is final; it may still stand in the queue."""
         if lookup.urgency is Urgency.HINT:
             for group, num_read in enumerate(lookup.num_read):
                 self._num_hint_reads[group] -= num_read
 
     def clear(self) -> None:
-        """No lookup is open any more."""
+        """Forget all lookups."""
         for turns in self._turns.values():
             turns.clear()
         self._num_hint_reads = [0] * len(self._num_hint_reads)
 
     @property
     def has_work(self) -> bool:
-        """`dispatch` would go on."""
+        """Whether `dispatch` would go on."""
         return any(map(self._may_go_on, Urgency))
 
     def _may_go_on(self, urgency: Urgency) -> bool:
@@ -76,7 +76,7 @@ class FetchTurns:
         return self._reads.num_current < max_batches and not self._is_coming(turns[0][1])
 
     def _is_coming(self, lookup: OpenLookup) -> bool:
-        """What it wants next will be here in a moment, and so many wait for that already."""
+        """Whether the page wanted next is about to come, and very many wait for it already."""
         group, index = lookup.next_wanted() or (0, None)
         return index is not None and self._reads.is_crowded(group, lookup.keys[index])
 
@@ -140,7 +140,7 @@ class FetchTurns:
         return num_joined + len(indices)
 
     def _is_hint_full(self, lookup: OpenLookup, group: int) -> bool:
-        """The open hints together bring no more of a group than may be staged."""
+        """Whether the open hints together have read as much of a group as may be staged."""
         if lookup.urgency is not Urgency.HINT:
             return False
         return self._num_hint_reads[group] >= self._staged.max_pages[group]

@@ -24,16 +24,16 @@ class HostFlush:
         self._piece_pages = piece_pages
         self._counters = counters
         self._walked_to: int | None = None
-        """Pages before this one have been decided on; None: no flush is under way."""
+        """The first page that has not been decided on; None: no flush is under way."""
         self._num_dropped = 0
 
     @property
     def has_work(self) -> bool:
-        """A flush is under way."""
+        """Whether a flush is under way."""
         return self._walked_to is not None
 
     def start(self) -> None:
-        """Flush; one that is under way starts over, and both end as one."""
+        """Start a flush; one that is under way starts over, and both end as one."""
         self._walked_to = 0
 
     def advance(self) -> int | None:

@@ -10,14 +10,14 @@ from raydix.runtime.messages.host import PagesGranted
 
 _MAX_GRANTED_PAGES = 256
 _GRANTED_DIVISOR = 8
-"""The Scheduler is kept stocked with one page in so many."""
+"""The Scheduler is kept stocked with one page in so many of L2."""
 
 
 class HostGrants:
     """Owns: FILLING pages that the Scheduler holds until it commits or abandons them."""
 
     def __init__(self, index: HostIndex, fair_share: Sequence[int], counters: Counter[str]) -> None:
-        """`fair_share`: pages per group, if each has as many slabs."""
+        """Start without grants. `fair_share`: pages per KV group, if each has as many slabs."""
         self._index = index
         self._counters = counters
         self._max_pages = [
@@ -27,11 +27,11 @@ class HostGrants:
 
     @property
     def num_pages(self) -> int:
-        """Granted pages of all groups."""
+        """The number of granted pages of all KV groups."""
         return sum(map(len, self._pages))
 
     def take_back(self, page_id: int, generation: int) -> bool:
-        """End a grant. False: it is not the one that the Scheduler means, and counts as stale."""
+        """End a grant; returns False, and counts it as stale, if it is not the grant meant."""
         if self._index.is_filling(page_id, generation):
             for pages in self._pages:
                 if page_id in pages:

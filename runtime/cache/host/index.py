@@ -42,19 +42,19 @@ class HostIndex:
         self._pages = HostPages(geometry, generations)
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
         self._evictable = LruLists(geometry.num_host_pages, geometry.num_groups)
-        """READY pages without readers."""
+        """The READY pages without readers, per KV group, least recently used first."""
         self.unwritten = UnwrittenPages(geometry.num_host_pages)
         self.num_slabs_taken = 0
-        """How often a slab went from one group to another."""
+        """The number of times that a slab went from one KV group to another."""
 
     @property
     def num_groups(self) -> int:
-        """KV groups."""
+        """The number of KV groups."""
         return len(self._groups)
 
     @property
     def num_pages(self) -> int:
-        """Page ids of the arena."""
+        """The number of page ids of the arena."""
         return self._pages.num_pages
 
     def find(self, group: int, key: PageKey) -> HostPageId | None:
@@ -62,24 +62,24 @@ class HostIndex:
         return self._groups[group].ready.find(key)
 
     def find_all(self, group: int, keys: Sequence[PageKey]) -> list[HostPageId | None]:
-        """`find` for each key."""
+        """The READY page that holds each of these keys; None where there is none."""
         return self._groups[group].ready.find_all(keys)
 
     def name(self, page_id: HostPageId) -> tuple[int, PageKey] | None:
-        """Group and key of a READY page; None for others."""
+        """The KV group and key of a READY page; None for other pages."""
         key = self._pages.key(page_id)
         return None if key is None else (self._pages.group_of(page_id), key)
 
     def state(self, page_id: HostPageId) -> HostPageState:
-        """A page's state."""
+        """The state of a page."""
         return self._pages.state(page_id)
 
     def generation(self, page_id: HostPageId) -> int:
-        """See `HostPages.generation`."""
+        """The generation of a page, which changes whenever the page is handed out."""
         return self._pages.generation(page_id)
 
     def generations_of(self, page_ids: Sequence[HostPageId]) -> Int32Array:
-        """`generation` of each page."""
+        """The generation of each of these pages."""
         return self._pages.generations_of(page_ids)
 
     def generations(self) -> "array[int]":
@@ -108,25 +108,25 @@ class HostIndex:
 
     @property
     def num_ready(self) -> int:
-        """READY pages of all groups."""
+        """The number of READY pages of all KV groups."""
         return sum(len(pages.ready) for pages in self._groups)
 
     def num_readers_of(self, page_id: HostPageId) -> int:
-        """Pins of a page."""
+        """The number of pins of a page."""
         return self._pages.num_readers(page_id)
 
     @property
     def num_readers(self) -> int:
-        """Pins of all pages; O(pages)."""
+        """The number of pins of all pages; O(pages)."""
         return self._pages.total_readers
 
     @property
     def num_unused_slabs(self) -> int:
-        """Slabs that no group has needed yet."""
+        """The number of slabs that no KV group has needed yet."""
         return self._pages.num_unused_slabs
 
     def count_by_state(self, group: int) -> dict[HostPageState, int]:
-        """Pages of the group's slabs by state."""
+        """The number of pages of the group's slabs in each state."""
         return {state: self._pages.count(group, state) for state in HostPageState}
 
     def allocate(self, group: int) -> HostPageId | None:
@@ -198,7 +198,7 @@ class HostIndex:
             self._evictable.remove(self._pages.group_of(page_id), page_id)
 
     def pin_all(self, group: int, page_ids: Sequence[HostPageId]) -> None:
-        """`pin` each of these pages of a group, none of them twice."""
+        """Add a reader to each of these READY pages of a group, none of which is named twice."""
         # A chain's pages are listed with the last one first.
         last_first = np.array(page_ids[::-1], dtype=np.int64)
         self._evictable.remove_all(group, self._pages.add_readers(last_first))
@@ -210,7 +210,7 @@ class HostIndex:
                 self._make_evictable(self._pages.group_of(page_id), page_id)
 
     def _make_evictable(self, group: int, page_id: HostPageId) -> None:
-        """A READY page without readers has just been used."""
+        """List a READY page without readers as the most recently used of its group."""
         self._evictable.append(group, page_id)
         self._pages.use(page_id)
 

@@ -17,12 +17,12 @@ class HostLeases:
 
     @property
     def num_leases(self) -> int:
-        """Leases that have not ended."""
+        """The number of leases that have not ended."""
         return len(self._held)
 
     @property
     def num_pins(self) -> int:
-        """Pins of all leases; O(leases)."""
+        """The number of pins of all leases; O(leases)."""
         return sum(map(len, self._held.values()))
 
     def lease(

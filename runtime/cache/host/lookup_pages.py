@@ -18,46 +18,46 @@ class LookupPages:
         self._changed: dict[OpenLookup, None] = {}
 
     def note_change(self, lookup: OpenLookup) -> None:
-        """A lookup has news, or has just come."""
+        """Note that a lookup has news, or has just come."""
         self._changed[lookup] = None
 
     @property
     def has_news(self) -> bool:
-        """Some lookup has news."""
+        """Whether some lookup has news."""
         return bool(self._changed)
 
     def take_changed(self, max_lookups: int) -> list[OpenLookup]:
-        """Lookups that have news, oldest news first."""
+        """Take up to `max_lookups` lookups that have news, the oldest news first."""
         changed = list(itertools.islice(self._changed, max_lookups))
         for lookup in changed:
             del self._changed[lookup]
         return changed
 
     def clear(self) -> None:
-        """There is nobody to tell any more."""
+        """Forget all news: there is nobody to tell any more."""
         self._changed.clear()
 
     def arrive(self, lookup: OpenLookup, group: int, index: int) -> None:
-        """A page from L3 is in L2."""
+        """Note that a page from L3 is in L2."""
         if lookup.arrive(group, index):
             self.note_change(lookup)
 
     def fail(
         self, lookup: OpenLookup, group: int, failures: Iterable[tuple[int, PageSource]]
     ) -> bool:
-        """Pages of a group, told in order, will not come. Returns whether that is news."""
+        """Note that pages of a group, in order, will not come. Returns whether that is news."""
         is_news = lookup.fail(group, failures)
         if is_news:
             self._end_reads(lookup)
         return is_news
 
     def fail_unread(self, lookup: OpenLookup, group: int, source: PageSource) -> None:
-        """Pages of a group that nobody reads yet for a lookup will not come."""
+        """Note that pages of a group that nobody reads yet for a lookup will not come."""
         if lookup.fail_unread(group, source):
             self._end_reads(lookup)
 
     def stop(self, lookup: OpenLookup, source: PageSource) -> None:
-        """No more pages will come for a lookup."""
+        """Note that no more pages will come for a lookup."""
         if lookup.stop(source):
             self._end_reads(lookup)
 

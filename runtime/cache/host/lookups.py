@@ -27,7 +27,7 @@ from raydix.runtime.messages.host import (
 from raydix.runtime.metrics import TRANSFER_BOUNDS_S, Histogram
 
 _PIECE = 256
-"""So many lookups are ended, reported or forgotten with one event; the others with ticks."""
+"""The number of lookups that are ended, reported or forgotten with one event; ticks do the rest."""
 
 
 class HostLookups:
@@ -61,12 +61,12 @@ class HostLookups:
         self.touches = ChainTouches(index)
         self._lookups: dict[LookupId, OpenLookup] = {}
         self.times = Histogram(TRANSFER_BOUNDS_S)
-        """How long requests' lookups took."""
+        """The distribution of how long requests' lookups took, in seconds."""
         self._num_arrived = 0
         self._arrived: OpenLookup | None = None
-        """The one that came with this event: its chain is touched already."""
+        """The lookup that came with this event, whose chain is touched already."""
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
-        """Lookup and group."""
+        """Questions to L3 that are open: the lookup and the KV group of each."""
         self._stopping: dict[OpenLookup, PageSource] = {}
         """Lookups to which L3 brings nothing more, and why; they end some at a time."""
         self._forgotten: list[OpenLookup] = []
@@ -76,7 +76,7 @@ class HostLookups:
 
     @property
     def num_lookups(self) -> int:
-        """Lookups that are not final."""
+        """The number of lookups that are not final."""
         return len(self._lookups)
 
     def start(self, message: Lookup, now_s: float) -> None:
@@ -120,7 +120,7 @@ class HostLookups:
 
     @property
     def has_work(self) -> bool:
-        """A `Tick` would touch chains of lookups, or end or report more lookups."""
+        """Whether a `Tick` would touch chains of lookups, or end or report more lookups."""
         is_cut = self._stopping or self._pages.has_news or self._turns.has_work
         return bool(self.touches.has_work or is_cut)
 
@@ -133,7 +133,7 @@ class HostLookups:
             self._pages.stop(lookup, PageSource.CANCELLED)
 
     def cancel_all(self) -> None:
-        """The Scheduler is gone: forget its lookups without a report."""
+        """Forget all lookups without a report, as the Scheduler is gone."""
         self._forgotten.extend(self._lookups.values())
         self._lookups.clear()
         self._stopping.clear()
@@ -144,7 +144,7 @@ class HostLookups:
         self._staged.cancel_all()
 
     def retire(self) -> None:
-        """L3 is not to be used any more: every lookup ends with what has come."""
+        """End every lookup with what has come, as L3 is not to be used any more."""
         self._stop_all(PageSource.CANCELLED)
 
     def _stop_all(self, source: PageSource) -> None:
@@ -179,7 +179,7 @@ class HostLookups:
                     lookup.note_question(group)
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
-        """Do not ask for what was missing a moment ago, nor for what is of no use without that."""
+        """Do not ask for what L3 lacked a moment ago, nor for what is of no use without that."""
         for group in range(self._index.num_groups):
             lacking = (
                 (index, PageSource.NOT_FOUND)
@@ -205,7 +205,7 @@ class HostLookups:
     def _end_question(
         self, lookup: OpenLookup, group: int, failures: Iterable[tuple[int, PageSource]]
     ) -> None:
-        """Once L3 has answered for every group, fetch what useful prefixes need of it."""
+        """Note L3's answer about a group; after the last one, fetch what useful prefixes need."""
         if lookup.is_final:
             return
         self._pages.fail(lookup, group, failures)
@@ -261,7 +261,7 @@ class HostLookups:
             self._queue(waiting)
 
     def give_up(self, batch_id: BatchId) -> None:
-        """A batch is overdue: nobody waits for it any longer."""
+        """Give up a batch that is overdue: nobody waits for it any longer."""
         lookup, group = self._questions.pop(batch_id, (None, 0))
         if lookup is not None:
             overdue = ((index, PageSource.TIMED_OUT) for index in lookup.missing[group])
@@ -269,7 +269,7 @@ class HostLookups:
         self._take_outcomes(self._reads.give_up(batch_id))
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone: everything asked of it fails.
+        """Fail everything that was asked of the storage actor, which is gone.
 
         Returns the FILLING pages, which are the caller's now.
         """
@@ -279,7 +279,7 @@ class HostLookups:
         return held
 
     def take_reports(self, now_s: float) -> list[LookupProgress]:
-        """One report for each lookup that has news, or for the first of many.
+        """Take one report for each lookup that has news, or for the first of many.
 
         A final one ends it and touches its chain.
         """

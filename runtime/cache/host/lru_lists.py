@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Items = NDArray[np.int64]
-"""Items, none of them twice."""
+"""The item numbers of several items, none of them twice."""
 
 
 _TURN_ITEMS = 256
 
 
 def view_of(column: "array[Any] | bytearray", dtype: type[np.generic]) -> NDArray[Any]:
-    """The same memory as a numpy array: what concerns a whole chain is done at once.
+    """View a column as a numpy array of the same memory, so that a whole chain is done at once.
 
     What concerns one item is faster in the column itself.
     """
@@ -36,7 +36,7 @@ class LruLists:
         self._num_items = num_items
         self._next = array("i", [-1]) * num_items + array("i", ends)
         self._previous = array("i", [-1]) * num_items + array("i", ends)
-        """-1: the item is in no list."""
+        """By item, the one before it in its list; -1: the item is in no list."""
         self._all_next, self._all_previous = (
             view_of(column, np.intc) for column in (self._next, self._previous)
         )
@@ -46,11 +46,11 @@ class LruLists:
         return self._next[item] >= 0
 
     def listed(self, items: Items) -> Items:
-        """Those that are in a list, in their order."""
+        """Those of these items that are in a list, in the order given."""
         return items[self._all_next[items] >= 0]
 
     def length(self, group: int) -> int:
-        """Items in a group's list."""
+        """The number of items in a group's list."""
         return self._lengths[group]
 
     def oldest(self, group: int) -> int | None:
@@ -76,7 +76,7 @@ class LruLists:
         return _take_turns(previous, {end: previous[end] for end in ends})
 
     def clear(self) -> None:
-        """No item is in a list; a fill of two columns, which takes a million items half a ms."""
+        """Empty all lists by filling two columns, which takes half a ms for a million items."""
         self._all_next[: self._num_items] = self._all_previous[: self._num_items] = -1
         for group in range(len(self._lengths)):
             end = self._num_items + group
@@ -110,7 +110,7 @@ class LruLists:
         self._lengths[group] -= 1
 
     def append_all(self, group: int, items: Items) -> None:
-        """`append` one after another."""
+        """Add these items, one after another, as the most recently used."""
         if not len(items):
             return
         end = self._num_items + group
@@ -124,7 +124,8 @@ class LruLists:
         self._lengths[group] += len(items)
 
     def remove_all(self, group: int, items: Items) -> None:
-        """`remove` each. Items that follow each other in the list cost little more than one."""
+        """Take these items out; those that follow each other in the list cost little more than one.
+        """
         if not len(items):
             return
         breaks = np.flatnonzero(self._all_next[items[:-1]] != items[1:])

@@ -22,23 +22,23 @@ class HostMirror:
         self._piece_pages = piece_pages
         self._counters = counters
         self._walked_to: int | None = None
-        """Pages before this one have been told of; None: all have."""
+        """The first page that the Scheduler was not told of yet; None: it was told of all."""
 
     @property
     def has_work(self) -> bool:
-        """The walk is not over."""
+        """Whether the walk over the index goes on."""
         return self._walked_to is not None
 
     def start(self) -> None:
-        """A Scheduler has attached, which knows no key."""
+        """Begin to tell all keys to a Scheduler that has attached and knows none."""
         self._walked_to = 0
 
     def stop(self) -> None:
-        """The Scheduler is gone."""
+        """Stop telling keys, as the Scheduler is gone."""
         self._walked_to = None
 
     def take_changes(self) -> list[MirrorUpdate]:
-        """What has become READY or was dropped since the last call."""
+        """Take the keys that became READY or were dropped since the last call."""
         updates = []
         for group in range(self._index.num_groups):
             ready, dropped = self._index.take_changes(group)

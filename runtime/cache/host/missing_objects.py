@@ -17,11 +17,11 @@ class MissingObjects:
         self._ttl_s = ttl_s
         self._max_names = max_names
         self._until_s: OrderedDict[tuple[int, PageKey], float] = OrderedDict()
-        """In the order in which they are forgotten."""
+        """When each name is to be forgotten, the earliest first."""
         self._news: list[tuple[int, PageKey]] = []
 
     def note(self, group: int, key: PageKey, now_s: float) -> None:
-        """L3 has been asked and lacks this name."""
+        """Note that L3 has been asked and lacks this name."""
         name = group, key
         self._until_s.pop(name, None)
         self._until_s[name] = now_s + self._ttl_s
@@ -35,15 +35,15 @@ class MissingObjects:
         return until_s is not None and now_s < until_s
 
     def forget(self, group: int, key: PageKey) -> None:
-        """This engine has written the name."""
+        """Forget a name that this engine has written."""
         self._until_s.pop((group, key), None)
 
     def forget_all(self) -> None:
-        """Another backend, or another life of it, is in use now."""
+        """Forget all names: another backend, or another life of it, is in use now."""
         self._until_s.clear()
         self._news.clear()
 
     def take_news(self) -> list[tuple[int, PageKey]]:
-        """Names noted since the last call, a group with each key."""
+        """Take the names noted since the last call, each a KV group with a key."""
         news, self._news = self._news, []
         return news

@@ -11,11 +11,11 @@ from raydix.runtime.messages.host import Lookup, LookupProgress, PageSource
 _WANTED = 100
 """L3 has the page, and nobody reads it yet for this lookup. Reported as PENDING."""
 _SPARE = 101
-"""L3 has the page, or may have it, but no end that is fetched for needs it: NOT_FOUND."""
+"""L3 has or may have the page, but no end that is fetched for needs it. Reported as NOT_FOUND."""
 _AWAITED = bytes([PageSource.PENDING, _WANTED])
-"""The page is to come."""
+"""The codes of pages that are to come."""
 _OPEN = bytes([*_AWAITED, _SPARE])
-"""It has not come, and may."""
+"""The codes of pages that have not come, and still may."""
 
 
 def _table(changes: dict[int, int]) -> bytes:
@@ -28,7 +28,7 @@ _NEEDED = _table({_SPARE: _WANTED})
 _LOST = {
     source: _table(dict.fromkeys(range(PageSource.L1 + 1, 256), source)) for source in PageSource
 }
-"""All but what L1 holds is lost for this reason."""
+"""By reason, the table that marks all pages but those that L1 holds as lost for that reason."""
 _GAPS = bytes(code > PageSource.L3 for code in range(256))
 _HOPES = bytes(
     PageHope.FETCHABLE
@@ -73,36 +73,36 @@ class OpenLookup:
         self.asked_s = asked_s
         self.keys = keys
         self.end = len(keys)
-        """Nothing is fetched from here on."""
+        """The place in the chain from which on nothing is fetched."""
 
         self.missing: list[list[int]] = [[] for _ in num_l1_pages]
-        """Per group: pages that L2 lacked on arrival, in order."""
+        """Per KV group, the pages that L2 lacked when the lookup arrived, in order."""
         self.num_read = [0 for _ in num_l1_pages]
-        """Per group: pages whose reads were ordered for it."""
+        """Per KV group, the number of pages whose reads were ordered for this lookup."""
         self.is_cancelled = False
         self._asked: set[int] = set()
-        """Groups about which L3 is asked and has not answered yet."""
+        """KV groups about which L3 is asked and has not answered yet."""
         self._is_queued = False
 
         self._rule = rule
         self._has_windows = rule.has_windows
         self._is_fetching = False
-        """L3 has answered all questions."""
+        """Whether L3 has answered all questions, so that pages are fetched."""
         self._in_l1 = [
             range(0 if reach is None else max(0, num_pages - reach), num_pages)
             for reach, num_pages in zip(rule.reaches, num_l1_pages, strict=True)
         ]
-        """Per group: pages that L1 holds."""
+        """Per KV group, the pages that L1 holds."""
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
-        """Per group and page a `PageSource`, `_WANTED` or `_SPARE`."""
+        """Per KV group, one byte for each page: a `PageSource`, `_WANTED` or `_SPARE`."""
         self._full_groups = {group for group, reach in enumerate(rule.reaches) if reach is None}
         self._full_end = len(keys) if self._full_groups else 0
-        """Some FULL or LATENT group is known to lack this page, if it is a page of the chain."""
+        """The first page that a FULL or LATENT group is known to lack, or the end of the chain."""
         self._num_full = self._full_end
-        """All of these groups are known to have so many pages, whatever windows there are."""
+        """The number of leading pages that all FULL and LATENT groups are known to have."""
         self._put_off: PageSource | None = None
-        """Why pages were lost since which ends are to be chosen, once all such groups have an
-        answer.
+        """Why pages were lost since ends were last chosen: the choice waits until L3 has answered
+        for all FULL and LATENT groups. None: no choice waits.
         """
 
     def runs_outside_l1(self, group: int) -> tuple[range, range]:
@@ -112,12 +112,12 @@ class OpenLookup:
 
     @property
     def is_final(self) -> bool:
-        """No page's source is open."""
+        """Whether no page's source is open."""
         return not any(code in sources for sources in self._sources for code in _AWAITED)
 
     @property
     def _is_asking_full(self) -> bool:
-        """How far FULL and LATENT groups reach is to come from L3."""
+        """Whether L3 has yet to say how far FULL and LATENT groups reach."""
         asked = [self._sources[group] for group in self._asked & self._full_groups]
         return any(code in sources for sources in asked for code in _AWAITED)
 
@@ -132,7 +132,7 @@ class OpenLookup:
         return self.end - longest_prefix(self._rule.reaches, gaps, self.end)
 
     def run_tokens(self, page_size: int) -> int:
-        """How long a run L3 is asked for, with what it has brought for the same request before."""
+        """The tokens of the run that L3 is asked for, with what it brought the request before."""
         return (self.num_missing + self.num_brought_pages) * page_size
 
     def next_wanted(self) -> tuple[int, int] | None:
@@ -146,16 +146,16 @@ class OpenLookup:
         return self._sources[group][index] in _AWAITED
 
     def runs(self) -> list[list[PageKey]]:
-        """Per group: keys of the pages that are needed before the end."""
+        """The keys of the pages that are needed before the end, per KV group."""
         return [self.keys[start : self.end] for start in self._rule.starts(self.end)]
 
     def unwanted_keys(self, group: int) -> list[PageKey]:
-        """Keys of missing pages that are not to come any more."""
+        """The keys of missing pages that are not to come any more."""
         sources = self._sources[group]
         return [self.keys[i] for i in self.missing[group] if sources[i] not in _AWAITED]
 
     def report(self) -> LookupProgress:
-        """What the Scheduler is told of it now."""
+        """What the Scheduler is told of the lookup now."""
         return LookupProgress(
             lookup_id=self.lookup_id,
             sources=tuple(bytes(sources.translate(_REPORTED)) for sources in self._sources),
@@ -181,7 +181,7 @@ class OpenLookup:
             self.forget_missing()
 
     def forget_missing(self) -> int:
-        """L3 is not to be asked for pages that will not come. Returns how many they are."""
+        """Give up pages of L3 that will not come anyway; returns how many they are."""
         num_before = sum(map(len, self.missing))
         self.missing = [
             [index for index in missing if sources[index] in _AWAITED]
@@ -190,19 +190,19 @@ class OpenLookup:
         return num_before - sum(map(len, self.missing))
 
     def begin_fetch(self) -> None:
-        """L3 has answered for every group: choose the ends to fetch for."""
+        """Choose the ends to fetch for, once L3 has answered for every group."""
         self._is_fetching = True
         self._choose(PageSource.NOT_FOUND)
 
     def arrive(self, group: int, index: int) -> bool:
-        """A page from L3 is in L2. Returns whether that matters."""
+        """Note that a page from L3 is in L2. Returns whether that matters."""
         if not self.is_waiting_for(group, index):
             return False
         self._sources[group][index] = PageSource.L3
         return True
 
     def fail(self, group: int, failures: Iterable[tuple[int, PageSource]]) -> bool:
-        """Pages of a group, told in order, will not come. Returns whether that is news."""
+        """Note that pages of a group, in order, will not come. Returns whether that is news."""
         if self._rule.reaches[group] is None:
             first = next(iter(failures), None)
             if first is None:
@@ -226,7 +226,7 @@ class OpenLookup:
         return self._fail_all(group, bytes([_WANTED, _SPARE]), source)
 
     def stop(self, source: PageSource) -> bool:
-        """No more pages will come. Returns whether that is news."""
+        """Note that no more pages will come. Returns whether that is news."""
         if self.is_final:
             return False
         self._asked.clear()
@@ -249,7 +249,7 @@ class OpenLookup:
         return is_news
 
     def _end_at(self, index: int, source: PageSource) -> bool:
-        """A page will not come, so none from there on is of use to any group.
+        """Cut the chain before a page that will not come: none from there on is of use.
 
         These get `source` as their reason, except those that L1 holds, and those behind a former
         end, which keep the reason that they have.
@@ -299,20 +299,20 @@ class OpenLookup:
         self.end = plan.best
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the lookup: nobody waits for it any more."""
         self.is_cancelled = True
 
     @property
     def is_asking(self) -> bool:
-        """L3 owes an answer, for which somebody waits."""
+        """Whether L3 owes an answer for which somebody waits."""
         return bool(self._asked)
 
     def note_question(self, group: int) -> None:
-        """L3 is asked about the missing pages of one group."""
+        """Note that L3 is asked about the missing pages of one group."""
         self._asked.add(group)
 
     def note_answer(self, group: int) -> bool:
-        """L3 has answered for a group, and `fail` was told of it. Returns whether that is news."""
+        """Note that L3 has answered for a group, after `fail`. Returns whether that is news."""
         self._asked.discard(group)
         if group not in self._full_groups or self._is_asking_full:
             return False
@@ -323,16 +323,16 @@ class OpenLookup:
         return put_off is not None
 
     def join_queue(self) -> bool:
-        """It is to wait for its turn to read. Returns whether it did not yet."""
+        """Let it wait for its turn to read. Returns whether it did not wait yet."""
         was_queued, self._is_queued = self._is_queued, True
         return not was_queued
 
     def leave_queue(self) -> None:
-        """It wants nothing more for now."""
+        """Take it out of the queue, as it wants nothing more for now."""
         self._is_queued = False
 
     def want(self, group: int, index: int) -> bool:
-        """Nobody reads a page that is to come. Returns whether that is news."""
+        """Note that nobody reads a page that is to come. Returns whether that is news."""
         if self._sources[group][index] != PageSource.PENDING:
             return False
         self._sources[group][index] = _WANTED
@@ -347,5 +347,5 @@ class OpenLookup:
         return index
 
     def count_read(self, group: int) -> None:
-        """A read of one page was ordered for it."""
+        """Count a page whose read was ordered for this lookup."""
         self.num_read[group] += 1

@@ -22,7 +22,7 @@ class PageNames:
             yield from shard
 
     def page_ids(self) -> Iterator[HostPageId]:
-        """All pages that have a name; O(pages)."""
+        """The ids of all pages that have a name; O(pages)."""
         for shard in self._shards:
             yield from shard.values()
 
@@ -31,16 +31,16 @@ class PageNames:
         return self._shards[key[-1] % _NUM_SHARDS].get(key)
 
     def find_all(self, keys: Sequence[PageKey]) -> list[HostPageId | None]:
-        """`find` for each key."""
+        """The page that holds each of these keys; None where there is none."""
         shards = self._shards
         return [shards[key[-1] % _NUM_SHARDS].get(key) for key in keys]
 
     def add(self, key: PageKey, page_id: HostPageId) -> None:
-        """Name a page; nobody has the name."""
+        """Give a page a name that no page has."""
         self._shards[key[-1] % _NUM_SHARDS][key] = page_id
         self._length += 1
 
     def remove(self, key: PageKey) -> None:
-        """Nobody has this name any more."""
+        """Remove a name."""
         del self._shards[key[-1] % _NUM_SHARDS][key]
         self._length -= 1

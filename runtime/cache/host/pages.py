@@ -21,11 +21,11 @@ class HostPageState(IntEnum):
 
     FREE = 0
     FILLING = 1
-    """One holder writes it."""
+    """One holder writes the page."""
     READY = 2
-    """It holds the page that its key names; readers may pin it."""
+    """The page holds what its key names, and readers may pin it."""
     QUARANTINED = 3
-    """A process that may still write it has not ended yet."""
+    """A process that may still write the page has not ended yet."""
 
 
 class HostPages:
@@ -36,7 +36,7 @@ class HostPages:
     """
 
     def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None) -> None:
-        """Every page is FREE and no group has a slab."""
+        """Start with every page FREE, and no slab given to a group."""
         num_pages = geometry.num_host_pages
         self._states = bytearray(num_pages)
         self._num_readers = array("i", bytes(4 * num_pages))
@@ -52,26 +52,27 @@ class HostPages:
         self._slabs = HostSlabs(geometry)
         self._is_shared = geometry.num_groups > 1
         self._clock = 0
-        """Counts uses of pages of all groups."""
+        """The number of page uses so far, of all KV groups: the clock for `_used_at`."""
         self._used_at = array("q", bytes(8 * num_pages if self._is_shared else 0))
-        """When each page was last used, if several groups share the slabs."""
+        """When each page was last used, on `_clock`; empty unless several groups share the slabs.
+        """
         self._counts = [[0] * len(HostPageState) for _ in range(geometry.num_groups)]
 
     @property
     def num_pages(self) -> int:
-        """Page ids of the arena."""
+        """The number of page ids of the arena."""
         return len(self._states)
 
     def state(self, page_id: HostPageId) -> HostPageState:
-        """A page's state."""
+        """The state of a page."""
         return HostPageState(self._states[page_id])
 
     def generation(self, page_id: HostPageId) -> int:
-        """Changes whenever the page is handed out: 1 to 2**31 - 1, then 1 again; 0 before that."""
+        """How often the page was handed out: 1 to 2**31 - 1, then 1 again; 0 before that."""
         return self._generations[page_id]
 
     def generations_of(self, page_ids: Sequence[HostPageId]) -> Int32Array:
-        """`generation` of each page."""
+        """The generation of each of these pages."""
         return int32_array(self._all_generations[np.array(page_ids, dtype=np.int64)])
 
     def generations(self) -> "array[int]":
@@ -79,11 +80,11 @@ class HostPages:
         return self._generations[:]
 
     def key(self, page_id: HostPageId) -> PageKey | None:
-        """What a READY page holds; None for others."""
+        """The key of what a READY page holds; None for other pages."""
         return self._keys[page_id]
 
     def num_readers(self, page_id: HostPageId) -> int:
-        """Readers of a page."""
+        """The number of readers of a page."""
         return self._num_readers[page_id]
 
     def is_filling(self, page_id: int, generation: int) -> bool:
@@ -107,44 +108,44 @@ class HostPages:
         return pages
 
     def read_pages(self) -> list[HostPageId]:
-        """Pages with readers."""
+        """The pages that have readers."""
         # This passes over a million pages in a ms.
         return list(map(HostPageId, np.flatnonzero(self._all_num_readers).tolist()))
 
     def count(self, group: int, state: HostPageState) -> int:
-        """Pages of the group's slabs in this state."""
+        """The number of pages of the group's slabs in this state."""
         return self._counts[group][state]
 
     @property
     def total_readers(self) -> int:
-        """Readers of all pages; O(pages)."""
+        """The number of readers of all pages; O(pages)."""
         return sum(self._num_readers)
 
     @property
     def num_unused_slabs(self) -> int:
-        """Slabs that no group has needed yet."""
+        """The number of slabs that no KV group has needed yet."""
         return self._slabs.num_unused
 
     def hand_out(self, page_id: HostPageId) -> None:
-        """FREE to FILLING, under a new generation."""
+        """Move a page from FREE to FILLING, under a new generation."""
         self._change(page_id, HostPageState.FREE, HostPageState.FILLING)
         self._slabs.hold(page_id)
         # 0 stays the generation of pages that were never handed out, so it is nobody's by chance.
         self._generations[page_id] = self._generations[page_id] % _MAX_GENERATION + 1
 
     def fill(self, page_id: HostPageId, key: PageKey) -> None:
-        """FILLING to READY."""
+        """Move a page from FILLING to READY."""
         self._change(page_id, HostPageState.FILLING, HostPageState.READY)
         self._keys[page_id] = key
         self._slabs.add_ready(page_id)
         self._slabs.unhold(page_id, self._clock)
 
     def quarantine(self, page_id: HostPageId) -> None:
-        """FILLING to QUARANTINED."""
+        """Move a page from FILLING to QUARANTINED."""
         self._change(page_id, HostPageState.FILLING, HostPageState.QUARANTINED)
 
     def give_back(self, page_id: HostPageId) -> None:
-        """FILLING or QUARANTINED to FREE."""
+        """Move a page from FILLING or QUARANTINED to FREE."""
         state = self.state(page_id)
         if state not in (HostPageState.FILLING, HostPageState.QUARANTINED):
             raise AccountingError(f"host page {page_id} is freed while {state.name}")
@@ -152,7 +153,7 @@ class HostPages:
         self._slabs.unhold(page_id, self._clock)
 
     def drop(self, page_id: HostPageId) -> PageKey:
-        """READY without readers to FREE. Returns what it held."""
+        """Move a page from READY, without readers, to FREE. Returns what it held."""
         self._change(page_id, HostPageState.READY, HostPageState.FREE)
         key = self._keys[page_id]
         if key is None or self._num_readers[page_id]:
@@ -164,7 +165,7 @@ class HostPages:
         return key
 
     def use(self, page_id: HostPageId) -> None:
-        """A READY page without readers is the most recently used of all groups' from now on."""
+        """Make a READY page without readers the most recently used of all KV groups."""
         # With one group nobody asks how old a page of another one is.
         if self._is_shared:
             self._clock += 1
@@ -172,13 +173,13 @@ class HostPages:
             self._slabs.use(page_id, self._clock)
 
     def use_all(self, page_ids: Items) -> None:
-        """`use` each page, in their order."""
+        """Call `use` for each page, in their order."""
         if self._is_shared:
             for page_id in page_ids.tolist():
                 self.use(page_id)
 
     def add_reader(self, page_id: HostPageId) -> bool:
-        """Whether it is the first reader of a READY page."""
+        """Add a reader to a READY page. Returns whether it is the first."""
         if self._states[page_id] != HostPageState.READY:
             raise AccountingError(
                 f"host page {page_id} is {self.state(page_id).name}; expected READY"
@@ -190,7 +191,7 @@ class HostPages:
         return True
 
     def add_readers(self, page_ids: Items) -> Items:
-        """`add_reader` to each page. Returns those whose first reader it is, in their order."""
+        """Add a reader to each READY page. Returns those that had none before, in order."""
         is_ready = self._all_states[page_ids] == HostPageState.READY
         if not is_ready.all():
             self.add_reader(HostPageId(int(page_ids[is_ready.argmin()])))
@@ -200,7 +201,7 @@ class HostPages:
         return unread
 
     def remove_reader(self, page_id: HostPageId) -> bool:
-        """Whether it was the last one."""
+        """Remove a reader from a page. Returns whether it was the last one."""
         num_readers = self._num_readers[page_id]
         if num_readers == 0:
             raise AccountingError(
@@ -227,7 +228,7 @@ class HostPages:
         return self._slabs.group_of(page_id)
 
     def give_unused_slab(self, group: int) -> list[HostPageId]:
-        """Pages of a slab that the group gets and that nobody had before; none if there is none."""
+        """Give an unused slab to a group. Returns its pages; none if groups have all slabs."""
         slab = self._slabs.give_unused(group)
         return [] if slab is None else self._add_free(slab, group)
 
@@ -240,7 +241,7 @@ class HostPages:
         return self._slabs.used_at(slab) < self._used_at[page_id]
 
     def slab_pages(self, slab: int) -> list[HostPageId]:
-        """The pages that its group has in a slab."""
+        """The pages that the group of a slab has in it."""
         return self._slabs.page_ids(slab)
 
     def move_slab(self, slab: int, group: int) -> list[HostPageId]:
@@ -277,7 +278,7 @@ class HostPages:
             )
 
     def _last_use(self, page_ids: Iterable[HostPageId]) -> int:
-        """Of the READY pages without readers among these."""
+        """The last use of the READY pages without readers among these; 0 if there are none."""
         if not self._is_shared:
             return 0
         unread = (

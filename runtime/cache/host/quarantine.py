@@ -13,7 +13,7 @@ class _Held:
     """What one group of holders left behind."""
 
     holders: set[int | None]
-    """Those that may still touch it."""
+    """The holders that may still touch what was left behind."""
     quarantined: Sequence[HostPageId]
     pinned: Sequence[HostPageId]
 
@@ -29,16 +29,16 @@ class Quarantine:
     def __init__(self, index: HostIndex) -> None:
         self._index = index
         self._held: dict[int | None, list[_Held]] = {}
-        """By each holder."""
+        """What each holder may still touch."""
 
     @property
     def num_pages(self) -> int:
-        """QUARANTINED pages."""
+        """The number of QUARANTINED pages."""
         return sum(len(held.quarantined) for held in self._all())
 
     @property
     def num_pins(self) -> int:
-        """Pins of READY pages."""
+        """The number of pins of READY pages."""
         return sum(len(held.pinned) for held in self._all())
 
     def _all(self) -> Collection[_Held]:
@@ -66,7 +66,7 @@ class Quarantine:
             self._held.setdefault(holder, []).append(held)
 
     def let_go(self, holder: int | None) -> None:
-        """The holder touches nothing any more; one that holds nothing changes nothing."""
+        """Free what this holder was the last to hold; one that holds nothing changes nothing."""
         for held in self._held.pop(holder, ()):
             held.holders.remove(holder)
             if held.holders:

@@ -17,7 +17,7 @@ Waiter = tuple[OpenLookup, int]
 """A lookup, and the place of a page in its chain."""
 
 _CROWD = 64
-"""Lookups that wait for one page: each of a batch's pages may have as many."""
+"""The number of waiters at which a page is crowded: each page of a batch may have as many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class ReadOutcome:
     group: int
     status: ObjectStatus
     is_unwanted: bool
-    """It was cancelled, when nobody waited for it."""
+    """Whether the read was cancelled, when nobody waited for it."""
     waiters: Sequence[Waiter]
 
 
@@ -74,12 +74,12 @@ class HostReads:
 
     @property
     def num_filling(self) -> int:
-        """Pages that reads fill."""
+        """The number of pages that reads fill."""
         return sum(self._num_filling)
 
     @property
     def num_current(self) -> int:
-        """Batches in flight that are not overdue."""
+        """The number of batches in flight that are not overdue."""
         return sum(not batch.is_overdue for batch in self._batches.values())
 
     def is_reading(self, group: int, key: PageKey) -> bool:
@@ -87,12 +87,12 @@ class HostReads:
         return (group, key) in self._reads
 
     def is_crowded(self, group: int, key: PageKey) -> bool:
-        """A read will bring this page, for as many as are told of it in one turn."""
+        """Whether a read will bring this page for `_CROWD` waiters or more."""
         read = self._reads.get((group, key))
         return read is not None and len(read.waiters) >= _CROWD
 
     def join(self, group: int, key: PageKey, waiter: Waiter) -> bool:
-        """Wait for the read that brings this page. False: there is none."""
+        """Wait for the read that brings this page. Returns False if there is none."""
         read = self._reads.get((group, key))
         if read is not None:
             read.waiters.append(waiter)
@@ -139,7 +139,7 @@ class HostReads:
             self._reads[group, key] = _Read(batch_id, [(lookup, index)])
 
     def cancel_unwanted(self, group: int, keys: Iterable[PageKey]) -> None:
-        """Of the batches that read these keys, cancel those for which nobody waits any more."""
+        """Cancel those batches that read these keys and for which nobody waits any more."""
         batch_ids = {
             read.batch_id for key in keys if (read := self._reads.get((group, key))) is not None
         }
@@ -162,7 +162,7 @@ class HostReads:
                 self._cancel(batch_id, batch)
 
     def cancel_all(self) -> None:
-        """Nobody waits for anything any more."""
+        """Cancel all reads, as nobody waits for anything any more."""
         for read in self._reads.values():
             read.waiters.clear()
         for batch_id, batch in self._batches.items():
@@ -224,7 +224,7 @@ class HostReads:
         return waiters
 
     def give_up(self, batch_id: BatchId) -> list[ReadOutcome]:
-        """A batch is overdue: its pages stay FILLING until it is answered."""
+        """Give up an overdue batch: its pages stay FILLING until it is answered."""
         batch = self._batches.get(batch_id)
         if batch is None:
             return []
@@ -235,7 +235,7 @@ class HostReads:
         ]
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone, and nobody waits for it any longer.
+        """Forget all reads, as the storage actor is gone and nobody waits any longer.
 
         Returns the FILLING pages, which are the caller's now.
         """

@@ -18,7 +18,7 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 _MAX_DUE = 65_536
 _WALK_PAGES = 1024
-"""The walk passes over so many pages before other events have their turn."""
+"""The most pages that the walk passes over before other events have their turn."""
 
 
 class HostRepairs:
@@ -51,47 +51,47 @@ class HostRepairs:
         self._put_off: OrderedDict[HostPageId, float] = OrderedDict()
         """Pages of which a question told nothing, and when each is due again; earliest first."""
         self._walk: Iterator[HostPageId] | None = None
-        """Over the pages that were READY when the backend attached; None: all have been met."""
+        """The walk over the pages that were READY when the backend attached; None: it is over."""
         self._num_ahead = 0
-        """Of the walk."""
+        """The most pages that the walk has still to meet."""
         self._question: tuple[BatchId, list[tuple[int, PageKey]]] | None = None
 
         self._generations = index.generations()
-        """Per page, as of when the backend attached or the page was first used since."""
+        """Each page's generation when the backend attached, or when it was first used since."""
         self._due_at_s = array("d", bytes(8 * len(self._generations)))
-        """From when on a use of the page, in that generation, makes it due. Only a question or the
-        time of a repair depends on it.
+        """The time from which on a use of a page, in that generation, makes it due. Only when L3 is
+        asked, or a repair is made, depends on it.
         """
         self._all_due_at_s = view_of(self._due_at_s, np.float64)
 
     @property
     def num_pending(self) -> int:
-        """Pages that are due or being asked about; an upper bound while the walk is on."""
+        """The number of pages that are due or asked about; an upper bound during the walk."""
         num_ahead = min(self._num_ahead, self._index.num_ready)
         num_asked_about = 0 if self._question is None else len(self._question[1])
         return len(self._due) + num_ahead + num_asked_about
 
     @property
     def has_work(self) -> bool:
-        """The walk can go on at once."""
+        """Whether the walk can go on at once."""
         return self._walk is not None and self._question is None and self._orders.is_readable
 
     @property
     def next_retry_s(self) -> float | None:
-        """When the first page that was put off may be asked about again; None: at no known time."""
+        """The time at which the first page that was put off is due again; None if not known."""
         if self._question is not None or not self._orders.is_readable:
             return None
         return next(iter(self._put_off.values()), None)
 
     def ask_about_all(self) -> None:
-        """A storage actor has attached: ask whether it has every READY page."""
+        """Ask a storage actor that has attached whether it has every READY page."""
         self._generations = self._index.generations()
         self._all_due_at_s[:] = -inf
         self._walk = self._index.newest_first()
         self._num_ahead = self._index.num_ready
 
     def note_use(self, keys: bytes, now_s: float) -> None:
-        """A lookup uses the pages of this chain that L2 holds, in all groups."""
+        """Note that a lookup uses the pages of this chain that L2 holds, in all groups."""
         if not self._orders.is_in_use:
             return
         chain = split_keys(keys)
@@ -151,7 +151,7 @@ class HostRepairs:
             self._num_ahead = 0
 
     def _retry(self, now_s: float) -> None:
-        """What was put off until now is due."""
+        """Make those pages due that were put off until now."""
         for _ in range(min(_WALK_PAGES, len(self._put_off))):
             page_id, retry_at_s = next(iter(self._put_off.items()))
             if retry_at_s > now_s:
@@ -160,7 +160,7 @@ class HostRepairs:
             self._due[page_id] = None
 
     def finish(self, done: ObjectsDone, now_s: float) -> bool:
-        """Take the answer to the question. False: it is not ours."""
+        """Take the answer to the question. Returns False if the answer is to another order."""
         if self._question is None or done.batch_id != self._question[0]:
             return False
         _, names = self._question
@@ -174,7 +174,7 @@ class HostRepairs:
         return True
 
     def give_up(self, batch_id: BatchId, now_s: float) -> None:
-        """A batch is overdue; if it is the question, L3 is asked about its pages once more."""
+        """Give up an overdue batch; if it is the question, its pages are asked about once more."""
         if self._question is None or self._question[0] != batch_id:
             return
         for group, key in self._question[1]:
@@ -188,7 +188,7 @@ class HostRepairs:
             self._put_off.move_to_end(page_id)
 
     def clear(self) -> None:
-        """The storage actor is gone or not to be asked; the next one is asked for everything."""
+        """Forget what was to be asked: the next storage actor is asked about everything."""
         self._question = None
         self._due.clear()
         self._put_off.clear()

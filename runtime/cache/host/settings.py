@@ -14,49 +14,52 @@ class StorageSettings:
     """
 
     min_tokens: int = 64
-    """A shorter run is computed instead of fetched. What is set is believed: nothing tests it."""
+    """The shortest run in tokens that is fetched; a shorter one is computed. Nothing tests this."""
     batch_pages: int = 32
-    """Pages of one read or write."""
+    """The most pages of one read or write."""
     max_read_batches: int = 4
-    """Reads in flight at once."""
+    """The most reads in flight at once."""
     max_write_batches: int = 2
-    """Writes in flight at once."""
+    """The most writes in flight at once."""
     max_write_attempts: int = 3
     put_off_s: float = 60.0
-    """A page whose write has failed so often is left alone for so long."""
+    """Seconds for which a page is left alone after `max_write_attempts` failed writes."""
     patience_s: float = 10.0
-    """An answer that takes longer is of no use: the storage actor's deadline for a read or a write.
-    A backend that attaches may bring another one."""
+    """Seconds after which an answer is of no use: the storage actor's deadline for a read or a
+    write. A backend that attaches may bring another one.
+    """
     overdue_margin_s: float = 5.0
-    """A read is overdue so long after its deadline at the latest, a write not before that."""
+    """Seconds past its deadline after which a read is overdue at the latest, a write at the
+    soonest.
+    """
     max_write_patience_s: float = 60.0
-    """A write is overdue then at the latest: nobody waits for it, but its pages are pinned."""
+    """Seconds after which any write is overdue: nobody waits for it, but its pages are pinned."""
     clear_patience_s: float = 600.0
-    """The removal of all objects is overdue after this time: there may be millions."""
+    """Seconds after which the removal of all objects is overdue: there may be millions."""
     min_read_patience_s: float = 2.0
-    """A read is overdue after several times as long as the slowest recent one took, but not before
-    this time.
+    """The least seconds after which a read is overdue: it is so after several times as long as the
+    slowest recent one took.
     """
     exists_deadline_s: float = 1.0
     exists_deadline_per_page_s: float = 0.004
-    """A question whether objects exist is overdue after `exists_deadline_s`, or several times as
-    long as the slowest recent one took, and this time for each page that is being asked about.
+    """Seconds allowed for each page of a question whether objects exist, on top of
+    `exists_deadline_s` or of several times what the slowest recent question took.
     """
     missing_ttl_s: float = 1.0
-    """What L3 was seen to lack is not asked for again for so long."""
+    """Seconds for which L3 is not asked again for what it lacked."""
     max_missing_names: int = 65_536
-    """Objects that L3 was seen to lack are remembered up to this number."""
+    """The most objects that L3 lacked which are remembered."""
     exists_interval_s: float = 60.0
-    """How often L3 is asked about a page of L2 that is in use, as it may have lost the page."""
+    """Seconds between questions to L3 about a page of L2 that is in use, as L3 may have lost it."""
     staged_grace_s: float = 30.0
-    """Fetched pages that nobody leases are kept for so long once their lookup has ended."""
+    """Seconds for which fetched pages that nobody leases are kept once their lookup has ended."""
     breaker_failures: int = 5
-    """Batches that must fail one after another before L3 is left alone."""
+    """The number of batches that must fail one after another before L3 is left alone."""
     breaker_backoff_s: float = 1.0
-    """How long L3 is left alone at first; each further time it is twice as long."""
+    """Seconds for which L3 is left alone at first; each further time it is twice as long."""
     breaker_max_backoff_s: float = 10.0
     recheck_interval_s: float = 10.0
-    """While L3 is slow it is asked so often how slow, if nobody else asks."""
+    """Seconds after which a slow L3 is asked how slow it is, if nobody else asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class HostSettings:
     rule: PrefixRule = field(default_factory=PrefixRule)
     """What each KV group needs of a prefix; by default there is one group, which needs all."""
     piece_pages: int = 2048
-    """Work that concerns all pages of L2 is done in pieces of at most so many, one per turn."""
+    """The most pages per turn in work that concerns all pages of L2."""
     storage: StorageSettings = StorageSettings()
     has_storage: bool = False
-    """L3 is in use from the start: a storage actor will attach."""
+    """Whether L3 is in use from the start: a storage actor will attach."""

@@ -19,7 +19,7 @@ class HostSlabs:
     """
 
     def __init__(self, geometry: ArenaGeometry) -> None:
-        """No group has a slab."""
+        """Start with no slab given to a group."""
         num_slabs = geometry.num_slabs
         self._geometry = geometry
         self._pages_per_slab = geometry.pages_per_slab
@@ -27,19 +27,19 @@ class HostSlabs:
         self._num_ready = array("i", bytes(4 * num_slabs))
         self._num_held = array("i", bytes(4 * num_slabs))
         self._used_at = array("q", bytes(8 * num_slabs))
-        """On the clock of `HostPages`; 0: no page is READY."""
+        """The last use of each slab, on the clock of `HostPages`; 0: none of its pages is READY."""
         self._idle = LruLists(num_slabs, geometry.num_groups)
         self._num_given = 0
-        """Slabs are first given in order; later they only change hands."""
+        """The number of slabs given to groups, in order; afterwards they only change hands."""
 
     @property
     def num_given(self) -> int:
-        """Slabs that groups have, which are the first ones."""
+        """The number of slabs that groups have, which are the first ones."""
         return self._num_given
 
     @property
     def num_unused(self) -> int:
-        """Slabs that no group has needed yet."""
+        """The number of slabs that no KV group has needed yet."""
         return len(self._groups) - self._num_given
 
     def group_of(self, page_id: int) -> int:
@@ -49,14 +49,14 @@ class HostSlabs:
         return group
 
     def page_ids(self, slab: int) -> list[HostPageId]:
-        """The pages that its group has in a slab."""
+        """The pages that the group of a slab has in it."""
         group = self._groups[slab]
         assert group is not None
         first = slab * self._pages_per_slab
         return list(map(HostPageId, range(first, first + self._geometry.slab_pages(group))))
 
     def oldest_of_others(self, group: int) -> int | None:
-        """The idle slab that was used least recently, of those that other groups have."""
+        """The least recently used idle slab of another group; None if there is none."""
         found: int | None = None
         for other in range(self._geometry.num_groups):
             slab = None if other == group else self._idle.oldest(other)
@@ -65,11 +65,11 @@ class HostSlabs:
         return found
 
     def used_at(self, slab: int) -> int:
-        """When a slab was last used."""
+        """The time at which a slab was last used."""
         return self._used_at[slab]
 
     def give_unused(self, group: int) -> int | None:
-        """A slab that the group gets and that nobody had before; None if there is none."""
+        """Give an unused slab to the group; None if groups have all slabs."""
         slab = self._num_given
         if slab == len(self._groups):
             return None
@@ -88,7 +88,7 @@ class HostSlabs:
         self._idle.prepend(group, slab)
 
     def use(self, page_id: int, now: int) -> None:
-        """A READY page that nobody holds is the most recently used of all."""
+        """Make a READY page that nobody holds the most recently used of all."""
         slab = page_id // self._pages_per_slab
         self._used_at[slab] = now
         if self._num_held[slab] == 0:
@@ -98,7 +98,7 @@ class HostSlabs:
             self._idle.append(group, slab)
 
     def hold(self, page_id: int) -> None:
-        """A page cannot be dropped from now on."""
+        """Hold a page, so that it cannot be dropped."""
         slab = page_id // self._pages_per_slab
         if self._num_held[slab] == 0:
             group = self._groups[slab]
@@ -107,13 +107,13 @@ class HostSlabs:
         self._num_held[slab] += 1
 
     def hold_all(self, page_ids: Items) -> None:
-        """`hold` each page."""
+        """Hold each of these pages."""
         for slab, num_pages in Counter((page_ids // self._pages_per_slab).tolist()).items():
             self.hold(slab * self._pages_per_slab)
             self._num_held[slab] += num_pages - 1
 
     def unhold(self, page_id: int, now: int) -> None:
-        """A page that was held can be dropped again, or is FREE."""
+        """Note that a page that was held can be dropped again, or is FREE."""
         slab = page_id // self._pages_per_slab
         self._num_held[slab] -= 1
         if self._num_held[slab]:
@@ -129,11 +129,11 @@ class HostSlabs:
             self._idle.prepend(group, slab)
 
     def add_ready(self, page_id: int) -> None:
-        """A page becomes READY, while it is held."""
+        """Note that a page becomes READY, while it is held."""
         self._num_ready[page_id // self._pages_per_slab] += 1
 
     def remove_ready(self, page_id: int) -> None:
-        """A page that nobody holds is READY no more."""
+        """Note that a page that nobody holds is READY no more."""
         slab = page_id // self._pages_per_slab
         self._num_ready[slab] -= 1
         if self._num_ready[slab]:

@@ -13,14 +13,14 @@ from raydix.runtime.cache.host.page_names import PageNames
 
 @dataclass(slots=True, eq=False)
 class _Stage:
-    """What is kept for one lookup."""
+    """The pages that are kept for one lookup, and until when."""
 
     pins: dict[int, HostPageId] = field(default_factory=dict)
     """Pages by the numbers of their pins, in prefix order within each group once the lookup has
     ended; some may have been released by now.
     """
     until_s: float = 0.0
-    """Once the lookup has ended."""
+    """The time at which the lookup's grace ends, once the lookup has ended."""
 
 
 class StagedPages:
@@ -33,34 +33,35 @@ class StagedPages:
     def __init__(
         self, index: HostIndex, max_pages: Sequence[int], grace_s: float, piece_pages: int
     ) -> None:
-        """`max_pages`: per group. `piece_pages`: how many unwanted pins end in one turn."""
+        """Start with nothing staged. `max_pages`: per group. `piece_pages`: pins that end per turn.
+        """
         self._index = index
         self.max_pages = tuple(max_pages)
-        """Per group: how many pages may be staged."""
+        """The most pages that may be staged, per KV group."""
         self._grace_s = grace_s
         self._piece_pages = piece_pages
         self._pinned = [PageNames() for _ in max_pages]
         # Columns by page id, as an object per pin would cost a pause whenever Python looks for
         # garbage.
         self._pins = array("q", bytes(8 * index.num_pages))
-        """By page id: the number of the page's pin, which no other pin ever has; 0: not pinned."""
+        """The number of each page's pin, by page id, which no other pin ever has; 0: not pinned."""
         self._num_lookups = array("i", bytes(4 * index.num_pages))
-        """By page id: for how many lookups the page is kept."""
+        """The number of lookups for which each page is kept, by page id."""
         self._last_pin = 0
         self._open: dict[LookupId, _Stage] = {}
-        """Of lookups that are not final."""
+        """The stages of lookups that are not final."""
         self._ended: OrderedDict[LookupId, _Stage] = OrderedDict()
-        """Of final lookups, in the order in which their grace ends."""
+        """The stages of final lookups, in the order in which their grace ends."""
         self._dismissed: deque[_Stage] = deque()
         """Stages that nobody wants any more: their pins are to end, a piece per turn."""
 
     def num_left(self, group: int) -> int:
-        """How many more pages of a group may be staged."""
+        """The number of further pages of a KV group that may be staged."""
         return self.max_pages[group] - len(self._pinned[group])
 
     @property
     def num_pins(self) -> int:
-        """Pins in all groups."""
+        """The number of pins in all KV groups."""
         return sum(map(len, self._pinned))
 
     @property
@@ -70,7 +71,7 @@ class StagedPages:
 
     @property
     def has_work(self) -> bool:
-        """Pins are to end that did not fit into this turn."""
+        """Whether pins are to end that did not fit into this turn."""
         return bool(self._dismissed)
 
     def add(self, lookup_id: LookupId, group: int, key: PageKey) -> None:
@@ -129,12 +130,12 @@ class StagedPages:
             self._ended[lookup_id] = ended
 
     def cancel(self, lookup_id: LookupId) -> None:
-        """Nobody waits for this lookup any more, be it final or not."""
+        """Keep nothing for this lookup any more, be it final or not."""
         self._dismiss(self._open.pop(lookup_id, None))
         self._dismiss(self._ended.pop(lookup_id, None))
 
     def cancel_all(self) -> None:
-        """Nobody waits for any lookup."""
+        """Keep nothing for any lookup any more."""
         self._dismissed.extend(self._open.values())
         self._dismissed.extend(self._ended.values())
         self._open.clear()

@@ -21,7 +21,7 @@ from raydix.runtime.cache.host.writes import HostWrites
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, StorageStatus
 
 _PIECE = 256
-"""Overdue batches that are given up with one event."""
+"""The number of overdue batches that are given up with one event."""
 
 
 class HostStorage:
@@ -69,12 +69,12 @@ class HostStorage:
 
     @property
     def has_work(self) -> bool:
-        """A `Tick` would go on with what did not fit into this turn."""
+        """Whether a `Tick` would go on with what did not fit into this turn."""
         return bool(self.repairs.has_work or self._overdue or self.lookups.has_work)
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When time alone changes something; None: never."""
+        """The time at which time alone changes something; None: never."""
         times = [
             self.orders.next_overdue_s,
             self._probes.next_due_s,
@@ -84,14 +84,14 @@ class HostStorage:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def attach(self, connection: ConnectionId, pid: int, patience_s: float | None) -> None:
-        """A storage actor is there, and none from before. Its backend may hold anything."""
+        """Use the storage actor that has attached, whose backend may hold anything."""
         self.orders.attach(connection, pid, patience_s)
         self.writes.trust_anew()
         self.repairs.ask_about_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
-        """The storage actor is gone. Returns the pages that it may still write, and those that it
-        may read, which are the caller's now.
+        """Forget the storage actor, which is gone. Returns the pages that it may still write and
+        those that it may read, which are the caller's now.
         """
         self.orders.lose()
         self.repairs.clear()
@@ -103,7 +103,7 @@ class HostStorage:
         return held
 
     def retire(self) -> None:
-        """L3 is not to be used any more: nobody waits for it, and it gets no more orders."""
+        """Use L3 no more: nobody waits for it, and it gets no more orders."""
         self.orders.retire()
         self.lookups.retire()
         self.writes.retire()
@@ -128,7 +128,7 @@ class HostStorage:
             self.lookups.finish(done, now_s)
 
     def advance(self, now_s: float) -> None:
-        """After each event: give up what is overdue, and order what may be ordered."""
+        """Give up what is overdue, and order what may be ordered; called after each event."""
         self._overdue.extend(self.orders.take_overdue(now_s))
         for _ in range(min(_PIECE, len(self._overdue))):
             batch_id = self._overdue.popleft()

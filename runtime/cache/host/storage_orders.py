@@ -32,7 +32,7 @@ _MAX_OVERDUE = 8
 then its threads are taken, and a probe would wait behind them. Only a new actor has others.
 """
 _SLOW_S = 0.125
-"""Answers that come sooner are worth the wait of any request."""
+"""Seconds within which an answer is worth the wait of any request."""
 
 
 _FOR_READING = (OrderKind.EXISTS, OrderKind.READ)
@@ -73,12 +73,12 @@ class StorageOrders:
 
         self.missing = MissingObjects(settings.missing_ttl_s, settings.max_missing_names)
         self._deadline_s = settings.patience_s
-        """What the storage actor is given for a read or a write."""
+        """The deadline in seconds that the storage actor is given for a read or a write."""
         self._trust_anew()
 
         self._last_names: dict[OrderKind, ObjectName] = {}
         self._good_names: dict[OrderKind, ObjectName] = {}
-        """The last ones for which there was an answer."""
+        """By kind, the last object for which there was an answer."""
         self._num_probes = 0
 
     def _trust_anew(self) -> None:
@@ -100,10 +100,10 @@ class StorageOrders:
             OrderKind.WRITE: AnswerTimes(transfer_s, write_s, first_s=transfer_s),
         }
         self._busy_at_s = dict.fromkeys(OrderKind, 0.0)
-        """When the last order of a kind was given or answered."""
+        """By kind, the time at which an order was last given or answered."""
 
     def attach(self, connection: ConnectionId, pid: int, patience_s: float | None = None) -> None:
-        """A storage actor is there; its backend is trusted anew.
+        """Use a storage actor that has attached; its backend is trusted anew.
 
         `patience_s`: how long its answers may take; None: as the settings say.
         """
@@ -115,11 +115,11 @@ class StorageOrders:
         self._trust_anew()
 
     def retire(self) -> None:
-        """No order is given any more, until another storage actor attaches."""
+        """Give no order any more, until another storage actor attaches."""
         self.is_in_use = False
 
     def lose(self) -> None:
-        """The storage actor is gone; nothing it was asked will be answered."""
+        """Forget the storage actor, which is gone: nothing it was asked will be answered."""
         self.pid = None
         self.connection = None
         self._orders.clear()
@@ -163,7 +163,7 @@ class StorageOrders:
         return self._breakers[kind].retry_at_s
 
     def take_probe_name(self, kind: OrderKind) -> ObjectName:
-        """An object that was asked about or read before; there has been one.
+        """The name of an object that was asked about or read before; there must be one.
 
         In turns the last one, and the last one for which there was an answer: it may be this very
         object, and nothing else, that the backend cannot read.
@@ -174,7 +174,7 @@ class StorageOrders:
 
     @property
     def answer_s(self) -> float:
-        """What a question and a read take at least, these days; 0 if that is short or not known.
+        """The least seconds that a question and a read take these days; 0 if short or not known.
 
         A power of two, so that it seldom changes.
         """
@@ -182,7 +182,7 @@ class StorageOrders:
         return 2.0 ** floor(log2(usual_s)) if usual_s >= _SLOW_S else 0.0
 
     def figures(self) -> dict[str, str | float]:
-        """Of the breakers, and how long answers may take.
+        """Figures of the breakers, and of how long answers may take.
 
         If L3 is left alone, for what, why and since when.
         """
@@ -202,13 +202,13 @@ class StorageOrders:
 
     @property
     def breaker_state(self) -> BreakerState:
-        """The worst of all kinds."""
+        """The worst state of the breakers of all kinds."""
         states = [breaker.state for breaker in self._breakers.values()]
         return min(states, key=_WORST_FIRST.index)
 
     @property
     def num_trips(self) -> int:
-        """How often a kind of order was given up."""
+        """The number of times that a kind of order was given up."""
         return sum(breaker.num_trips for breaker in self._breakers.values())
 
     def is_overdue(self, batch_id: BatchId) -> bool:
@@ -329,7 +329,7 @@ class StorageOrders:
             breaker.succeed()
 
     def take_overdue(self, now_s: float) -> list[BatchId]:
-        """Batches to be given up as of now: those that are late, and all others of their kind."""
+        """Take the batches to be given up now: late ones, and then all others of their kind."""
         given_up: list[BatchId] = []
         for kind, unanswered in self._unanswered.items():
             # Late answers to others may have come since the order was given.
@@ -345,11 +345,11 @@ class StorageOrders:
 
     @property
     def num_unanswered(self) -> int:
-        """Batches without an answer."""
+        """The number of batches without an answer."""
         return len(self._orders)
 
     @property
     def next_overdue_s(self) -> float | None:
-        """When the next batch becomes overdue."""
+        """The time at which the next batch becomes overdue."""
         times_s = (unanswered.next_overdue_s for unanswered in self._unanswered.values())
         return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -29,10 +29,10 @@ class StorageProbes:
         self._effects = effects
         self._reads: dict[BatchId, tuple[int, HostPageId]] = {}
         self._is_starved = False
-        """A read is due and L2 has no page for it."""
+        """Whether a read is due and L2 has no page for it."""
 
     def dispatch(self, now_s: float) -> None:
-        """Send what is due."""
+        """Send the probes that are due."""
         if self._orders.is_probe_due(OrderKind.EXISTS, now_s):
             group, key = self._orders.take_probe_name(OrderKind.EXISTS)
             self._orders.ask_exists(group, key, now_s)
@@ -56,14 +56,14 @@ class StorageProbes:
             self._allocator.give_back(group, page_id)
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone. The FILLING pages pass to the caller."""
+        """Forget the storage actor, which is gone. The FILLING pages pass to the caller."""
         held = [page_id for _, page_id in self._reads.values()]
         self._reads.clear()
         return held
 
     @property
     def next_due_s(self) -> float | None:
-        """When the next probe is due."""
+        """The time at which the next probe is due."""
         kinds = [OrderKind.EXISTS] if self._is_starved else [OrderKind.EXISTS, OrderKind.READ]
         times_s = [self._orders.probe_due_s(kind) for kind in kinds]
         return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -8,11 +8,11 @@ from raydix.ids import BatchId, PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES
 
 ObjectName = tuple[int, PageKey]
-"""Group and key."""
+"""The name of an object: its KV group and its page key."""
 
 
 class OrderKind(Enum):
-    """Each kind can fail by itself: a mount may still find what it cannot read."""
+    """The kind of an order. Each can fail by itself: a mount may still find what it cannot read."""
 
     EXISTS = "exists"
     READ = "read"
@@ -27,15 +27,15 @@ class Order:
     sent_s: float
     group: int = 0
     keys: bytes = b""
-    """Without any its answer says nothing of how fast the backend is."""
+    """The keys of the objects; the answer to an order without keys does not show how fast L3 is."""
     num_pages: int = 0
-    """Of a question whether objects exist."""
+    """The number of pages of a question whether objects exist; 0 for other orders."""
     allowed_s: float = 0.0
-    """What it may take for its size alone."""
+    """The seconds that the order may take for its size alone."""
     is_overdue: bool = False
 
     def name(self, index: int) -> ObjectName:
-        """One of its objects."""
+        """The name of one of the order's objects."""
         return self.group, PageKey(self.keys[index * KEY_BYTES : (index + 1) * KEY_BYTES])
 
 
@@ -47,12 +47,12 @@ class Unanswered:
     """
 
     current: dict[BatchId, Order] = field(default_factory=dict)
-    """Those that are not overdue."""
+    """Orders that are not overdue, by batch."""
     overdue_at_s: list[tuple[float, BatchId]] = field(default_factory=list)
     """A heap that holds every current order; its first entry is current."""
     num_overdue: int = 0
     num_pages: int = 0
-    """Of all, overdue or not."""
+    """The sum of `Order.num_pages` over all orders, overdue or not."""
 
     @property
     def next_overdue_s(self) -> float | None:
@@ -66,18 +66,18 @@ class Unanswered:
         return self.current[self.overdue_at_s[0][1]]
 
     def postpone(self, overdue_at_s: float) -> None:
-        """The first order to become overdue has until then, which is later."""
+        """Let the first order to become overdue have until `overdue_at_s`, which is later."""
         heapq.heapreplace(self.overdue_at_s, (overdue_at_s, self.overdue_at_s[0][1]))
         self._drop_answered()
 
     def add(self, batch_id: BatchId, order: Order, overdue_at_s: float) -> None:
-        """An order is sent."""
+        """Add an order that is sent."""
         self.current[batch_id] = order
         self.num_pages += order.num_pages
         heapq.heappush(self.overdue_at_s, (overdue_at_s, batch_id))
 
     def remove(self, batch_id: BatchId, order: Order) -> None:
-        """It is answered."""
+        """Remove an order that is answered."""
         self.num_pages -= order.num_pages
         if order.is_overdue:
             self.num_overdue -= 1
@@ -90,7 +90,7 @@ class Unanswered:
             heapq.heappop(self.overdue_at_s)
 
     def give_up(self) -> list[BatchId]:
-        """All current orders count as overdue from now on."""
+        """Count all current orders as overdue from now on."""
         given_up = list(self.current)
         for order in self.current.values():
             order.is_overdue = True

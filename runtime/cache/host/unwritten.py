@@ -14,19 +14,19 @@ class Turn(IntEnum):
     """When a page is written: those of an earlier turn go before all of a later one."""
 
     FIRST = 0
-    """A request has used it, or its write was begun and came to nothing."""
+    """A request has used the page, or its write was begun and came to nothing."""
     NEW = 1
-    """It was committed."""
+    """The page was committed."""
     FILL = 2
-    """L3 was asked and lacks it."""
+    """L3 was asked about the page, and lacks it."""
     PUT_OFF = 3
-    """Its writes failed: it is left alone for a while."""
+    """The page's writes failed: it is left alone for a while."""
 
 
 _WAITING = (Turn.FIRST, Turn.NEW, Turn.FILL)
 _IN_NO_LIST = 255
 _MAX_FAILURES = 255
-"""More are not counted."""
+"""The largest number of failed writes that is counted for a page."""
 
 
 class UnwrittenPages:
@@ -37,11 +37,11 @@ class UnwrittenPages:
     """
 
     def __init__(self, num_pages: int) -> None:
-        """L3 is to get nothing."""
+        """Start with nothing to write, for an L2 of `num_pages` pages."""
         self._num_pages = num_pages
         self._num_failures = bytearray(num_pages)
         self._retry_at_s = array("d", bytes(8 * num_pages))
-        """Of pages that are put off."""
+        """The time at which each page that is put off waits again, by page id."""
         self._writing: set[HostPageId] = set()
         self._num_lost = 0
         self._lists = LruLists(num_pages, len(Turn))
@@ -54,17 +54,17 @@ class UnwrittenPages:
 
     @property
     def num_waiting(self) -> int:
-        """Pages that may be written now."""
+        """The number of pages that may be written now."""
         return sum(map(self._lists.length, _WAITING))
 
     @property
     def num_put_off(self) -> int:
-        """Pages that are left alone for a while."""
+        """The number of pages that are left alone for a while."""
         return self._lists.length(Turn.PUT_OFF)
 
     @property
     def next_retry_s(self) -> float | None:
-        """When the first page that is put off waits again."""
+        """The time at which the first page that is put off waits again."""
         page_id = self._lists.oldest(Turn.PUT_OFF)
         return None if page_id is None else self._retry_at_s[page_id]
 
@@ -76,7 +76,7 @@ class UnwrittenPages:
         return None
 
     def add(self, page_id: HostPageId, turn: Turn) -> bool:
-        """L3 is to get a READY page, after the others of this turn. False: that was known."""
+        """Add a READY page, after the others of this turn. Returns False if it was known."""
         if page_id in self:
             return False
         self._num_failures[page_id] = 0
@@ -84,41 +84,41 @@ class UnwrittenPages:
         return True
 
     def note_use(self, page_id: HostPageId) -> None:
-        """A request uses a page, which is therefore written before others that wait."""
+        """Note that a request uses a page, which is therefore written before others that wait."""
         if self._turns[page_id] in (Turn.NEW, Turn.FILL):
             self._remove(page_id)
             self._append(page_id, Turn.FIRST)
 
     def start(self, page_id: HostPageId) -> None:
-        """A page that waits is being written from now on."""
+        """Begin to write a page that waits."""
         self._remove(page_id)
         self._writing.add(page_id)
 
     def finish(self, page_id: HostPageId) -> None:
-        """A page that was being written is in L3, or is not to get there any more."""
+        """Forget a page that was being written: it is in L3, or is not to get there any more."""
         self._writing.remove(page_id)
 
     def count_failure(self, page_id: HostPageId) -> int:
-        """A page's write has failed. Returns how often that has happened."""
+        """Count a failed write of a page; returns how many of its writes have failed."""
         self._num_failures[page_id] = min(self._num_failures[page_id] + 1, _MAX_FAILURES)
         return self._num_failures[page_id]
 
     def put_back(self, page_id: HostPageId) -> None:
-        """A page that was being written is the next one, before what follows in its chain."""
+        """Let a page that was being written be the next one, before what follows in its chain."""
         self._writing.remove(page_id)
         self._turns[page_id] = Turn.FIRST
         self._lists.prepend(Turn.FIRST, page_id)
 
     def put_off(self, page_id: HostPageId, retry_at_s: float) -> None:
-        """Leave a page that was being written alone until then, which is no earlier than for the
-        others.
+        """Leave a page that was being written alone until `retry_at_s`, which is no earlier than
+        for the others.
         """
         self._writing.remove(page_id)
         self._retry_at_s[page_id] = retry_at_s
         self._append(page_id, Turn.PUT_OFF)
 
     def retry(self, now_s: float, max_pages: int) -> None:
-        """What was put off until now waits again, so many pages at most."""
+        """Let pages wait again that were put off until now, at most `max_pages` of them."""
         for _ in range(max_pages):
             page_id = self._lists.oldest(Turn.PUT_OFF)
             if page_id is None or self._retry_at_s[page_id] > now_s:
@@ -127,18 +127,18 @@ class UnwrittenPages:
             self._append(HostPageId(page_id), Turn.NEW)
 
     def forget(self, page_id: HostPageId) -> None:
-        """L2 drops a page. What was to be written is lost."""
+        """Forget a page that L2 drops; what was to be written is lost."""
         if self._turns[page_id] != _IN_NO_LIST:
             self._remove(page_id)
             self._num_lost += 1
 
     def take_num_lost(self) -> int:
-        """Pages that were lost since the last call."""
+        """Take the number of pages that were lost since the last call."""
         num_lost, self._num_lost = self._num_lost, 0
         return num_lost
 
     def clear(self) -> int:
-        """What is not being written is not to be written. Returns how many pages these were."""
+        """Forget all pages that are not being written; returns how many they were."""
         num_pages = self.num_waiting + self.num_put_off
         self._lists.clear()
         self._all_turns[:] = _IN_NO_LIST
@@ -153,11 +153,11 @@ class UnwrittenPages:
         self._turns[page_id] = _IN_NO_LIST
 
     def writing(self) -> set[HostPageId]:
-        """Pages that are being written."""
+        """The pages that are being written."""
         return self._writing.copy()
 
     def listed(self) -> set[HostPageId]:
-        """Pages that wait or are put off; O(pages).
+        """The pages that wait or are put off; O(pages).
 
         Raises AccountingError if the lists and what is said of each page differ.
         """

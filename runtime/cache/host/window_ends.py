@@ -17,11 +17,11 @@ class PageHope(IntEnum):
     """What a lookup knows of a page. One byte per page."""
 
     HERE = 0
-    """L1 or L2 has it."""
+    """L1 or L2 has the page."""
     FETCHABLE = 1
-    """L3 has it, or may have it."""
+    """L3 has the page, or may have it."""
     LOST = 2
-    """It will not come."""
+    """The page will not come."""
 
 
 _NOT_HERE = bytes(hope != PageHope.HERE for hope in range(256))
@@ -33,17 +33,19 @@ class PrefixRule:
     """What the KV groups of a model need of a prefix."""
 
     reaches: tuple[int | None, ...] = (None,)
-    """Per group: see `KvLayout.reaches`."""
+    """The pages that each KV group needs before the end of a prefix; None: all of them."""
     checkpoint_pages: int = 1
-    """Windows are fetched so far apart at least; the last one may be nearer to the one before."""
+    """The least distance in pages of the ends whose windows are fetched; the last two may be nearer
+    to each other.
+    """
 
     @property
     def has_windows(self) -> bool:
-        """Some group needs only the last pages."""
+        """Whether some KV group needs only the last pages."""
         return any(reach is not None for reach in self.reaches)
 
     def starts(self, end: int) -> tuple[int, ...]:
-        """Per group: the first page that a prefix of `end` pages needs."""
+        """The first page that a prefix of `end` pages needs, per KV group."""
         return first_needed(self.reaches, end)
 
 
@@ -54,12 +56,12 @@ def make_rule(layout: KvLayout) -> PrefixRule:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What a lookup fetches for."""
+    """The ends that a lookup fetches for."""
 
     reached: int
-    """The best end all of whose pages are here."""
+    """The best end all of whose pages are in L1 or L2."""
     ends: tuple[int, ...]
-    """Later ends, in order; the last one is the best that can be had at all."""
+    """The later ends, in order; the last one is the best that can be had at all."""
 
     @property
     def best(self) -> int:

@@ -15,9 +15,9 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, WriteObjects
 
 _FIRST_REST_S = 1.0
-"""How long nothing is written once L3 says that it is full; each further time is twice as long."""
+"""Seconds for which nothing is written once L3 is full; each further rest is twice as long."""
 _RETRY_PIECE = 256
-"""Pages whose time has come again with one event."""
+"""The number of pages whose writes are tried again with one event."""
 
 
 class DropReason(StrEnum):
@@ -56,45 +56,45 @@ class HostWrites:
 
         self._in_flight: dict[BatchId, list[HostPageId]] = {}
         self._rest_s = 0.0
-        """How long L3 is left alone since it was full; 0: it takes pages."""
+        """Seconds for which L3 is left alone since it was full; 0: it takes pages."""
         self._rests_until_s = -inf
         self._is_flush_wanted = False
         self._flush_id: BatchId | None = None
 
     @property
     def num_pending(self) -> int:
-        """Pages that are to be written without a rest, or are being written."""
+        """The number of pages that are to be written without a rest, or are being written."""
         num_waiting = 0 if self._rest_s else self._unwritten.num_waiting
         return num_waiting + self.num_pinned
 
     @property
     def num_put_off(self) -> int:
-        """Pages that L3 did not take and is offered again after a while."""
+        """The number of pages that L3 did not take and is offered again after a while."""
         num_waiting = self._unwritten.num_waiting if self._rest_s else 0
         return num_waiting + self._unwritten.num_put_off
 
     @property
     def num_pinned(self) -> int:
-        """Pages being written."""
+        """The number of pages that are being written."""
         return sum(map(len, self._in_flight.values()))
 
     @property
     def _is_ready(self) -> bool:
-        """Only a rest, the storage actor's absence or the circuit breaker holds writes back."""
+        """Whether only a rest, the storage actor's absence or the circuit breaker delays writes."""
         max_batches = 1 if self._rest_s else self._settings.max_write_batches
         has_room = self._num_current() < max_batches
         return has_room and not self._is_flush_wanted and self._unwritten.num_waiting > 0
 
     @property
     def next_due_s(self) -> float | None:
-        """When time alone lets L3 be offered a page; None: never."""
+        """The time at which time alone lets L3 be offered a page; None: never."""
         retry_s = self._unwritten.next_retry_s
         held_until_s = self._held_until_s() if self._is_ready else None
         times = [time_s for time_s in (retry_s, held_until_s) if time_s is not None]
         return min(times, default=None)
 
     def _held_until_s(self) -> float | None:
-        """When the breaker and a rest have both ended; None: time alone does not end them."""
+        """The time at which the breaker and a rest have both ended; None: not by time alone."""
         until_s = self._orders.write_retry_at_s
         is_held = until_s is not None or not self._orders.is_write_probe
         if not self._orders.is_readable or not is_held:
@@ -103,7 +103,7 @@ class HostWrites:
         return None if until_s == -inf else until_s
 
     def add(self, page_id: HostPageId, turn: Turn) -> bool:
-        """L3 is to get a READY page, if there is L3. False: it has been said before."""
+        """Add a READY page, if there is an L3 to write it to. Returns False if it was known."""
         return self._orders.is_in_use and self._unwritten.add(page_id, turn)
 
     def flush(self) -> None:
@@ -161,7 +161,7 @@ class HostWrites:
         self._in_flight[self._orders.write(make_order, now_s)] = pages
 
     def finish(self, done: ObjectsDone, now_s: float) -> bool:
-        """Take the answer to a batch of writes or the removal of all. False: it is not ours."""
+        """Take the answer to writes or to the removal of all; False if it is to another order."""
         if done.batch_id == self._flush_id:
             self._end_flush(ObjectStatus(done.statuses[0]))
             return True
@@ -205,7 +205,7 @@ class HostWrites:
         self._count(reason, 1)
 
     def _rest(self, now_s: float) -> None:
-        """L3 is full: offer it one page after a while."""
+        """Leave L3 alone for a while, as it is full, and then offer it one page."""
         if now_s >= self._rests_until_s:
             self._rest_s = min(max(_FIRST_REST_S, 2 * self._rest_s), self._settings.put_off_s)
             self._rests_until_s = now_s + self._rest_s
@@ -218,11 +218,11 @@ class HostWrites:
             self._counters[f"l3_writes_dropped_{reason}"] += num_pages
 
     def trust_anew(self) -> None:
-        """A storage actor has attached, whose backend may have room."""
+        """Offer pages again: a storage actor has attached, whose backend may have room."""
         self._rest_s, self._rests_until_s = 0.0, -inf
 
     def retire(self) -> None:
-        """L3 is not to be used any more: what waits is dropped."""
+        """Drop what waits, as L3 is not to be used any more."""
         self._drop_all(DropReason.DETACHED)
         if self._is_flush_wanted and self._flush_id is None:
             self._end_flush(ObjectStatus.CANCELLED)
@@ -233,7 +233,7 @@ class HostWrites:
             self._end_flush(ObjectStatus.TIMED_OUT)
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone: what it was writing is to be written first.
+        """Put back what the storage actor, which is gone, was writing: it is to be written first.
 
         Returns these pages, which the caller unpins when the actor has ended.
         """

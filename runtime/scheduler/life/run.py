@@ -12,19 +12,19 @@ class Start:
     """Where a run takes up its chain: what it gets from the caches, and what it owes them."""
 
     num_pages: int
-    """Cached pages that it begins behind, loaded ones included."""
+    """The number of cached pages that the run begins behind, loaded ones included."""
     tiers: bytes
-    """The tier that each of them is taken from."""
+    """The tier that each of these `num_pages` pages is taken from, one byte per page."""
     loads: tuple[Sequence[int], ...]
-    """Per KV group, which of them are loaded from L2."""
+    """Per KV group, the pages that are loaded from L2, by their place in the chain."""
     num_left_pages: int
-    """Further ones that L2 holds and that are computed because that is cheaper."""
+    """The number of further pages that L2 holds and that are computed because that is cheaper."""
     checkpoints: tuple[int, ...]
-    """Before these pages it leaves windows for L2 to keep."""
+    """The places in the chain, in pages, before which the run leaves windows for L2 to keep."""
 
 
 NOWHERE = Start(num_pages=0, tiers=b"", loads=(), num_left_pages=0, checkpoints=())
-"""Nothing is cached of a request that does not run."""
+"""The start of a request that does not run: nothing is cached for it."""
 
 
 @dataclass(frozen=True, slots=True)
