@@ -29,23 +29,23 @@ class RadixEviction:
         reaches: Sequence[int | None],
     ) -> None:
         self.num_locked_pages = 0
-        """Of all paths: those of every group but the WINDOW ones."""
+        """Locked pages of every group but the WINDOW ones, over all paths."""
         self._forest = forest
         self._windows = windows
         self._order = EvictionOrder(policy_key)
         self._num_groups = len(reaches)
         self._whole = [group for group, reach in enumerate(reaches) if reach is None]
-        """The groups that lose no page without its leaf."""
+        """The groups that lose no page without its leaf: FULL and LATENT ones."""
 
     def lock(self, node: RadixNode) -> None:
-        """Protect a node's pages. The caller locks those above it, too."""
+        """Lock a node, to protect its pages. The caller locks those above it, too."""
         if node.lock():
             self.num_locked_pages += node.num_pages
             if node.ticket:
                 self._order.discard(node)
 
     def unlock_path(self, node: RadixNode, last_step: int) -> None:
-        """Take a lock off a node and off all above it. No window of it is pinned any more."""
+        """Take a lock off a node and off all nodes above it, once it pins no window any more."""
         current: RadixNode | None = node
         while current is not None:
             if current.unlock(last_step):
@@ -56,7 +56,7 @@ class RadixEviction:
             self._remove_hollow(node)
 
     def touch(self, node: RadixNode) -> None:
-        """A node that may wait in the order has been used."""
+        """Give a node that has been used its new place in the order, if it waits there."""
         if node.ticket:
             self._order.add(node)
 

@@ -17,36 +17,36 @@ class FlushWalk:
     """
 
     used_until_s: float
-    """Later uses keep a node."""
+    """The time after which a use keeps a node in the tree."""
     place: OrderPlace | None = None
-    """All before it in the eviction order were looked at; None: at the start."""
+    """The place in the eviction order before which all was looked at; None: at the start."""
     has_found: bool = False
-    """Something went since it was at the start."""
+    """Whether something has gone since the walk was last at the start."""
     windows_left: list[int] | None = None
-    """Per group, pages that are still to go of windows; None: leaves come first."""
+    """The pages of windows that are still to go, per KV group; None: leaves come first."""
 
     @property
     def is_done(self) -> bool:
-        """Nothing is left to go."""
+        """Whether nothing is left to go."""
         return self.windows_left is not None and not any(self.windows_left)
 
     def go_past(self, place: OrderPlace) -> None:
-        """A leaf is looked at; the next one is at this place or behind it."""
+        """Note that a leaf was looked at; the next one is at this place or behind it."""
         self.place = place
 
     def note_drop(self) -> None:
-        """A node has gone."""
+        """Note that a node has gone."""
         self.has_found = True
 
     def reach_end(self, num_unpinned: list[int]) -> None:
-        """No leaf is left: look again at all, or, if nothing went, at so many pages of windows."""
+        """Start over, as no leaf is left, or go on to the unpinned windows if nothing went."""
         self.place = None
         if not self.has_found:
             self.windows_left = num_unpinned
         self.has_found = False
 
     def note_windows(self, num_pages: list[int]) -> None:
-        """So many pages of windows were to go, per group; none if all others are pinned by now."""
+        """Note how many pages of windows were to go, per group; none: the others are pinned."""
         assert self.windows_left is not None, "leaves come first"
         pairs = zip(self.windows_left, num_pages, strict=True)
         self.windows_left = [left - num for left, num in pairs] if any(num_pages) else []

@@ -20,7 +20,7 @@ class RadixForest:
 
     def __init__(self, *, page_bytes: int, reaches: Sequence[int | None]) -> None:
         self.num_cached_pages = 0
-        """Of all paths: those of every group but the WINDOW ones."""
+        """Cached pages of every group but the WINDOW ones, over all paths."""
         self.num_nodes = 0
         self._page_bytes = page_bytes
         self._reaches = tuple(reaches)
@@ -28,7 +28,7 @@ class RadixForest:
 
     @property
     def roots(self) -> tuple[RadixNode, ...]:
-        """Where the chains start, one per identity that has pages or locks."""
+        """The roots, where chains start: one per identity that has pages or locks."""
         return tuple(self._roots.values())
 
     def __iter__(self) -> Iterator[RadixNode]:

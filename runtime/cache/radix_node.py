@@ -11,7 +11,7 @@ from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
 
 EvictionKey = float | tuple[float, float]
-"""What an eviction policy makes of a leaf: the smallest goes first."""
+"""The key that an eviction policy gives to a leaf: the leaf with the smallest goes first."""
 
 
 class Segment(Enum):
@@ -32,9 +32,9 @@ class Victim:
     """
 
     page_ids: tuple[Int32Array, ...]
-    """Per KV group; 0 where it loses nothing of a page."""
+    """The page ids in each KV group; 0 for pages of which the group loses nothing."""
     keys: bytes
-    """32 bytes per page."""
+    """The page keys, 32 bytes each, concatenated."""
     last_step: int
     """The last step that may name the pages."""
     is_removed: bool = True
@@ -42,7 +42,7 @@ class Victim:
 
     @property
     def num_pages(self) -> int:
-        """The same in every KV group."""
+        """The number of pages, which is the same in every KV group."""
         return len(self.keys) // KEY_BYTES
 
 
@@ -56,9 +56,9 @@ class RadixNode:
 
     parent: "RadixNode | None"
     edge: bytes
-    """Packed tokens of the node's pages."""
+    """The packed tokens of all pages of the node."""
     first_page: bytes
-    """Those of its first page: the very object that is its key in `parent.children`.
+    """The packed tokens of its first page: the very object that is the key in `parent.children`.
 
     Empty at a root.
     """
@@ -71,59 +71,61 @@ class RadixNode:
     created_s: float
     last_use_s: float
     priority: int = 0
-    """The most important (lowest) of the requests that inserted here or below."""
+    """The best (lowest) priority of the requests that inserted at this node or below."""
     num_hits: int = 0
     num_locks: int = 0
-    """Locks on this node or below."""
+    """The number of locks that end at this node or below."""
     last_step: int = 0
-    """The last that may name its pages, of those who have given their locks back."""
+    """The last step that may name the node's pages, of requests that have given back their locks.
+    """
     is_left_behind: bool = False
-    """Whoever was last at its end went on from there with new pages, or nobody was ever there."""
+    """Whether the last request that ended here went on with new pages, or none ever ended here."""
     ticket: int = 0
     """The node's place in the eviction order among equal keys; 0 if it has none."""
     eviction_key: EvictionKey = 0.0
-    """By which the node was put there."""
+    """The key by which the node was put in the eviction order."""
     is_inspected: bool = False
-    """Whether it was handed out there for a look ahead."""
+    """Whether the node, while in the eviction order, was handed out for a look ahead."""
     is_cut: bool = False
-    """Whether it has lost pages of its end. It then grows no more: a match of them stays refused.
+    """Whether the node has lost pages of its end. It then grows no more, so that a match of the
+    lost pages stays refused.
     """
     children: "dict[bytes, RadixNode]" = field(default_factory=dict)
-    """By the packed tokens of their first page."""
+    """The nodes below this one, by the packed tokens of their first page."""
 
     @property
     def num_pages(self) -> int:
-        """Pages of this node alone."""
+        """The number of pages of this node alone."""
         return self.end - self.start
 
     @property
     def is_hollow(self) -> bool:
-        """No group holds any page of it."""
+        """Whether no group holds any page of the node."""
         return not any(ids.any() for ids in self.page_ids)
 
     @property
     def is_return_point(self) -> bool:
-        """A request is likely to end its match where the node ends.
+        """Whether a request is likely to end its match where the node ends.
 
         Its chain ends there, or chains part, or a request did not go on from there since.
         """
         return len(self.children) != 1 or not self.is_left_behind
 
     def leave_behind(self) -> None:
-        """A request whose match ended with it has gone on with new pages."""
+        """Note that a request whose match ended with the node has gone on with new pages."""
         self.is_left_behind = True
 
     def come_back(self) -> None:
-        """A request has ended with it."""
+        """Note that a request has ended with the node."""
         self.is_left_behind = False
 
     @property
     def last_key(self) -> PageKey:
-        """Key of the last page, or the identity at a root."""
+        """The key of the node's last page, or the identity at a root."""
         return PageKey(self.keys[-KEY_BYTES:])
 
     def use(self, now_s: float) -> None:
-        """Its pages are used."""
+        """Note a use of the node's pages."""
         self.last_use_s = now_s
 
     def lock(self) -> bool:
@@ -133,21 +135,21 @@ class RadixNode:
         return self.num_locks == 1
 
     def unlock(self, last_step: int) -> bool:
-        """Count a lock less. Returns whether none is left."""
+        """Count one lock less. Returns whether none is left."""
         self.num_locks -= 1
         self.last_step = max(self.last_step, last_step)
         return not self.num_locks
 
     def enter_order(self, ticket: int, key: EvictionKey) -> None:
-        """It is evictable, and has a place in the eviction order."""
+        """Note that the node is evictable, and which place it has in the eviction order."""
         self.ticket, self.eviction_key = ticket, key
 
     def leave_order(self) -> None:
-        """It has no place there any more."""
+        """Note that the node has left the eviction order."""
         self.ticket, self.is_inspected = 0, False
 
     def note_inspection(self) -> None:
-        """It was handed out there for a look ahead."""
+        """Note that the node was handed out for a look ahead."""
         self.is_inspected = True
 
     def grow(self, run: "RadixNode") -> None:
@@ -169,7 +171,7 @@ class RadixNode:
         return True
 
     def fill_from(self, first: int, page_ids: tuple[Int32Array, ...]) -> bool:
-        """As `fill`, for the pages from `first` on alone, counted from the node's start."""
+        """Call `fill` for the pages from `first` on alone, counted from the node's start."""
         unfilled = np.zeros(first, dtype=np.int32)
         return self.fill(tuple([np.concatenate((unfilled, ids)) for ids in page_ids]))
 
@@ -194,7 +196,7 @@ class RadixNode:
         self.children[run.first_page] = run
 
     def as_victim(self) -> Victim:
-        """All its pages; no lock holds them."""
+        """The node's pages as a victim; no lock may hold them."""
         return Victim(self.page_ids, self.keys, self.last_step)
 
     def leave(self) -> Victim:

@@ -41,9 +41,9 @@ class Match:
     page_ids: tuple[Int32Array, ...]
     """Per KV group one id per page, ready for a plan; 0 where the group does not hold the page."""
     last_key: PageKey
-    """Key of the last matched page, or the identity if none matched."""
+    """The key of the last matched page, or the identity if none matched."""
     node: RadixNode | None = field(repr=False)
-    """Where the match ended; None if no page matched."""
+    """The node where the match ended; None if no page matched."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Insertion:
     """
 
     page_ids: tuple[Int32Array, ...]
-    """Per KV group, one id per page; 0 where neither had anything."""
+    """One id per page, in each KV group; 0 where neither the tree nor the caller had any."""
     num_existing_pages: int
     """Leading pages of the span that the tree held before."""
 
@@ -90,7 +90,7 @@ class RadixTree:
         reaches: Sequence[int | None] = (None,),
         eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
-        """`reaches`: per KV group `KvLayout.reaches`, a number of pages for a WINDOW group."""
+        """Start empty. `reaches`: per KV group, the pages of its window; None: it needs all."""
         self.page_size = page_size
         self.num_groups = len(reaches)
         self.num_locks = 0
@@ -103,21 +103,21 @@ class RadixTree:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes with pages."""
+        """The number of nodes that have pages."""
         return self._forest.num_nodes
 
     def num_cached_pages(self, group: int) -> int:
-        """Pages of a group that can be matched."""
+        """The number of pages of a group that can be matched."""
         window = None if self._windows is None else self._windows.group(group)
         return self._forest.num_cached_pages if window is None else window.num_cached
 
     def num_locked_pages(self, group: int) -> int:
-        """Pages of a group that some lock protects."""
+        """The number of pages of a group that some lock protects."""
         window = None if self._windows is None else self._windows.group(group)
         return self._eviction.num_locked_pages if window is None else window.num_locked
 
     def num_evictable_pages(self, group: int) -> int:
-        """Pages of a group that no lock protects. All of them can be evicted."""
+        """The number of pages of a group that no lock protects. All of them can be evicted."""
         return self.num_cached_pages(group) - self.num_locked_pages(group)
 
     def match(self, identity: PageKey, packed_tokens: bytes) -> Match:

@@ -16,7 +16,7 @@ from raydix.runtime.cache.window_pages import WindowPages
 from raydix.runtime.messages.arrays import Int32Array
 
 LockEnds = Counter[int]
-"""How many locks end before a page, for those that may pin pages of a node."""
+"""The number of locks that end before each page, for those that may pin pages of a node."""
 
 
 class RadixWindows:
@@ -32,7 +32,7 @@ class RadixWindows:
             if reach is not None
         }
         self.groups = tuple(self._groups)
-        """The WINDOW groups: there is one at least."""
+        """The WINDOW groups, of which there is at least one."""
         self._max_reach = max(pages.reach for pages in self._groups.values())
         self._lock_ends: dict[RadixNode, LockEnds] = {}
 
@@ -41,17 +41,17 @@ class RadixWindows:
         return self._groups.get(group)
 
     def pin(self, node: RadixNode) -> None:
-        """One more lock ends with a node."""
+        """Count one more lock that ends with a node."""
         self._renew(self._add_end(node))
 
     def unpin(self, node: RadixNode, end: int) -> None:
-        """A lock is given back that ended before page `end`, in this node."""
+        """Count one lock less, which ended before page `end`, in this node."""
         node.come_back()
         self._renew(self._drop_end(node, end))
         self.reshape(node)
 
     def move_pin(self, node: RadixNode, end: int, new_node: RadixNode) -> None:
-        """A lock that ended before page `end` of a node ends with another one, or it has grown."""
+        """Move a lock that ended before page `end` of a node to another node, or to its new end."""
         reached = [*self._add_end(new_node), *self._drop_end(node, end)]
         self._renew(dict.fromkeys(reached))
         self.reshape(new_node)
@@ -59,7 +59,7 @@ class RadixWindows:
             self._leave_behind(node)
 
     def _leave_behind(self, node: RadixNode) -> None:
-        """A session has gone on from a node's end with a new prompt, and will hardly return there.
+        """Note that a session has gone on from a node's end with a new prompt.
 
         If the node is the only answer to its prompt, nor to that prompt's end. This is not called
         when an answer follows its own prompt: the same prompt may be asked again.
@@ -71,7 +71,7 @@ class RadixWindows:
         self.reshape(node)
 
     def use(self, node: RadixNode, end: int) -> None:
-        """The window that ends before page `end` of a node was used, without a lock."""
+        """Note a use of the window that ends before page `end` of a node, without a lock."""
         self._renew(self._reached(node, end))
 
     def heal(
@@ -93,12 +93,12 @@ class RadixWindows:
         return join_page_ids(runs[::-1], last.end - start) if runs else page_ids
 
     def refresh(self, node: RadixNode) -> None:
-        """A node has got or lost pages; its place in the order of each group stays."""
+        """Take in that a node has got or lost pages; its place in each group's order stays."""
         for pages in self._groups.values():
             pages.refresh(node, self._nearest_end(node))
 
     def reshape(self, node: RadixNode) -> None:
-        """A node has got or lost its end or a child, which changes where requests may return to.
+        """Take in that a node has got or lost its end or a child.
 
         So the windows before its end and before its start are counted anew.
         """
@@ -118,14 +118,14 @@ class RadixWindows:
         self.reshape(upper)
 
     def forget(self, node: RadixNode) -> None:
-        """A node has left the tree. No lock reaches it."""
+        """Forget a node that has left the tree. No lock reaches it."""
         for pages in self._groups.values():
             pages.forget(node)
 
     def evict(
         self, group: int, num_pages: int, last_step: float
     ) -> Iterator[tuple[RadixNode, Victim]]:
-        """Take pages of one WINDOW group: see `WindowPages.evict`."""
+        """Take pages of one WINDOW group, in order, as `WindowPages.evict` does."""
         return self._groups[group].evict(num_pages, last_step)
 
     def check(self, nodes: Sequence[RadixNode]) -> None:

@@ -17,7 +17,7 @@ class RecentPrefixes:
 
     def __init__(self, num_places: int) -> None:
         self._heads: _Heads = np.zeros(num_places, dtype=np.uint64)
-        """By place, the first bytes of a key; 0: none. One hashes to 0 once in 10^19."""
+        """The first 8 bytes of one key per place; 0: no key. One key in 10^19 hashes to 0."""
 
     def num_shared(self, keys: bytes) -> int:
         """How many pages a chain with these keys shares with the chain met that is most like it."""

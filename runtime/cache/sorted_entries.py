@@ -9,9 +9,9 @@ from raydix.errors import AccountingError
 from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
 
 OrderEntry = tuple[EvictionKey, int, RadixNode]
-"""A leaf's key, its ticket, the leaf. Tickets differ, so nodes are never compared."""
+"""An entry: a leaf's key, its ticket, and the leaf. Tickets differ, so nodes are never compared."""
 OrderPlace = tuple[EvictionKey, int]
-"""A key and a ticket."""
+"""A place in the order: a key and a ticket."""
 
 _last_of = itemgetter(-1)
 

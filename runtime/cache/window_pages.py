@@ -24,20 +24,20 @@ from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What a group holds of one node."""
+    """The pages that a group holds of one node."""
 
     num_open: int
-    """Leading pages of the node that no lock pins, whether the group holds them or not."""
+    """The leading pages of the node that no lock pins, whether the group holds them or not."""
     num_inner: int
-    """Held among those, before the window of the next place to return to."""
+    """The unpinned pages that are held and lie before the window of the next place to return to."""
     num_ending: int
-    """Held among those, in that window."""
+    """The unpinned pages that are held and lie in the window of the next place to return to."""
     num_locked: int
-    """Held and pinned."""
+    """The pages that are held and pinned."""
 
     @property
     def num_held(self) -> int:
-        """All pages of the node that the group holds."""
+        """The number of pages of the node that the group holds."""
         return self.num_inner + self.num_ending + self.num_locked
 
 
@@ -49,33 +49,35 @@ class WindowPages:
 
     def __init__(self, group: int, reach: int, policy_key: PolicyKey) -> None:
         self.reach = reach
-        """Pages that a lock pins, or that go last, before its end or a place to return to."""
+        """The number of pages before its end, or a place to return to, that a lock or the order
+        keeps.
+        """
         self.num_cached = 0
         self.num_locked = 0
         self._group = group
         self._policy_key = policy_key
 
         self._shares: dict[RadixNode, _Share] = {}
-        """Of all nodes of which the group holds anything."""
+        """The share of each node of which the group holds anything."""
         # Not a dict, which would look for its first entry among all that have left it.
         self._inner: OrderedDict[RadixNode, None] = OrderedDict()
-        """Nodes with inner pages to lose, oldest first."""
+        """Nodes with inner pages to lose, oldest first: a set in order."""
         self._order = SortedEntries()
-        """Nodes with pages to lose of a window that requests return to."""
+        """Nodes with pages to lose of a window that requests return to, in the policy's order."""
         self._entries: dict[RadixNode, OrderEntry] = {}
         self._last_ticket = 0
 
     def refresh(self, node: RadixNode, nearest_end: int | None) -> None:
-        """A node, or what locks pin of it, has changed. It keeps its place in the order."""
+        """Take in that a node, or what locks pin of it, has changed. It keeps its place."""
         self._note(node, self._share_of(node, nearest_end))
 
     def renew(self, node: RadixNode, nearest_end: int | None) -> None:
-        """A lock has come or gone that reaches a node: it now goes when the policy says."""
+        """Give a node its new place in the order: a lock that reaches it has come or gone."""
         self._leave_order(node)
         self.refresh(node, nearest_end)
 
     def forget(self, node: RadixNode) -> None:
-        """A node has left the tree."""
+        """Forget a node that has left the tree."""
         self._note(node, _NOTHING)
 
     def evict(self, num_pages: int, last_step: float) -> Iterator[tuple[RadixNode, Victim]]:
@@ -95,7 +97,7 @@ class WindowPages:
             yield node, victim
 
     def _first(self) -> RadixNode | None:
-        """The node that loses pages next."""
+        """The node that loses pages next; None if no node can."""
         node = next(iter(self._inner), None)
         if node is None:
             entry = self._order.first()
@@ -119,7 +121,7 @@ class WindowPages:
         )
 
     def _num_kept_of(self, node: RadixNode) -> int:
-        """Last pages of a node that the window before the next place to return to reaches into."""
+        """The last pages of a node that are in the window before the next place to return to."""
         num_kept = self.reach
         while num_kept > 0 and not node.is_return_point:
             (node,) = node.children.values()

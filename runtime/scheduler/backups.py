@@ -114,7 +114,7 @@ class BackupQueue:
     def offer_window(
         self, group: int, keys: list[PageKey], page_ids: list[int], *, is_returning: bool
     ) -> None:
-        """These pages of a WINDOW group lie before a checkpoint; others are never copied.
+        """Offer pages of a WINDOW group that lie before a checkpoint; others are never copied.
 
         is_returning: of the request, see `count_use`.
         """

@@ -42,7 +42,7 @@ class Chain:
 
     @property
     def packed(self) -> bytes:
-        """All known tokens."""
+        """The packed tokens, all that are known."""
         return bytes(self._packed)
 
     def packed_pages(self, start: int, stop: int) -> bytes:
@@ -51,11 +51,11 @@ class Chain:
         return bytes(self._packed[start * width : stop * width])
 
     def token_ids(self) -> Int32Array:
-        """All known tokens, int32."""
+        """The ids of all known tokens, int32."""
         return np.frombuffer(self.packed, dtype=np.int32)
 
     def append(self, token_ids: Int32Array) -> None:
-        """More output tokens are known."""
+        """Add output tokens that have become known."""
         self._packed += pack_tokens(token_ids)
 
     @property

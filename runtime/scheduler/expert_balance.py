@@ -71,8 +71,7 @@ class ExpertBalance:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """Start anew, with experts in their first places: ranks are new, or have gone back there.
-        """
+        """Start anew with experts in their first places: ranks are new, or have gone back there."""
         settings = self.settings
         pacing = Pacing(
             max_copies_per_step=settings.copies_per_step,

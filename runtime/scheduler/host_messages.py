@@ -310,7 +310,7 @@ def time_out_host(replica: Replica, now_s: float) -> None:
 
 
 def _give_up_question(replica: Replica, question: LeaseId | LookupId) -> None:
-    """Nobody waits for the answer to this question, unless it has come meanwhile."""
+    """Give up waiting for the answer to this question, unless it has come meanwhile."""
     if not replica.host.unanswered.give_up(question):
         return
     if question in replica.host.leases:

@@ -250,7 +250,7 @@ class TimePredictor:
         return self.line(now_s).predict_s(amount) if amount > 0 else 0.0
 
     def line(self, now_s: float) -> Line:
-        """What pieces of work take."""
+        """The line of what pieces of work take."""
         kept = self._kept(now_s)
         if kept < 1.0:
             return self._fit(kept)

@@ -82,7 +82,7 @@ class PrefetchState:
             self.state = LookupState.HALTED
 
     def give_up_turns(self) -> None:
-        """What has come cannot go on to L1 yet: the rest is not waited for."""
+        """Wait no longer for the rest, as what has come cannot go on to L1 yet."""
         self.state = LookupState.CLOSED
 
     def has_lost(self, reaches: Sequence[int | None], num_known_pages: int) -> bool:
@@ -127,7 +127,7 @@ class PrefetchState:
             self.state = LookupState.CLOSED
 
     def close(self) -> None:
-        """Nobody waits for the lookup any more. If it was never sent, L2 had no room for it."""
+        """Close the lookup, for which nobody waits. If it was never sent, L2 had no room for it."""
         if self.state is LookupState.DUE:
             self.by_group = self._earlier or self.by_group
             self.give_up(PageSource.NO_HOST_PAGE)

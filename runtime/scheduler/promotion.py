@@ -39,7 +39,7 @@ class Promotions:
         self._l1 = l1
         self._waiting = waiting
         self._promotions: dict[RequestId, Promotion] = {}
-        """By request, oldest first."""
+        """The promotions by request, oldest first."""
 
     def __len__(self) -> int:
         return len(self._promotions)

@@ -386,7 +386,7 @@ class Replica:
         return former
 
     def cancel_lookup(self, asker: Asker) -> None:
-        """Nobody waits for this lookup any more; pages that it brought are kept no longer.
+        """Cancel a lookup for which nobody waits; pages that it brought are kept no longer.
 
         What a request claims of L2 stays claimed.
         """

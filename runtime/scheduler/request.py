@@ -198,7 +198,7 @@ class RequestState:
         self.source_ranges, self.sources = ranges, tokens_by_source
 
     def forget_sources(self) -> None:
-        """Its load brought nothing: its next admission says anew where its prompt comes from.
+        """Forget where the prompt comes from, as its load brought nothing: it is noted anew.
 
         Unless the client was told, or the prompt is scored: that was computed in an earlier run.
         """

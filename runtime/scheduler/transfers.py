@@ -87,7 +87,7 @@ class Backup(Transfer):
     """The keys of each KV group's pages, 32 bytes each, concatenated."""
 
     def commits(self) -> list[CommitPages]:
-        """What publishes the pages, group by group."""
+        """The messages that publish the pages, one per KV group."""
         columns = zip(self.keys, self.host_page_ids, self.generations, strict=True)
         return [
             CommitPages(keys=keys, host_page_ids=page_ids, generations=generations, group=group)

@@ -124,8 +124,7 @@ class LruLists:
         self._lengths[group] += len(items)
 
     def remove_all(self, group: int, items: Items) -> None:
-        """Take these items out; those that follow each other in the list cost little more than one.
-        """
+        """Take these items out; a run of neighbours costs little more than one item."""
         if not len(items):
             return
         breaks = np.flatnonzero(self._all_next[items[:-1]] != items[1:])

@@ -33,8 +33,7 @@ class StagedPages:
     def __init__(
         self, index: HostIndex, max_pages: Sequence[int], grace_s: float, piece_pages: int
     ) -> None:
-        """Start with nothing staged. `max_pages`: per group. `piece_pages`: pins that end per turn.
-        """
+        """Start with nothing staged. `max_pages`: per group. `piece_pages`: pins ended per turn."""
         self._index = index
         self.max_pages = tuple(max_pages)
         """The most pages that may be staged, per KV group."""

@@ -11,19 +11,19 @@ class State(Enum):
     """Where a request stands."""
 
     PLACING = "placing"
-    """It has no lane: the keys of its pages are hashed, or the ranks of its lane were lost."""
+    """The request has no lane: keys of its pages are hashed, or the ranks of its lane were lost."""
     WAITING = "waiting"
-    """It is in a lane's queue, and holds no slot, page, lock or lease of its own."""
+    """The request is in a lane's queue, and holds no slot, page, lock or lease of its own."""
     LEASING = "leasing"
-    """It is admitted, and HostMemory was asked for the pages that it loads from L2."""
+    """The request is admitted, and HostMemory was asked for the pages that it loads from L2."""
     LOADING = "loading"
-    """Its rows may be planned; they count once the pages below them have come from L2."""
+    """The request's rows may be planned; they count once pages below them have come from L2."""
     PREFILLING = "prefilling"
-    """It computes its prompt, or tokens one by one if it wants logprobs."""
+    """The request computes its prompt, or tokens one by one if it wants logprobs."""
     DECODING = "decoding"
-    """It is in its lane's batch, which keeps its progress."""
+    """The request is in its lane's batch, which keeps its progress."""
     ENDED = "ended"
-    """It holds nothing, and nobody knows it any more."""
+    """The request holds nothing, and nobody knows it any more."""
 
 
 ADMITTED = frozenset({State.LEASING, State.LOADING, State.PREFILLING, State.DECODING})
@@ -46,7 +46,9 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.DECODING: frozenset({State.WAITING, State.ENDED}),
     State.ENDED: frozenset(),
 }
-"""From each state to which others. Whoever stops before its end waits again, with its tokens."""
+"""From each state, the states to which a request may move. A request that stops before its end
+waits again, with its tokens.
+"""
 
 
 def require_move(name: str, former: State, new: State) -> None:
@@ -64,7 +66,7 @@ class HasState(Protocol):
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The state in which the request is."""
 
 
 def require_states(owner: str, requests: Iterable[HasState], allowed: Set[State]) -> None:
