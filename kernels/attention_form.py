@@ -17,6 +17,6 @@ class AttentionForm:
     window: int | None = None
     """A query at position p sees keys p - window + 1 .. p; None: all keys up to p."""
     soft_cap: float | None = None
-    """Scores become soft_cap * tanh(score / soft_cap), after `scale`."""
+    """The bound of scaled scores, which become soft_cap * tanh(score / soft_cap); None: none."""
     sinks_Q: Tensor | None = None
     """One logit per query head that joins the softmax's denominator without a value; None: none."""

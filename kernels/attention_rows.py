@@ -22,7 +22,7 @@ class PrefillRow:
     first_token: int
     num_tokens: int
     context_tokens: int
-    """Tokens in the cache after this step, those of this row included."""
+    """The number of tokens in the cache after this step, with those of this row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +34,7 @@ class DecodeRows:
     tokens_B: Tensor
     """The index in T of each row's first token."""
     context_tokens_B: Tensor
-    """Cached tokens up to and including the last token; 0 skips a tile."""
+    """The number of cached tokens up to and including each row's last token; 0 skips the row."""
     max_context_tokens: int
     """An upper bound on all entries of `context_tokens_B`."""
     num_tokens_B: Tensor | None = None

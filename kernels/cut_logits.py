@@ -24,7 +24,7 @@ def load_largest(row_ptr, likeliest):
 
 @triton.jit
 def weights_of(logits, largest, temperature):
-    """Proportional to the tokens' probabilities; that of the most likely one is 1."""
+    """Weights proportional to the tokens' probabilities; that of the most likely token is 1."""
     return tl.exp((logits - largest) * (1.0 / temperature))
 
 

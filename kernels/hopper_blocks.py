@@ -109,7 +109,7 @@ def weigh(scores, begin, first_position, maximum, total, scale_log2, GROUP: gl.c
 
 @gluon.jit
 def silence(values, begin, context):
-    """Values behind the context are strange, and a weight of zero would not silence NaN."""
+    """Set values behind the context to zero, as a weight of zero would not silence NaN."""
     for part in gl.static_range(values.shape[0] // _SILENCED):
         some = values.slice(part * _SILENCED, _SILENCED)
         key = begin + part * _SILENCED + gl.arange(0, _SILENCED, layout=COPY_ROWS)

@@ -231,7 +231,7 @@ def _rotate_and_write(
 
 @triton.jit
 def _load_weight(weight_ptr, dim, DIM: tl.constexpr):
-    """Both halves of a norm's weight, for one head."""
+    """Load both halves of a norm's weight, for one head."""
     half: tl.constexpr = DIM // 2
     is_dim = dim < half
     first = tl.load(weight_ptr + dim, mask=is_dim, other=0.0)[None, :]
@@ -240,7 +240,7 @@ def _load_weight(weight_ptr, dim, DIM: tl.constexpr):
 
 @triton.jit
 def _norm_and_rotate(first, second, weight, cos, sin, eps, dtype: tl.constexpr, DIM: tl.constexpr):
-    """Both halves of heads, rounded to `dtype` at every step as in the twins."""
+    """Norm and rotate both halves of heads, rounded to `dtype` at every step as in the twins."""
     if weight is not None:
         first_weight, second_weight = weight
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[

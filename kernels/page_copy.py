@@ -51,7 +51,7 @@ class CopySegment:
     pages: PagePairs
     first_layer: int
     num_layers: int
-    """Both count layers of the group."""
+    """The number of layers from `first_layer` on, which is counted within the KV group."""
     canonical_layer_bytes: int
     """The size of one layer in the canonical page, with the heads of all ranks."""
     rank_offset_bytes: int

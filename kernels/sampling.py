@@ -130,7 +130,7 @@ def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor)
 
 @triton.jit
 def _divide(logits, temperature):
-    """Exactly rounded, as the twin divides."""
+    """Divide with exact rounding, as the twin does."""
     return tl.minimum(tl.div_rn(logits, tl.zeros_like(logits) + temperature), LARGEST)
 
 
@@ -239,7 +239,7 @@ def _score_cut(
     KEY_BITS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """`_score_whole` of what a row keeps; nothing for rows that do not cut, or cannot."""
+    """Score the tokens that a row keeps; do nothing for rows that do not cut, or cannot."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     likeliest = tl.load(likeliest_ptr + row)

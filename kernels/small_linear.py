@@ -149,7 +149,7 @@ def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
 
 
 def multiply(x_TC: Tensor, weight_OC: Tensor, shape: LinearShape) -> Tensor:
-    """See `small_linear_summands`."""
+    """Multiply as `small_linear_summands` says, with a given shape."""
     num_tokens, outputs = x_TC.shape[0], weight_OC.shape[0]
     division = divide(weight_OC.shape, shape, num_sms(x_TC.device))
     if division.num_summands == 1:

@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 
 def first_summand(product: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, int, torch.dtype]:
-    """Of a product [T, O] or summands [S, T, O]: the first, how many, and the product's dtype.
+    """The first of a product's summands [S, T, O] or [T, O], their number, and its dtype.
 
     A product is its own only summand and has its own dtype; `dtype` is that of what summands add
     up to. Raises ValueError if that is None, or unless the summands are 1 to `MAX_SUMMANDS`,

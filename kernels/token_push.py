@@ -191,13 +191,13 @@ def _words(rows: Tensor) -> Tensor:
 
 
 def _num_programs(num_rows: int) -> int:
-    """Few rows have few, as each program counts itself at every rank."""
+    """The number of programs of a push: few for few rows, as each counts itself at every rank."""
     wanted = triton.next_power_of_2(triton.cdiv(num_rows, _ROWS_PER_PROGRAM))
     return min(max(wanted, _MIN_PROGRAMS), WHOLE_PUSH)
 
 
 def _tile(num_rows: int, row_words: int, num_programs: int) -> dict[str, int]:
-    """Rows that a program has in its registers at a time: many loads hide how long each takes."""
+    """The rows that a program has in registers at a time: many loads hide how long each takes."""
     block_words = triton.next_power_of_2(row_words)
     most = max(min(_MAX_TILE_WORDS // block_words, _MAX_BLOCK_ROWS), 1)
     fair = triton.next_power_of_2(triton.cdiv(max(num_rows, 1), num_programs))
@@ -215,7 +215,7 @@ def _signal(peer_arrived, WHOLE: tl.constexpr, RANK: tl.constexpr, NUM_RANKS: tl
 
 @triton.jit
 def _await(arrived_ptr, awaited, given_up_ptr, NUM_RANKS: tl.constexpr, POLLS: tl.constexpr):
-    """Differences are taken in int32, so that counts may wrap around."""
+    """Wait for counts, by differences in int32, so that they may wrap around."""
     for peer in tl.static_range(NUM_RANKS):
         seen = tl.atomic_add(arrived_ptr + peer, 0, sem="acquire", scope="sys")
         polls = 0

@@ -231,7 +231,7 @@ class TritonOps:
 
 
 def _num_tiles(rows: DecodeRows, num_tokens: int) -> int:
-    """Of captured tiles those that the step's tokens cannot fill are skipped on the device."""
+    """The number of tiles to launch: those that the step's tokens cannot fill are left out."""
     return min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
 
 

@@ -40,7 +40,7 @@ class WeightPart:
         self.target.narrow(self.dim, length, kept - length).zero_()
 
     def slot(self, index: int) -> "WeightPart":
-        """The same part in one slot of a bank, if `target` has slots in front.
+        """The part in one slot of a bank, if `target` has slots in front.
 
         `dim` counts from the end.
         """

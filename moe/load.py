@@ -14,7 +14,7 @@ from raydix.moe.placement import EMPTY, FloatArray, Placement
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """1 when all ranks of every layer get the same; both ways in use elsewhere."""
+    """Two measures of balance in use elsewhere; 1 when all ranks of every layer get the same."""
 
     mean_of_layers: float
     """The mean over layers of mean load by largest load of a rank: SGLang's balancedness."""
@@ -29,7 +29,7 @@ def rank_loads(placement: Placement, loads_LE: NDArray[Any]) -> FloatArray:
 
 
 def balance(loads_LR: FloatArray) -> Balance:
-    """Layers without any load count as even."""
+    """The balance of ranks' loads; layers without any load count as even."""
     mean_L, max_L = loads_LR.mean(axis=1), loads_LR.max(axis=1)
     ratio_L = np.divide(mean_L, max_L, out=np.ones_like(mean_L), where=max_L > 0)
     total = max_L.sum()

@@ -33,7 +33,7 @@ class StepTimes:
 
     @property
     def compute_s(self) -> float:
-        """C."""
+        """C: the time of computing the whole step."""
         return max(self.whole_s - self.communication_s, 0.0)
 
     @property

@@ -38,7 +38,7 @@ class Placement:
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L: the number of layers."""
         return self.experts_LP.shape[0]
 
     @property

@@ -56,7 +56,7 @@ def paged_attention(
 
 
 def single_tokens(rows: AttentionRows, window: int | None = None) -> Iterator[DecodeRows]:
-    """Those rows of one token each that are not skipped, in bands of similar length.
+    """The rows of one token each that are not skipped, in bands of similar length.
 
     Each band is padded to its longest row. `window`: how far rows look back, which bounds what they
     cost. Waits for the device.

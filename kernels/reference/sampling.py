@@ -114,7 +114,7 @@ def gumbel_noise(noise_keys_X: Tensor, vocab_size: int) -> Tensor:
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """From 53 bits to a float64 in (0, 1)."""
+    """Turn 53 random bits into a float64 in (0, 1)."""
     # With half a step more, 2^53 - 1 would round to 1: of 54 bits a float64 keeps 53.
     return ((bits.double() + 0.5) * 2.0**-53).clamp_max(1 - 2.0**-53)
 

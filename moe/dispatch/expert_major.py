@@ -51,7 +51,7 @@ class ExpertMajorBuffer(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """M."""
+        """M: the most tokens of each rank."""
 
     def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
         """Send tokens; `ids_TK` int64, -1: nowhere. On the current stream."""
@@ -133,7 +133,7 @@ class InParts:
         return _Parts(self._buffer, tokens, sizes.tokens_R, self._shape)
 
     def close(self) -> None:
-        """Nothing: see `ExpertMajor`."""
+        """Do nothing: `ExpertMajor` says why."""
 
 
 class BufferPerExchange:
@@ -171,7 +171,7 @@ class _Tokens:
     ids_TK: Tensor
 
     def part(self, start: int, length: int) -> "_Tokens":
-        """Some of them, perhaps none."""
+        """Some of the tokens, perhaps none."""
         end = start + length
         return _Tokens(self.x_TC[start:end], self.weights_TK[start:end], self.ids_TK[start:end])
 
@@ -191,7 +191,7 @@ class _Rows:
         self.ones_N1 = torch.ones(shape.slots_per_rank * num_places, 1, device=device)
 
     def local_ids(self, num_rows_S: Tensor) -> Tensor:
-        """[S x P, 1]: the slot of each place in use, -1 for the others."""
+        """The slot of each place in use, [S x P, 1]; -1 for the others."""
         is_used_SP = self._places_P < num_rows_S.view(-1, 1)
         return torch.where(is_used_SP, self._slots_S1, self._nobody).view(-1, 1)
 
@@ -336,4 +336,4 @@ class BufferBytes(Protocol):
     """How much memory a library wants."""
 
     def __call__(self, max_tokens: int, /) -> int:
-        """For M tokens of each rank."""
+        """The memory for M tokens of each rank, in bytes."""

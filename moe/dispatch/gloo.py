@@ -123,7 +123,7 @@ class GlooDispatcher:
 
 
 def _pack(x_TC: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-    """Rows of bytes: one exchange takes all three."""
+    """Pack hidden states, weights and ids into rows of bytes, which one exchange takes."""
     columns = (weights_TK, ids_TK.int(), x_TC)
     return torch.cat([_as_bytes(each.cpu()) for each in columns], 1)
 
@@ -135,7 +135,7 @@ def _as_bytes(columns_TX: Tensor) -> Tensor:
 
 
 def _unpack(packed_NB: Tensor, shape: DispatchShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, weights, ids."""
+    """Unpack hidden states, weights and ids."""
     num_bytes = 4 * shape.experts_per_token
     weights_NB, ids_NB, x_NB = packed_NB.split(
         [num_bytes, num_bytes, packed_NB.shape[1] - 2 * num_bytes], 1

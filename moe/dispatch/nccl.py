@@ -64,7 +64,7 @@ class NcclDispatcher:
         return self._group
 
     def _warm_up(self, device: torch.device) -> None:
-        """Ranks connect at their first operation of each kind, which must not be a captured one."""
+        """Connect the ranks by an operation of each kind; the first one must not be captured."""
         shape = self._shape
         uneven = (1, *(2,) * (shape.num_ranks - 1))
         for tokens_R in (uneven, (1,) * shape.num_ranks):

@@ -88,7 +88,7 @@ def _absent(library: Library) -> Verdict:
 
 
 def _found(library: Library, packages: Packages) -> str | None:
-    """Name and version of what is installed; None: nothing."""
+    """The name and version of what is installed; None: nothing is."""
     for distribution in library.distributions:
         version = packages.version(distribution)
         if version is not None:
@@ -200,7 +200,7 @@ def _host_libraries(*needed: tuple[str, str, str | None, str]) -> Check:
 
 
 def _minor(version: str) -> str:
-    """Major and minor part: 2.11 of 2.11.0+cu130."""
+    """The major and minor part of a version: 2.11 of 2.11.0+cu130."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 

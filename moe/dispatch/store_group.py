@@ -76,7 +76,7 @@ class StoreGroup:
         self._store.set(key, value)
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Until all keys have values."""
+        """Wait until all keys have values."""
         self._store.wait(keys, timeout)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:

@@ -339,7 +339,7 @@ class AsyncLLM:
         return type(self), (place.name, place.address, place.secret_file, place.cluster)
 
     async def _find_again(self) -> None:
-        """After a lost connection: raise EngineDead at once if it was the engine that ended."""
+        """Ask for the engine after a lost connection; raise EngineDead at once if it has ended."""
         if self._has_started_engine:
             await (await self._found()).call("client_facts")
         else:

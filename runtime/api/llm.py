@@ -195,7 +195,7 @@ class LLM:
             raise
 
     def _run_loop(self) -> None:
-        """At its end the runner cancels what is under way: whoever waits for that is told."""
+        """Run the loop. At its end the runner cancels what is under way, and waiters see that."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._is_stopped.wait())
 

@@ -96,8 +96,7 @@ class SamplingParams:
     its last page lacks. Sample i has the seed `seed + i`.
     """
     temperature: float = 1.0
-    """The logits' divisor. 0 is greedy, and so is any below 1e-5: float32 cannot tell them apart.
-    """
+    """The divisor of the logits. 0 is greedy, and so is any below 1e-5, too small for float32."""
     top_k: int = 0
     """The number of likeliest tokens to sample from; 0 and -1 keep all tokens."""
     top_p: float = 1.0
@@ -116,7 +115,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     """Strings (one or up to 64) that end the output, the text before them; kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
-    """Up to 1,024 token ids, each of which ends the output."""
+    """The token ids, up to 1,024, of which each ends the output."""
     include_stop_str_in_output: bool = False
     """Whether to keep the matched stop string, or the text of the stopping token, in the text."""
     ignore_eos: bool = False
@@ -128,11 +127,12 @@ class SamplingParams:
     sampled and stop strings have no effect. More than the context has room for means all of that.
     """
     logprobs: int | None = None
-    """The most likely tokens, 0 to 20, whose raw logprobs come with the sampled one's; None: none.
+    """The number of likeliest tokens, 0 to 20, that get raw logprobs beside the sampled one.
+    None: no token gets any.
     """
     prompt_logprobs: int | None = None
-    """The same number for each token of the prompt but the first. Such a request takes nothing from
-    a cache, which holds no logits; others may use its pages.
+    """The same as `logprobs`, for each token of the prompt but the first. Such a request takes
+    nothing from a cache, which holds no logits; others may use its pages.
     """
     detokenize: bool = True
     skip_special_tokens: bool = True

@@ -59,11 +59,11 @@ class _Match:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        """The length of the match so far, always less than all: the end of a whole match counts on.
-        """
+        """The length of the match so far, always less than all: a whole match's end counts on."""
         self._borders = [0]
-        """For each i, how many of the last of the first i + 1 characters are also their beginning.
-        Known as far as the text has matched: a long stop string costs nothing before.
+        """For each i, the number of last characters among the first i + 1 that are also their
+        beginning. It is known as far as the text has matched: a long stop string costs nothing
+        before.
         """
 
     def push(self, character: str) -> bool:

@@ -29,7 +29,7 @@ class TextSteps:
     is_composed: bool
     """Whether characters are composed first, to Unicode's form NFC."""
     mark: str | None
-    """The character that stands for a space in the names of tokens; None: a space does."""
+    """The character that stands for a space in the names of tokens; None: no step writes one."""
     prepends_mark: bool
     """Whether each text gets a mark before it."""
     drops_spaces: bool
@@ -51,7 +51,7 @@ class TextSteps:
 
 
 def text_steps_of(backend: Any, token_bytes: TokenBytes) -> TextSteps | None:
-    """None if it may do more than is known here.
+    """The steps of a tokenizer; None if it may do more than is known here.
 
     backend: a Tokenizer of the tokenizers library.
     """

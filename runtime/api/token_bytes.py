@@ -42,7 +42,7 @@ class TokenBytes:
 
     @classmethod
     def of(cls, backend: Any) -> Self | None:
-        """None if its decoder does more than to put the bytes of tokens together."""
+        """The bytes of a tokenizer's tokens; None if its decoder does more than join them."""
         decoder = backend.decoder
         rules = None if decoder is None else _rules_of(json.loads(decoder.__getstate__()))
         return None if rules is None else cls(backend, rules)

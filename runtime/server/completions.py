@@ -70,7 +70,7 @@ class _Answer:
         return output if self.request.max_tokens else _without_tokens(output)
 
     async def _echoes(self, outputs: dict[int, RequestOutput]) -> list[Echo | None]:
-        """The prompt to repeat before each prompt's first sample."""
+        """The text to repeat before each prompt's first sample; None where none is asked for."""
         firsts = [outputs[index] for index in range(0, len(outputs), self.request.n)]
         return [await self.echo(each) if self.request.echo else None for each in firsts]
 

@@ -53,7 +53,7 @@ class KeyFile:
 
 
 def _stamp_of(path: Path) -> Stamp | None:
-    """None: there is no such file, or it cannot be looked at."""
+    """The stamp of a file; None: there is no such file, or it cannot be looked at."""
     try:
         found = path.stat()
     except OSError:

@@ -113,7 +113,7 @@ class HttpReplica:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Of the application: Ray Serve sends it nothing before this has begun."""
+        """Begin and end the application: Ray Serve sends it nothing before this has begun."""
         # Else the first request would wait for the connection and for the tokenizer's import.
         with contextlib.suppress(EngineDead):
             await self._engine.connected()

@@ -47,7 +47,7 @@ def serve_environment(folder: str) -> Mapping[str, str]:
 
 
 def haproxy_launcher(folder: str, haproxy: str) -> Mapping[str, str]:
-    """More of the environment, by which HAProxy does not outlive a host process that is killed.
+    """The variables by which HAProxy does not outlive a host process that is killed.
 
     It would keep its port for ever, and answer 503 there. Nothing where that cannot be had: without
     util-linux, or where `folder` may hold no programs.

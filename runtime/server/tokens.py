@@ -22,7 +22,7 @@ from raydix.runtime.server.wire.tokens import (
 
 
 def token_routes(served: Served) -> APIRouter:
-    """Both routes."""
+    """The routes `/tokenize` and `/detokenize`."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize", response_model=Tokens, responses=REFUSALS)

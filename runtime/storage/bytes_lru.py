@@ -49,7 +49,7 @@ class BytesLru:
 
     @property
     def is_over(self) -> bool:
-        """More is taken than there is room: objects that were given up came back."""
+        """Whether more is taken than there is room, as objects that were given up came back."""
         return self._total_bytes + self._reserved_bytes > self._max_bytes
 
     def reserve(self, sizes: Sequence[int]) -> tuple[int, dict[str, int]]:

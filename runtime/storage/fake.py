@@ -30,8 +30,7 @@ class Faults:
     """The speed of the link that all reads and writes share, first come, first served."""
     failure_fraction: float = 0.0
     corrupt_fraction: float = 0.0
-    """The fraction of reads that are spoiled. The object stays good unless its reader deletes it.
-    """
+    """The fraction of reads that are spoiled. A stored object stays good unless it is deleted."""
     refuses_writes: bool = False
     """Whether every write finds the store full."""
     refuses_deletes: bool = False

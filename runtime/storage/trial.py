@@ -88,7 +88,7 @@ def _try_elsewhere(section: L3Section, timeout_s: float) -> str | None:
 
 @contextlib.contextmanager
 def _beside(section: L3Section) -> Iterator[L3Section]:
-    """The same store in a folder of its own, which is removed again, if it is in a folder at all.
+    """A like store in a folder of its own, removed at the end; a store in no folder is itself.
 
     Raises OSError if there can be none.
     """

@@ -309,7 +309,7 @@ class CudaTransfers:
 def _make_kernel_copies(
     shard: KvShard, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
 ) -> "KernelCopies | None":
-    """None, and a line in the log, where pages have to be copied one by one."""
+    """The kernel's copies; None, with a line in the log, if pages must be copied one by one."""
     if importlib.util.find_spec("triton") is None:
         logger.warning("pages are copied one by one, which is slow: triton is not installed")
         return None
