@@ -182,7 +182,7 @@ class RadixEviction:
         return removed
 
     def _settle(self, node: RadixNode) -> None:
-        """A node has lost a child or a lock: one that has neither may go, a root goes at once."""
+        """Let a node without children and locks go in its turn; a root goes at once."""
         if node.children or node.num_locks:
             return
         if node.parent is None:

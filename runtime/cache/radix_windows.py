@@ -109,7 +109,7 @@ class RadixWindows:
             self.refresh(each)
 
     def split(self, upper: RadixNode, lower: RadixNode) -> None:
-        """A node was parted: `lower` is what is left of it."""
+        """Take in that a node was parted: `lower` is what is left of it."""
         ends = self._lock_ends.get(lower, LockEnds())
         reaching = {end: num for end, num in ends.items() if end - self._max_reach < upper.end}
         if reaching:

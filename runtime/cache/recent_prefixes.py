@@ -20,14 +20,14 @@ class RecentPrefixes:
         """The first 8 bytes of one key per place; 0: no key. One key in 10^19 hashes to 0."""
 
     def num_shared(self, keys: bytes) -> int:
-        """How many pages a chain with these keys shares with the chain met that is most like it."""
+        """The most pages that a chain with these keys shares with a chain that was met."""
         heads = _heads_of(keys)
         # Keys are chained: where one was met, so were all before it, though some may be replaced.
         known = np.flatnonzero(self._heads[self._places(heads)] == heads)
         return int(known[-1]) + 1 if len(known) else 0
 
     def meet(self, keys: bytes) -> None:
-        """A prompt begins with the pages that have these keys."""
+        """Remember that a prompt begins with the pages that have these keys."""
         heads = _heads_of(keys)
         self._heads[self._places(heads)] = heads
 

@@ -49,8 +49,8 @@ class WindowPages:
 
     def __init__(self, group: int, reach: int, policy_key: PolicyKey) -> None:
         self.reach = reach
-        """The number of pages before its end, or a place to return to, that a lock or the order
-        keeps.
+        """The number of pages of a window: before a lock's end they are pinned, and before a place
+        to return to they go last.
         """
         self.num_cached = 0
         self.num_locked = 0

@@ -41,7 +41,7 @@ def enqueue(replica: Replica, lane: Lane, request: RequestState, found: CachedPr
 
 
 def place_anew(replica: Replica, lane: Lane, request: RequestState, num_cached_pages: int) -> None:
-    """A waiting request gets another place, as another part of it is cached."""
+    """Give a waiting request another place, as another part of it is cached."""
     lacks = _prompt_key(replica, request, num_cached_pages)
     lane.waiting.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
     replica.lookups.move(request, lane.waiting.key(request))
@@ -117,7 +117,7 @@ def _follows(replica: Replica, lane: Lane, request: RequestState, found: Assessm
 def _leader(
     replica: Replica, lane: Lane, request: RequestState, found: Assessment
 ) -> RequestId | None:
-    """Who computes or loads the page that follows the request's match in L1."""
+    """The request that computes or loads the page behind this request's match in L1."""
     # Most often nobody does: then no key need be hashed.
     key = None
     if lane.waiting.has_leaders:
@@ -270,7 +270,7 @@ def _begin(
     *,
     now_s: float,
 ) -> None:
-    """An admitted request runs, or waits for a lease on what is to be loaded."""
+    """Let an admitted request run, or wait for a lease on what is to be loaded."""
     start = _start_of(replica, request, found)
     table = _first_table(replica, found, start, load_pages)
     lane.admit(request, lock, table, start, now_s)
@@ -326,7 +326,7 @@ def _first_table(
 
 
 def start_running(replica: Replica, request: RequestState, start: Start) -> None:
-    """The request knows which cached pages it gets; what is missing is planned from now on."""
+    """Let a request run that knows which cached pages it gets; the rest is planned from now on."""
     if not any(start.loads):
         replica.lookups.end_claim(request)
     request.start_from(start.num_pages * replica.settings.page_size)

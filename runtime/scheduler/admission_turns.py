@@ -57,7 +57,7 @@ class Backlog:
         return first if first is not None and room.is_long(first) else None
 
     def has_room_beside(self, num_tokens: int, long: PromptWork) -> bool:
-        """A prompt of this length would soon have its turn in the share of those beside a long one.
+        """Whether a prompt of this length would soon have its turn in the share beside a long one.
 
         There the shortest go first; those of one binary order of magnitude count as equal.
         """
@@ -125,7 +125,7 @@ class _Looks:
 
 
 def _move_grown(replica: Replica, lane: Lane) -> None:
-    """Under `lpm`, requests move forward of which more is cached than when they got their place."""
+    """Under `lpm`, move requests forward of which more is cached than when they got their place."""
     for _ in range(_MAX_MOVED):
         if (request := lane.waiting.take_grown()) is None:
             return

@@ -150,12 +150,12 @@ class BackupQueue:
         return is_returning
 
     def note_end(self, key: PageKey) -> None:
-        """A request has ended, and this is its last full page."""
+        """Note that a request has ended, whose last full page has this key."""
         if self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             self._uses.add_end(key)
 
     def add_all(self, tree: RadixTree) -> None:
-        """Before a clean stop: under `write_back`, copy all that is in L1 alone, heads first."""
+        """Copy all that is in L1 alone, heads first: for a clean stop, under `write_back`."""
         if self._settings.write_policy is not WritePolicy.WRITE_BACK:
             return
         for run in tree.unlocked():
@@ -185,7 +185,7 @@ class BackupQueue:
             self._num_taken[group] += num
 
     def _low_water(self, group: int) -> int:
-        """How many of a pool's pages are kept free or clean."""
+        """The number of a pool's pages that are kept free or clean."""
         num_pages = self._settings.num_pages[group]
         per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
         step_share = min(_STEPS_AHEAD * per_step, num_pages // _PAGES_PER_STEP_PAGE)

@@ -37,7 +37,7 @@ class BlockTable:
         return tuple([int32_array(ids[start:stop]) for ids in self._page_ids])
 
     def extend(self, page_ids: PageIds) -> None:
-        """The request gets pages."""
+        """Append pages to the table."""
         for known, new in zip(self._page_ids, page_ids, strict=True):
             known.extend(new.tolist())
 
@@ -64,7 +64,7 @@ class BlockTable:
         return tuple([int32_array(ids) for ids in left])
 
     def num_held_from(self, start: int) -> tuple[int, ...]:
-        """Per group, pages from `start` on that it holds."""
+        """The number of pages from `start` on that the table holds, per KV group."""
         return tuple([sum(page_id > 0 for page_id in known[start:]) for known in self._page_ids])
 
     def cut(self, stop: int) -> PageIds:

@@ -116,7 +116,7 @@ def _no_loads(settings: SchedulerSettings) -> tuple[Sequence[int], ...]:
 def _end_without_windows(
     settings: SchedulerSettings, host: HostView | None, keys: bytes, num_path: int, max_pages: int
 ) -> int:
-    """How far L1 and L2 hold the chain in FULL and LATENT groups, whatever windows they hold."""
+    """The number of pages that L1 and L2 hold in all FULL and LATENT groups, whatever windows."""
     if host is None:
         return num_path
     stop = max_pages

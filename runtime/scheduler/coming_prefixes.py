@@ -47,9 +47,10 @@ class ComingPrefixes:
         return self._num_pages(request.chain, _keys(request.chain))
 
     def _num_pages(self, chain: Chain, keys: Sequence[PageKey]) -> int:
-        """Of the prompts that share the last key with it that any does, the newest one counts."""
+        """The pages shared with the newest prompt of those that share most of these keys."""
         newest: RequestState | None = None
         for key in keys:
+            # Keys are chained: who lacks this one lacks all that follow.
             if (sharing := self._requests.get(key)) is None:
                 break
             newest = next(reversed(sharing.values()))

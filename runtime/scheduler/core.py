@@ -82,7 +82,7 @@ class SchedulerCore:
         return [*sent, *replica.take_effects()]
 
     def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due if no other event comes before; None: never."""
+        """The time at which a `Tick` is due if no other event comes before; None: never."""
         return self._replica.timers.next_s()
 
     @property
@@ -106,7 +106,7 @@ class SchedulerCore:
         )
 
     def explain(self, request_id: RequestId) -> dict[str, Any] | None:
-        """Where a recent request's prompt came from, by token range; None if unknown."""
+        """Explain where a recent request's prompt came from, by token range; None if unknown."""
         return self._replica.explanations.find(request_id)
 
     def stats(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class SchedulerCore:
             raise AccountingError("the engine is idle, but pages are locked")
 
     def _check_states(self) -> None:
-        """Each request is with the owner that its state names."""
+        """Raise AccountingError unless each request is with the owner that its state names."""
         replica = self._replica
         require_states("nobody", replica.unplaced.values(), {State.PLACING})
         for lane in replica.lanes:

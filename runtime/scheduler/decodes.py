@@ -94,7 +94,7 @@ class DecodeBatch:
         return len(self._slots)
 
     def join(self, request: RequestState) -> None:
-        """A running request has its first token and samples one with each row from now on."""
+        """Let a request decode that has its first token: each row samples one from now on."""
         slot = self.slot_of(request)
         # Before the slot counts as taken: until now its number is one of whoever had it before.
         self._client_numbers[slot] = self._client_number(request.client_id)
@@ -118,7 +118,7 @@ class DecodeBatch:
         request.join(self)
 
     def leave(self, request: RequestState) -> None:
-        """The run of a request ends; it keeps its progress itself again."""
+        """Let a request go whose run ends; it keeps its progress itself again."""
         slot = self.slot_of(request)
         self.flush_tokens(request)
         request.leave(num_sampled=int(self._num_sampled[slot]))

@@ -306,7 +306,7 @@ def _draft_row(
 def _is_due(
     replica: Replica, lane: Lane, draft: Draft, request: RequestState, num_tokens: int, now_s: float
 ) -> bool:
-    """Whether a row of so many tokens may be sent, which waits for its load layer by layer.
+    """Whether a row of so many tokens, which waits for its load layer by layer, may be sent.
 
     It is sent once its load will end within the row's own compute: before that it would only
     hold up what is queued behind it, and the decodes beside it. A load that ends sooner than was

@@ -87,7 +87,7 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsPlanned:
-    """What came of a `PlanExperts`. Stale if the group's ranks were lost meanwhile."""
+    """The result of a `PlanExperts`; stale if the step group's ranks were lost meanwhile."""
 
     group: int
     number: int

@@ -87,7 +87,7 @@ class ExpertBalance:
         self._open: dict[int, Copy] = {}
         """The copies of experts that ranks have not acknowledged yet, by copy id."""
         self._planning: int | None = None
-        """The number of the plan that is being made."""
+        """The number of the plan that is being made; None if none is."""
         self._asked: PlanningWanted | None = None
         self._steps_since_plan = 0
         self._progress: tuple[int, ...] = ()
@@ -95,7 +95,7 @@ class ExpertBalance:
         self._steps_without_progress = 0
 
     def lose_ranks(self) -> None:
-        """The ranks are gone; those that follow start from the first placement.
+        """Forget the ranks, which are gone; later ones start from the first placement.
 
         Then they go back to the one that was wanted last, beside their steps.
         """
@@ -120,7 +120,7 @@ class ExpertBalance:
         return ExpertOrders(copies=self._columns(copies), change=change)
 
     def note_copied(self, rank: int, copy_ids: Int32Array) -> None:
-        """A rank acknowledges copies. Raises AccountingError if it does not owe them."""
+        """Note copies that a rank has done. Raises AccountingError if it does not owe them."""
         if not len(copy_ids):
             return
         unknown = [copy_id for copy_id in copy_ids.tolist() if copy_id not in self._open]
@@ -130,7 +130,7 @@ class ExpertBalance:
         self._migration.copied(rank, copies)
 
     def note_step(self, rank: int, step: int, loads: Int32Array) -> None:
-        """A rank has done a step, and perhaps reports its loads."""
+        """Note that a rank has done a step, and the loads that it perhaps reports."""
         self._migration.finished(rank, step)
         if not len(loads):
             return
@@ -147,7 +147,7 @@ class ExpertBalance:
         return asked
 
     def note_plan(self, number: int, plan: ExpertPlan | None) -> None:
-        """A plan has been made; None if it could not be."""
+        """Note the plan that has been made; None if it could not be."""
         if number != self._planning:
             return
         self._planning = None

@@ -8,7 +8,7 @@ from raydix.runtime.scheduler.step_group import StepGroup
 
 
 def on_expert_step(replica: Replica, group: StepGroup, result: StepResult) -> None:
-    """A rank has done a step, and says what else has happened since its last result.
+    """Take in that a rank has done a step, and what it reports of experts.
 
     Raises AccountingError if it has copied experts that nobody has told it to.
     """
@@ -26,7 +26,7 @@ def on_expert_step(replica: Replica, group: StepGroup, result: StepResult) -> No
 
 
 def on_experts_planned(replica: Replica, event: ExpertsPlanned) -> None:
-    """A planner has answered."""
+    """Take in a planner's answer."""
     experts = replica.step_groups[event.group].experts
     assert experts is not None, "only groups with experts ask"
     experts.note_plan(event.number, event.plan)

@@ -16,11 +16,11 @@ class Explanations:
         self._explained: OrderedDict[RequestId, dict[str, Any]] = OrderedDict()
 
     def find(self, request_id: RequestId) -> dict[str, Any] | None:
-        """Where a request's prompt came from, by token range; None if unknown."""
+        """Find where a request's prompt came from, by token range; None if unknown."""
         return self._explained.get(request_id)
 
     def add(self, request: RequestState) -> None:
-        """A request has ended."""
+        """Keep the explanation of a request that has ended."""
         self._explained[request.request_id] = {
             "prompt_tokens": request.num_prompt,
             "output_tokens": request.num_output,

@@ -167,7 +167,7 @@ def _repeat_lookup(replica: Replica, request: RequestState) -> None:
 
 
 def _narrow_claim(replica: Replica, request: RequestState) -> None:
-    """A request claims what L3 has brought or may bring it, and no longer what L3 does not have."""
+    """Narrow a request's claim to what L3 has brought or may still bring it."""
     prefetch = request.prefetch
     claimed = (PageSource.PENDING, PageSource.L3)
     num_claimed = replica.lookups.num_claimed_by(request)
@@ -222,7 +222,7 @@ class _LeasedCopies:
 def _copies_of_lease(
     replica: Replica, wanted: LeaseWanted, message: PagesLeased
 ) -> _LeasedCopies | None:
-    """What a lease is used for; None if it is empty, or nobody waits for it any more.
+    """The copies that a lease is used for; None if it is empty, or nobody waits for it any more.
 
     The request of a lease for a run runs from now on; a promotion without pages ends.
     """
@@ -287,7 +287,7 @@ def _run_with_fewer(
 
 
 def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
-    """HostMemory will not answer, or it is too late."""
+    """Give up a lease that HostMemory will not grant any more, or grants too late."""
     wanted = replica.host.take_lease(lease_id)
     assert wanted is not None, "only a lease that is wanted is given up"
     if wanted.promotion is not None:
@@ -328,7 +328,7 @@ def _give_up_question(replica: Replica, question: LeaseId | LookupId) -> None:
 
 
 def abandon_transfers(replica: Replica, lane: Lane) -> None:
-    """A rank is out of reach, and this lane of its step group starts over.
+    """Give up the transfers of a lane whose step group has lost a rank, and which starts over.
 
     Until they exit or say hello, the lane's processes may still copy host pages.
     """

@@ -36,7 +36,7 @@ class LeaseWanted:
 
     @property
     def is_current(self) -> bool:
-        """The run that asked still waits for this lease."""
+        """Whether the run that asked still waits for this lease."""
         return self.request.run == self.run and self.request.state is State.LEASING
 
 
@@ -85,7 +85,7 @@ class HostView:
         return len(self._stocks[group])
 
     def attach(self, connection: ConnectionId) -> None:
-        """A HostMemory said hello; it will send its keys and, once copies are drained, pages."""
+        """Attach a HostMemory, which will send its keys and, once copies are drained, pages."""
         self.detach()
         self.connection = connection
         self.is_silent = False
@@ -124,12 +124,12 @@ class HostView:
         self.is_drained = True
 
     def want_lease(self, lease_id: LeaseId, wanted: LeaseWanted) -> None:
-        """A lease is asked for."""
+        """Note that a lease is asked for."""
         self.leases[lease_id] = wanted
         self.unanswered.add(lease_id)
 
     def take_lease(self, lease_id: LeaseId) -> LeaseWanted | None:
-        """A lease is answered or given up; returns who wanted it, None if nobody does any more."""
+        """Take out a lease that is answered or given up; returns who wanted it, or None."""
         self.unanswered.discard(lease_id)
         return self.leases.pop(lease_id, None)
 

@@ -103,7 +103,7 @@ class L1:
             self.evict(self.num_lacking(num_pages))
 
     def evict(self, num_pages: Sequence[int], *, last_step: int | None = None) -> None:
-        """Let so many pages go that no lock protects, or all of them: see `RadixTree.evict`."""
+        """Evict unlocked pages until so many are out of each group, as `RadixTree.evict` does."""
         victims = self.tree.evict(num_pages, last_step=last_step)
         for victim in victims:
             self._backups.count_eviction(victim)
@@ -140,7 +140,7 @@ class L1:
         )
 
     def start_step(self) -> int:
-        """A plan is sent; returns its number."""
+        """Count a step whose plan is sent; returns its number."""
         self.last_step += 1
         return self.last_step
 
@@ -170,5 +170,5 @@ class L1:
 
 
 def duplicates(own: PageIds, kept: PageIds) -> PageIds:
-    """Those of a run's own pages for which the tree has others."""
+    """The pages of a run for which the tree has others."""
     return tuple([ids[ids != in_tree] for ids, in_tree in zip(own, kept, strict=True)])

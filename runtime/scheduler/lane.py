@@ -130,7 +130,7 @@ class Lane:
         return self.l1.match(chain)
 
     def start_over(self) -> list[Place]:
-        """A rank of the step group is gone and L1 with it; no request runs here.
+        """Start with an empty L1, as a rank of the step group is gone; no request runs here.
 
         Returns those that waited.
         """
@@ -144,7 +144,7 @@ class Lane:
     def admit(
         self, request: RequestState, lock: Lock, table: BlockTable, start: Start, now_s: float
     ) -> None:
-        """A waiting request takes a slot and holds `lock`; `table` also names pages to load."""
+        """Give a waiting request a slot and `lock`; `table` also names pages to load."""
         self.waiting.take(request)
         self.promotions.end(request.request_id)
         request.begin_run(heapq.heappop(self._free_slots), lock, table, start, now_s)
@@ -180,7 +180,7 @@ class Lane:
         return position
 
     def cut_table(self, request: RequestState, num_pages: int) -> None:
-        """A running request keeps the first pages of its table; the others go back."""
+        """Keep the first pages of a running request's table; the others go back."""
         self.l1.release(request.table.cut(num_pages))
         self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
 
@@ -375,7 +375,7 @@ class Lane:
         return private
 
     def _check_requests(self, figures: str) -> None:
-        """Each running request is where its state says, with a slot of its own."""
+        """Check that each running request is where its state says, with a slot of its own."""
         decoding = {name for name, request in self.running.items() if request.batch is not None}
         others = self.running.keys() - decoding
         if len(decoding) != len(self.batch) or others != self.prefilling.keys():

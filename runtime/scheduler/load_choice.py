@@ -148,7 +148,7 @@ def _find_loadable(
 def _costs_s(
     replica: Replica, prefix: CachedPrefix, loaded: CachedPrefix | None, now_s: float
 ) -> tuple[float, float]:
-    """To load some of what L2 holds of a prefix, and to compute the rest with what is new.
+    """Predicted seconds to load some of a prefix from L2, and to compute the rest with what is new.
 
     A part of it is taken to load in that part of the time, even if loads of other sizes were never
     seen: if it does not, the next trial has to wait.

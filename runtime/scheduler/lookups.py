@@ -34,7 +34,7 @@ class Unanswered(Generic[Id]):
         return len(self._since_s) + len(self._unsent)
 
     def oldest_s(self, now_s: float) -> float | None:
-        """Since when the first answer is owed; what was asked by this event, from now on at least.
+        """The time since which the first answer is owed; now, if it was asked for just now.
 
         None: nothing is owed.
         """
@@ -60,6 +60,7 @@ class Unanswered(Generic[Id]):
         """The questions that have been open for `patience_s` or longer; each is told once."""
         found: list[Id] = []
         for question, since_s in self._since_s.items():
+            # The oldest come first: all that follow are younger still.
             if since_s + patience_s > now_s:
                 break
             found.append(question)
@@ -122,15 +123,15 @@ class Lookups:
         return self._claims.num_pages
 
     def open(self, lookup_id: LookupId, asker: Asker) -> None:
-        """A lookup is sent."""
+        """Note that a lookup is sent for `asker`."""
         self._open[lookup_id] = asker
 
     def close(self, lookup_id: LookupId) -> None:
-        """A lookup has ended, or its answers are of no interest any more."""
+        """Forget a lookup that has ended, or whose answers are of no interest any more."""
         self._open.pop(lookup_id, None)
 
     def find(self, lookup_id: LookupId) -> Asker | None:
-        """Who waits for reports of this lookup; None if nobody does any more."""
+        """The request or hint that waits for reports of this lookup; None if none does any more."""
         return self._open.get(lookup_id)
 
     def askers(self) -> list[Asker]:
@@ -146,12 +147,12 @@ class Lookups:
         self._claims.set_room(num_pages)
 
     def enqueue(self, request: RequestState, pages: Pages, key: OrderKey) -> None:
-        """A request is to be looked up in its turn, which may bring `pages` from L3."""
+        """Look a request up in its turn; L3 may bring it `pages`."""
         self._turns[request.request_id] = _Turn(pages)
         self._order.put(request, key)
 
     def enqueue_again(self, request: RequestState, pages: Pages, key: OrderKey) -> bool:
-        """L2 had no room for a request's pages: look it up again when another claim has ended.
+        """Look a request up again, for whose pages L2 had no room, when another claim has ended.
 
         False, and it is not queued, if no other claim will end before its turn.
         """
@@ -163,7 +164,7 @@ class Lookups:
         return True
 
     def move(self, request: RequestState, key: OrderKey) -> None:
-        """A waiting request has another place: so has its lookup, if it is due."""
+        """Move the due lookup, if any, of a waiting request that has got another place."""
         if request.request_id in self._turns:
             self._order.put(request, key)
 

@@ -29,7 +29,7 @@ class Orphans:
     def add_all(
         self, requests: Iterable[RequestState], client_id: ClientId
     ) -> tuple[list[RequestId], list[RequestId]]:
-        """A client is gone. Returns which of these requests are its: those that run, and others."""
+        """Add a gone client's requests. Returns those of them that run, and the others."""
         running: list[RequestId] = []
         waiting: list[RequestId] = []
         # One look at each: of thousands hardly any is in the processor's cache.
@@ -41,13 +41,13 @@ class Orphans:
         return running, waiting
 
     def stopped_running(self, name: RequestId) -> None:
-        """A request waits again; perhaps it is an orphan."""
+        """Note that a request waits again, which may be an orphan."""
         if name in self._running:
             self._running.discard(name)
             self._waiting.add(name)
 
     def discard(self, name: RequestId) -> None:
-        """A request has ended."""
+        """Forget a request that has ended."""
         self._running.discard(name)
         self._waiting.discard(name)
 

@@ -228,7 +228,7 @@ class TimePredictor:
         return self._best.predict_s(amount) / _SURPRISE
 
     def last_test_s(self, amount: float, other_s: float) -> float:
-        """When it was last seen whether so many units take less than `other_s`.
+        """The time at which it was last seen whether so many units take less than `other_s`.
 
         A piece of about that size, or a larger one, shows it, and one of the full amount for any
         that are larger; a smaller piece does if it took no less itself.
@@ -279,5 +279,5 @@ class TimePredictor:
 
 
 def _excess_s(part_s: float, whole_s: float) -> float:
-    """By how much a part of a time is believed to be longer than the whole of it."""
+    """Seconds by which a part of a time is believed to exceed the whole; 0 if by too little."""
     return part_s - whole_s if part_s > _SURPRISE * whole_s else 0.0

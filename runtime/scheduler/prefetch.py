@@ -170,7 +170,7 @@ def _unknown(num_l1_pages: Sequence[int], num_pages: int) -> tuple[bytes, ...]:
 
 
 def _keep_found(earlier: bytes, later: bytes) -> bytes:
-    """What an earlier lookup found or brought is nearer by now, and counts for where it was.
+    """Join two lookups: pages that the earlier one found count for the tier where they were.
 
     What found no room then and is in L1 or L2 now has come from L3, too.
     """
@@ -192,7 +192,7 @@ def prefetch_deadline_s(
     recompute_s: float,
     answer_s: float = 0.0,
 ) -> float | None:
-    """When a runnable request stops to wait for its prefetch; None: not before all is there.
+    """The time at which a runnable request stops to wait; None: not before all is there.
 
     `first_runnable_s`: when it would have been admitted but for its prefetch. `recompute_s`:
     predicted time to compute the `pending_tokens` instead. One that is too short lets prompts be

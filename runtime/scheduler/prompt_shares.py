@@ -136,7 +136,7 @@ def may_join(long: PromptWork, *, priority: int, level: int) -> bool:
 def _beside(
     prompts: Sequence[PromptWork], long: PromptWork, behind: Sequence[int], room: StepRoom
 ) -> Iterator[tuple[int, int]]:
-    """Who gets how much of the step that cuts the long one: the shortest go first."""
+    """Tokens of the step that cuts the long prompt, by prompt: the shortest go first."""
     num_left = room.short_tokens()
     most = most_beside(long.num_tokens, room.short_fraction)
     short = [

@@ -29,7 +29,7 @@ def advance(lane: Lane, request: RequestState, now_s: float) -> None:
 
 
 def publish_rest(lane: Lane, request: RequestState) -> None:
-    """A run ends: what has been decoded and not published yet is published before it is given back.
+    """Publish, before a run gives its pages back, what has been decoded and not published yet.
 
     What a load may still bring is not there: such a request does not decode.
     """
@@ -154,7 +154,7 @@ def keep_window(lane: Lane, request: RequestState, end: int) -> None:
 
 
 def heal(lane: Lane, request: RequestState) -> None:
-    """A request's load has come: the windows that it brought are the tree's from now on.
+    """Give the tree the windows that a request's load has brought.
 
     Where the tree got a page in the meantime, the request's duplicate goes.
     """

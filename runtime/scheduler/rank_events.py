@@ -45,7 +45,7 @@ def on_rank_attached(replica: Replica, event: events.RankAttached) -> None:
 
 
 def _admit_to_group(replica: Replica, group: StepGroup, event: events.RankAttached) -> bool:
-    """Let a rank step with the others of its group, which lose an older incarnation of theirs.
+    """Let a rank step with its step group, which loses an older incarnation of its ranks.
 
     Ranks of a group are restarted together, so all that step together are of one incarnation.
     False: they have a newer one than this rank, which is ended.
@@ -92,7 +92,7 @@ def on_rank_lost(replica: Replica, event: events.RankLost) -> None:
 
 
 def lose_rank(replica: Replica, rank: int) -> None:
-    """A rank is gone, and with it L1 of each lane that steps with it.
+    """Forget a rank that is gone, and with it L1 of each lane that steps with it.
 
     The requests of these lanes wait again, with their tokens.
     """
@@ -146,7 +146,7 @@ def _fails(replica: Replica, request: RequestState) -> bool:
 
 
 def _end_group(replica: Replica, group: StepGroup, lost_rank: int) -> None:
-    """End all ranks of a group, for they can only meet anew together.
+    """End all ranks of a step group, for they can only meet anew together.
 
     That includes the lost one if only its link broke: it would say hello again without the others.
     """
@@ -162,7 +162,7 @@ def _end_rank(replica: Replica, rank: int, incarnation: int, reason: str) -> Non
 
 
 def condemn_late_ranks(replica: Replica, now_s: float) -> None:
-    """End the ranks that take too long over the oldest step of their group, or a copy."""
+    """End ranks that take too long over the oldest step of their step group, or over a copy."""
     for group in replica.step_groups:
         lanes = [lane for lane in replica.lanes_of(group) if not lane.in_flight.is_empty]
         if lanes:
@@ -193,7 +193,7 @@ def _condemn_late_ranks_of(
 
 
 def _dues(replica: Replica, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:
-    """When the step that a group's ranks work on is due, and the oldest copy of each lane.
+    """When the step on which a step group works is due, and the oldest copy of each lane.
 
     A prediction only makes the wait longer than the deadline that is set: one that is too short
     condemns nobody. One that is too long is corrected by the next quick step or load.

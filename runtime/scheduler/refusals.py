@@ -34,7 +34,7 @@ _MAX_COUNT = 2**31 - 1
 
 
 def refuse_as_closing() -> RequestFailure:
-    """An engine that is about to stop takes nothing new."""
+    """Refuse a request because the engine is about to stop."""
     text = "the engine is shutting down and takes no new requests."
     return RequestFailure(kind=FailureKind.ENGINE_DEAD, message=text)
 

@@ -148,13 +148,13 @@ class Replica:
         self.unplaced[request.request_id] = request
 
     def displace(self, places: Iterable[Place]) -> None:
-        """Requests that waited on lanes whose ranks are lost get another lane, in their order."""
+        """Move requests that waited on lanes whose ranks are lost to other lanes, in order."""
         for _, request in sorted(places):
             request.lose_lane()
             self.unplaced[request.request_id] = request
 
     def take_unplaced(self, request: RequestState) -> None:
-        """A request gets a lane now, and is looked up for it: a displaced one once more."""
+        """Take out a request that gets a lane; a displaced one is looked up once more."""
         del self.unplaced[request.request_id]
         self.cancel_lookup(request)
         self.lookups.end_claim(request)

@@ -213,7 +213,7 @@ class RequestState:
         return self.sources or {PageSource.CANCELLED.label: self.num_prompt}
 
     def wait_for_load(self, load: Load) -> None:
-        """A load brings pages of its table: rows on top of them count once it is done."""
+        """Note that a load brings pages of the table: rows on top of them count once it is done."""
         self._move(State.LOADING)
         self.load = load
 
@@ -222,7 +222,7 @@ class RequestState:
         self._deferred.append(outcome)
 
     def finish_load(self) -> list[RowOutcome]:
-        """The load is done; returns the outcomes that count now."""
+        """Take in that the load is done; returns the outcomes that count now."""
         self._move(State.PREFILLING)
         self.load = None
         deferred, self._deferred = self._deferred, []

@@ -16,7 +16,7 @@ class Sessions:
         return None if session_id is None else self._lanes.get(session_id)
 
     def remember(self, session_id: str, lane: int) -> None:
-        """A request of this session goes to a lane."""
+        """Remember that a request of this session goes to a lane."""
         self._lanes[session_id] = lane
         self._lanes.move_to_end(session_id)
         while len(self._lanes) > _MAX_SESSIONS:

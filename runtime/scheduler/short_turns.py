@@ -42,7 +42,7 @@ class ShortTurns:
             del self._orders[size]
 
     def first(self, most_tokens: float, long: PromptWork) -> RequestState | None:
-        """The first of the shortest that may join a long prompt's steps: see `may_join`."""
+        """The first of the shortest requests that may join a long prompt's steps (`may_join`)."""
         found: tuple[int, OrderKey, RequestState] | None = None
         for (priority, bits), order in self._orders.items():
             # The longest of them would have to be short enough: nobody hides another one.

@@ -139,7 +139,7 @@ class Promotion:
         self.lease_id = lease_id
 
     def wait_for_load(self, load: Load) -> PageIds:
-        """The first pages of the part are leased, all as a rule; returns those that are not."""
+        """Wait for the load of the leased first pages; returns the pages that are not leased."""
         surplus = pages_between(self.part, load.num_pages)
         self.part, self.lease_id, self.load = load.page_ids, None, load
         return surplus

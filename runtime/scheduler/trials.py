@@ -37,7 +37,7 @@ class Trials:
         return _SHARE * max(0.0, now_s - self._paid_s)
 
     def begin(self, lease_id: LeaseId | None, expected_s: float, now_s: float) -> None:
-        """A request takes the dearer way, for which there is enough time since the last one.
+        """Begin a trial of the dearer way, for which there is enough time since the last one.
 
         `lease_id`: by which it loads; None: it computes all.
         """
@@ -45,7 +45,7 @@ class Trials:
         self._open = None if lease_id is None else (lease_id, expected_s)
 
     def note_load(self, lease_id: LeaseId, seconds: float) -> None:
-        """A load took so long: if it is a trial, its surplus is paid, too."""
+        """Note how long a load took: if it is a trial, its surplus is paid, too."""
         if self._open is not None and self._open[0] == lease_id:
             self._paid_s += max(0.0, seconds - self._open[1]) / _SHARE
             self._open = None
@@ -58,14 +58,14 @@ def is_worth_a_trial(dear: TimePredictor, amount: float, cheap_s: float, now_s: 
 
 
 def num_affordable(num_pages: int, page_s: float, affordable_s: float) -> int:
-    """How many of so many pages may be tried if each costs so much more."""
+    """The number of pages that may be tried if each costs `page_s` more."""
     if page_s <= 0.0:
         return num_pages
     return int(min(num_pages, affordable_s / page_s))
 
 
 def num_soon_done(num_pages: int, page_s: float) -> int:
-    """How many of so many affordable pages to try: what is soon done, but one at least."""
+    """The number of affordable pages to try: what is soon done, but one at least."""
     if page_s <= 0.0:
         return num_pages
     return min(num_pages, max(1, int(_MAX_COST_S / page_s)))

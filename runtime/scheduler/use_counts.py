@@ -58,7 +58,7 @@ class UseCounts:
         return num_uses + 1
 
     def count(self, key: PageKey) -> int:
-        """How many requests have used a page, as far as is remembered."""
+        """The number of requests that have used a page, as far as is remembered."""
         return self._count(key[-1] % _NUM_SHARDS, key[:_SHORT_BYTES])
 
     def _count(self, shard: int, short: bytes) -> int:

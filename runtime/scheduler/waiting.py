@@ -21,7 +21,7 @@ _PIECE = 256
 """The number of requests that have their turn again at once when a page comes; others follow."""
 _Key = TypeVar("_Key")
 Place = tuple[OrderKey, RequestState]
-"""Where a request stood among those that wait."""
+"""A request with its place in the queue."""
 
 
 class WaitingQueue:
@@ -211,6 +211,7 @@ class WaitingQueue:
             del self._leader_of[former]
 
         if key is None or key in self._leader_of:
+            # Followers need not wait for this leader: another brings the page, or nobody does.
             self.leader_stopped(leader)
         else:
             self._leader_of[key] = leader

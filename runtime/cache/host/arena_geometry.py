@@ -84,7 +84,7 @@ class ArenaGeometry:
         return self.slabs_offset + slab * self.slab_bytes + index * self.page_bytes[group]
 
     def page_offsets(self, host_page_ids: Int32Array, group: int) -> list[int]:
-        """`page_offset` of many host pages, which cost little more than one."""
+        """The byte offset of each of many host pages, which cost little more than one."""
         pages: list[int] = host_page_ids.tolist()
         per_slab = self.pages_per_slab
         num_indices = self.slab_pages(group) if 0 <= group < self.num_groups else 0

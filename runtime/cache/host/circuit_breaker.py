@@ -56,7 +56,7 @@ class CircuitBreaker:
 
     @property
     def retry_at_s(self) -> float | None:
-        """When an open breaker admits a probe; None unless it is open."""
+        """The time at which an open breaker admits a probe; None unless it is open."""
         return self._retry_at_s if self._state is BreakerState.OPEN else None
 
     def is_admitting(self, now_s: float) -> bool:

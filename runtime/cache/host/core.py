@@ -322,7 +322,7 @@ class HostMemoryCore:
         return self._storage.num_pending == 0
 
     def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due; None if time alone changes nothing."""
+        """The time at which a `Tick` is due; None if time alone changes nothing."""
         if (
             self._flush.has_work
             or self._mirror.has_work

@@ -61,7 +61,7 @@ class OpenLookup:
         arrival: int,
         asked_s: float,
     ) -> None:
-        """`keys`: those of the message, split. `arrival` counts lookups: the lower, the older.
+        """Start with a chain whose keys are split. The lower `arrival` is, the older the lookup.
 
         Nothing is known of pages outside L1.
         """
@@ -276,6 +276,7 @@ class OpenLookup:
             return
         hopes = [bytes(sources[: self.end].translate(_HOPES)) for sources in self._sources]
         plan = plan_fetch(self._rule, hopes)
+        # Nobody said that FULL pages behind the best end are missing: a window is.
         if source is PageSource.NOT_FOUND:
             source = PageSource.NO_WINDOW
 

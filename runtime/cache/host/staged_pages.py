@@ -65,7 +65,7 @@ class StagedPages:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the next lookup's grace ends; None if none waits for that."""
+        """The time at which the next lookup's grace ends; None if none waits for that."""
         return next(iter(self._ended.values())).until_s if self._ended else None
 
     @property

@@ -142,7 +142,7 @@ class StorageOrders:
 
     @property
     def write_retry_at_s(self) -> float | None:
-        """When writes that failed may be tried again; None if time alone changes nothing."""
+        """The time at which failed writes may be tried again; None if not by time alone."""
         return self._breakers[OrderKind.WRITE].retry_at_s if self.is_readable else None
 
     def is_probe_due(self, kind: OrderKind, now_s: float) -> bool:
@@ -151,7 +151,7 @@ class StorageOrders:
         return due_s is not None and due_s <= now_s
 
     def probe_due_s(self, kind: OrderKind) -> float | None:
-        """When the next probe of this kind is due; None if none is."""
+        """The time at which the next probe of this kind is due; None if none is."""
         unanswered = self._unanswered[kind]
         if not self.is_in_use or self.pid is None or unanswered.num_overdue >= _MAX_OVERDUE:
             return None

@@ -56,7 +56,7 @@ class Unanswered:
 
     @property
     def next_overdue_s(self) -> float | None:
-        """When the first current order becomes overdue."""
+        """The time at which the first current order becomes overdue."""
         return self.overdue_at_s[0][0] if self.overdue_at_s else None
 
     def first_due(self, now_s: float) -> Order | None:
