@@ -153,7 +153,7 @@ class HostView:
         return next(index for index, short in enumerate(shorts) if short not in mirror)
 
     def lacking(self, group: int, keys: Iterable[PageKey]) -> list[PageKey]:
-        """Those of these pages of a group that are not READY in L2, in order."""
+        """The pages of a KV group, out of these, that are not READY in L2, in order."""
         mirror = self._mirrors[group]
         return [key for key in keys if key[:MIRROR_KEY_BYTES] not in mirror]
 

@@ -166,7 +166,7 @@ class TimePredictor:
     """
 
     def __init__(self, start_rate: float, *, full_amount: float, fixed_s: float = 0.0) -> None:
-        """`start_rate`: units per second after `fixed_s`, believed before anything is observed.
+        """Believe `start_rate` units per second after `fixed_s`, until something is observed.
 
         It should be too high rather than too low. What a piece takes beyond the prediction is first
         put down to fixed time; that makes larger pieces attractive, and they show the true rate.

@@ -20,7 +20,7 @@ class LookupState(Enum):
     """Where the lookup of a request stands."""
 
     CLOSED = "closed"
-    """Nothing more will come of it: it has ended, is of no interest, or there is nobody to ask."""
+    """The lookup brings nothing more: it ended, is of no interest, or there is nobody to ask."""
     DUE = "due"
     """A lookup is to be sent when it is this request's turn."""
     OPEN = "open"

@@ -193,7 +193,7 @@ def _condemn_late_ranks_of(
 
 
 def _dues(replica: Replica, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:
-    """When the step on which a step group works is due, and the oldest copy of each lane.
+    """The times at which a step group's oldest step and each lane's oldest copy are due.
 
     A prediction only makes the wait longer than the deadline that is set: one that is too short
     condemns nobody. One that is too long is corrected by the next quick step or load.

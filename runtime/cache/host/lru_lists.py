@@ -46,7 +46,7 @@ class LruLists:
         return self._next[item] >= 0
 
     def listed(self, items: Items) -> Items:
-        """Those of these items that are in a list, in the order given."""
+        """The items that are in a list, in the order given."""
         return items[self._all_next[items] >= 0]
 
     def length(self, group: int) -> int:
