@@ -11,37 +11,37 @@ PolicyKey = Callable[[RadixNode], EvictionKey]
 
 
 def lru(node: RadixNode) -> EvictionKey:
-    """Evict the least recently used leaf first."""
+    """A key by which the least recently used leaf goes first."""
     return node.last_use_s
 
 
 def lfu(node: RadixNode) -> EvictionKey:
-    """Evict the leaf with the fewest hits first, among equals the least recently used."""
+    """A key by which the leaf with the fewest hits goes first, then the least recently used one."""
     return node.num_hits, node.last_use_s
 
 
 def fifo(node: RadixNode) -> EvictionKey:
-    """Evict the oldest leaf first."""
+    """A key by which the oldest leaf goes first."""
     return node.created_s
 
 
 def mru(node: RadixNode) -> EvictionKey:
-    """Evict the most recently used leaf first."""
+    """A key by which the most recently used leaf goes first."""
     return -node.last_use_s
 
 
 def filo(node: RadixNode) -> EvictionKey:
-    """Evict the newest leaf first."""
+    """A key by which the newest leaf goes first."""
     return -node.created_s
 
 
 def slru(node: RadixNode) -> EvictionKey:
-    """Evict the least recently used leaf first, but leaves with two hits or more last."""
+    """A key by which the least recently used leaf goes first, those with two hits or more last."""
     return node.num_hits >= 2, node.last_use_s
 
 
 def priority(node: RadixNode) -> EvictionKey:
-    """Evict the least important leaf first (highest number), then the least recently used one."""
+    """A key by which the least important leaf (highest number) goes first, then as in `lru`."""
     return -node.priority, node.last_use_s
 
 
