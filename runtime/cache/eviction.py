@@ -84,7 +84,7 @@ class EvictionOrder:
         """Take out a leaf that is in."""
         if node.is_inspected:
             self._inspected.remove(_entry_of(node))
-            self.note_loss(node, node.num_pages)
+            self.num_inspected_pages -= node.num_inspected
         else:
             self._others.remove(_entry_of(node))
         node.leave_order()
@@ -115,14 +115,13 @@ class EvictionOrder:
         node = entry[2]
         self._others.remove(entry)
         self._inspected.add(entry)
-        node.note_inspection()
-        self.num_inspected_pages += node.num_pages
+        self.num_inspected_pages += node.note_inspection()
         return node
 
     def inspect_ahead(self, num_pages: int) -> Iterator[RadixNode]:
-        """Inspect what holds the first `num_pages` pages of the order; yields what was not before.
+        """Inspect what holds the first `num_pages` pages to go; yields leaves that were not before.
 
-        All that goes before an inspected leaf is inspected, too: newcomers may go first.
+        What a leaf alone holds goes with it, and counts. All that goes before an inspected leaf is inspected, too: newcomers may go first.
         """
         while self.num_inspected_pages < num_pages or self._is_overtaken():
             node = self.inspect()
@@ -134,6 +133,7 @@ class EvictionOrder:
         """Note that a node has `num_pages` pages less; if it waits here it keeps its place."""
         if node.is_inspected:
             self.num_inspected_pages -= num_pages
+            node.note_loss(num_pages)
 
     def check(self, leaves: Set[RadixNode]) -> None:
         """Raise AccountingError unless just these leaves are in, sorted, their pages counted."""
@@ -154,7 +154,7 @@ class EvictionOrder:
                 f"ones"
             )
 
-        num_found = sum(node.num_pages for _, _, node in self._inspected)
+        num_found = sum(node.num_inspected for _, _, node in self._inspected)
         num_counted = self.num_inspected_pages
         if num_found != num_counted:
             raise AccountingError(f"inspected pages: counted {num_counted}, found {num_found}")

@@ -86,6 +86,8 @@ class RadixNode:
     """The key by which the node was put in the eviction order."""
     is_inspected: bool = False
     """Whether the node, while in the eviction order, was handed out for a look ahead."""
+    num_inspected: int = 0
+    """The pages that count for the node since then: its own, and those of `alone_above`."""
     is_cut: bool = False
     """Whether the node has lost pages of its end. It then grows no more, so that a match of the
     lost pages stays refused.
@@ -146,11 +148,28 @@ class RadixNode:
 
     def leave_order(self) -> None:
         """Note that the node has left the eviction order."""
-        self.ticket, self.is_inspected = 0, False
+        self.ticket, self.is_inspected, self.num_inspected = 0, False, 0
 
-    def note_inspection(self) -> None:
-        """Note that the node was handed out for a look ahead."""
+    def note_inspection(self) -> int:
+        """Note that the node is handed out for a look ahead; return how many pages count for it."""
         self.is_inspected = True
+        self.num_inspected = self.num_pages + sum(node.num_pages for node in self.alone_above())
+        return self.num_inspected
+
+    def note_loss(self, num_pages: int) -> None:
+        """Count so many pages less for the node."""
+        self.num_inspected -= num_pages
+
+    def alone_above(self) -> "list[RadixNode]":
+        """Return the nodes above that nothing else holds, nearest first: they go when this leaf has."""
+        found = []
+        node = self.parent
+        while node is not None and node.parent is not None:
+            if len(node.children) > 1 or node.num_locks:
+                break
+            found.append(node)
+            node = node.parent
+        return found
 
     def grow(self, run: "RadixNode") -> None:
         """Append the pages of a node that is not attached."""

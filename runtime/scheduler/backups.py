@@ -214,18 +214,23 @@ class BackupQueue:
         per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
         num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
         for leaf in tree.inspect_ahead(wanted):
-            num_left -= leaf.num_pages
-            keys = split_keys(leaf.keys)
-            pages = list(pages_with_keys(keys, leaf.page_ids))
-            self._inspected.update((page[0][:MIRROR_KEY_BYTES], (page, leaf)) for page in pages)
-            # As a rule L2 has all of them.
-            groups = range(len(self._dirty))
-            lacking = {key for group in groups for key in self._host.lacking(group, keys)}
-            for page in pages if lacking else ():
-                if page[0] in lacking:
-                    self._clean(page)
+            num_left -= leaf.num_inspected
+            # Without its head L2 would have a chain's tail for nobody.
+            for node in (*reversed(leaf.alone_above()), leaf):
+                self._clean_node(node, leaf)
             if num_left <= 0 or len(self) >= _MAX_DIRTY_PAGES:
                 return
+
+    def _clean_node(self, node: RadixNode, leaf: RadixNode) -> None:
+        keys = split_keys(node.keys)
+        pages = list(pages_with_keys(keys, node.page_ids))
+        self._inspected.update((page[0][:MIRROR_KEY_BYTES], (page, leaf)) for page in pages)
+        # As a rule L2 has all of them.
+        groups = range(len(self._dirty))
+        lacking = {key for group in groups for key in self._host.lacking(group, keys)}
+        for page in pages if lacking else ():
+            if page[0] in lacking:
+                self._clean(page)
 
     def is_worth_a_copy(self, now_s: float) -> bool:
         """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""

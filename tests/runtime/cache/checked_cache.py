@@ -191,16 +191,17 @@ class CheckedCache:
             assert not (lost & ending[group] and inner - ending[group])
 
     def inspect_ahead(self, num_pages: int) -> None:
-        """Afterwards the first `num_pages` pages of leaves were inspected, and none was twice."""
+        """Afterwards the first `num_pages` pages to go were inspected, and no leaf was twice."""
         for found in self.tree.inspect_ahead(num_pages):
             expected = self.order.inspect()
             assert expected is not None
             assert found.keys == expected.keys
+            assert found.num_inspected == self.order.num_going_with(found)
         for leaf in self.order.leaves():
             if num_pages <= 0:
                 break
             assert self.order.is_inspected(leaf)
-            num_pages -= leaf.num_pages
+            num_pages -= leaf.num_inspected
 
     def flush(self) -> None:
         self.model.evict(self.cache.flush())

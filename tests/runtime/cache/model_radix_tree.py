@@ -165,6 +165,15 @@ class EvictionModel:
         """Whether the leaf was handed out since it entered the order."""
         return self._handed_out.get(leaf) == leaf.ticket
 
+    def num_going_with(self, leaf: RadixNode) -> int:
+        """Pages of the leaf, and of the chain above it that has no other branch and no lock."""
+        shared = {node for node in self._tree._forest if node.num_locks or len(node.children) > 1}
+        num_pages, node = leaf.num_pages, leaf.parent
+        while node is not None and node.parent is not None and node not in shared:
+            num_pages += node.num_pages
+            node = node.parent
+        return num_pages
+
     def inspect(self) -> RadixNode | None:
         """Hand the next leaf out."""
         leaf = next((leaf for leaf in self.leaves() if not self.is_inspected(leaf)), None)

@@ -178,6 +178,22 @@ def test_loads_of_many_pages_at_once_drop_none_that_there_was_time_to_copy() -> 
         assert driver.ready >= set(before)
 
 
+def test_write_back_copies_the_head_of_a_chain_before_it_goes_with_its_last_page() -> None:
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(64,), max_model_len=192)
+    talk = list(range(13))
+    for turn in range(4):
+        driver.submit(talk, max_tokens=8)
+        driver.run()
+        # Each of these has a page of its answer behind those of its prompt.
+        for start in range(1000, 7000, 1000):
+            first = start + 100 * turn
+            driver.submit(list(range(first, first + 51)), max_tokens=2)
+            driver.run()
+        talk = [*talk, *range(500 + 10 * turn, 510 + 10 * turn)]
+    assert driver.core.stats()["evicted_pages"] > 3 * 64
+    assert driver.core.stats()["dropped_pages"] == 0
+
+
 def test_write_back_copies_at_once_what_it_lost_before() -> None:
     driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(32,))
     # There is no HostMemory while L1 turns over.
