@@ -121,7 +121,8 @@ class EvictionOrder:
     def inspect_ahead(self, num_pages: int) -> Iterator[RadixNode]:
         """Inspect what holds the first `num_pages` pages to go; yields leaves that were not before.
 
-        What a leaf alone holds goes with it, and counts. All that goes before an inspected leaf is inspected, too: newcomers may go first.
+        What a leaf alone holds goes with it, and counts. All that goes before an inspected leaf is
+        inspected, too, because newcomers may go first.
         """
         while self.num_inspected_pages < num_pages or self._is_overtaken():
             node = self.inspect()
