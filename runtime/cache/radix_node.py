@@ -161,7 +161,7 @@ class RadixNode:
         self.num_inspected -= num_pages
 
     def alone_above(self) -> "list[RadixNode]":
-        """Return the nodes above that nothing else holds, nearest first: they go after this leaf."""
+        """Return nodes above that nothing else holds, nearest first: they go after this leaf."""
         found = []
         node = self.parent
         while node is not None and node.parent is not None:
