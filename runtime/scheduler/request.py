@@ -15,7 +15,7 @@ from raydix.runtime.messages.plan import AddedRequest, PromptLogprobs
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.life.run import NOWHERE, RowOutcome, Start
-from raydix.runtime.scheduler.life.state import ADMITTED, State, require_move
+from raydix.runtime.scheduler.life.state import State, require_move
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.transfers import Load
 
@@ -155,11 +155,6 @@ class RequestState:
         self._move(State.PREFILLING)
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
-
-    @property
-    def is_admitted(self) -> bool:
-        """Whether the request has a slot of its lane, and holds pages of L1."""
-        return self.state in ADMITTED
 
     @property
     def is_loading(self) -> bool:
