@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.ids import RequestId, Slot
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges

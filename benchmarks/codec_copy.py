@@ -31,16 +31,16 @@ from benchmarks.page_copy import (
     slowdown,
 )
 from benchmarks.record import Figure
-from raydix.kernels.copy_engine import MIN_PIECE_BYTES
-from raydix.kernels.page_codec import Codec, encoded_head_bytes
-from raydix.kernels.page_copy import (
+from raydix.kernels.pages.copy_engine import MIN_PIECE_BYTES
+from raydix.kernels.pages.page_codec import Codec, encoded_head_bytes
+from raydix.kernels.pages.page_copy import (
     CopyDirection,
     CopySegment,
     PackedCopies,
     PagePairs,
     pack_copies,
 )
-from raydix.kernels.quantised_copy import choose_num_ctas, copy_quantised_pages
+from raydix.kernels.pages.quantised_copy import choose_num_ctas, copy_quantised_pages
 
 MIN_RATIO = 1.8
 

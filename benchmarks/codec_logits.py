@@ -24,7 +24,7 @@ from benchmarks.command_line import run
 from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
 from benchmarks.reference_models import divergence, draw_prompts, make_configs, make_reference
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.model.checkpoint import LoadedModel, load_model

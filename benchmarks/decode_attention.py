@@ -13,10 +13,10 @@ from torch import Tensor
 from benchmarks.command_line import run
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
-from raydix.kernels.latent_attention import choose_latent_splits, latent_decode
-from raydix.kernels.paged_decode import paged_decode
+from raydix.kernels.attention.decode_tiles import DecodeTiles, choose_num_splits
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.latent_attention import choose_latent_splits, latent_decode
+from raydix.kernels.attention.paged_decode import paged_decode
 
 BATCH, CONTEXT, KV_HEADS, GROUP, HEAD_DIM = 64, 8192, 8, 4, 128
 QUERY_HEADS = KV_HEADS * GROUP

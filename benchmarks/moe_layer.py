@@ -19,9 +19,9 @@ from torch.nn import functional
 from benchmarks.command_line import run
 from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
-from raydix.kernels.glu_form import SiluGlu
-from raydix.kernels.grouped_gemm import fused_experts
-from raydix.kernels.topk_gating import topk_gating
+from raydix.kernels.dense.glu_form import SiluGlu
+from raydix.kernels.moe.grouped_gemm import fused_experts
+from raydix.kernels.moe.topk_gating import topk_gating
 
 MIN_SPEEDUP = 1.1
 MIN_FRACTION = 0.75

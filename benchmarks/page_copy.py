@@ -20,10 +20,11 @@ from torch import Tensor
 from benchmarks.command_line import run
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.copy_engine import MIN_PIECE_BYTES, CopyEngine
-from raydix.kernels.decode_tiles import DecodeTiles
-from raydix.kernels.page_copy import (
+from raydix.kernels.attention.decode_tiles import DecodeTiles
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.paged_decode import paged_decode
+from raydix.kernels.pages.copy_engine import MIN_PIECE_BYTES, CopyEngine
+from raydix.kernels.pages.page_copy import (
     CopyDirection,
     CopySegment,
     PackedCopies,
@@ -33,7 +34,6 @@ from raydix.kernels.page_copy import (
     pack_copies,
     piece_places,
 )
-from raydix.kernels.paged_decode import paged_decode
 
 LAYERS, KV_HEADS, HEAD_DIM, ELEMENT_BYTES = 16, 8, 128, 2
 HEADER_BYTES = 64

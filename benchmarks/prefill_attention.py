@@ -12,9 +12,9 @@ from torch.nn import functional
 from benchmarks.command_line import run
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import PrefillRow, cut_rows
-from raydix.kernels.paged_prefill import paged_prefill, tile_tokens
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.paged_prefill import paged_prefill, tile_tokens
+from raydix.kernels.attention.rows import PrefillRow, cut_rows
 
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
 CONTEXTS = (8192, 32_768)

@@ -13,8 +13,8 @@ import torch
 from benchmarks.command_line import run
 from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
-from raydix.kernels.sampling import sample_cut, sample_whole
-from raydix.kernels.sampling_columns import SamplingColumns, as_sampling_columns
+from raydix.kernels.sampling.columns import SamplingColumns, as_sampling_columns
+from raydix.kernels.sampling.sampler import sample_cut, sample_whole
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.slot_sampling import SlotSampling
 

@@ -21,11 +21,11 @@ from benchmarks.command_line import make_parser, run
 from benchmarks.gpu_timing import capture
 from benchmarks.gpus import require_gpus
 from benchmarks.model_shapes import SHAPES
-from raydix.kernels.activation import glu
-from raydix.kernels.glu_form import SiluGlu
-from raydix.kernels.norm import rms_norm
-from raydix.kernels.small_linear import LinearShape, multiply
-from raydix.kernels.summands import add_up
+from raydix.kernels.dense.activation import glu
+from raydix.kernels.dense.glu_form import SiluGlu
+from raydix.kernels.dense.norm import rms_norm
+from raydix.kernels.dense.small_linear import LinearShape, multiply
+from raydix.kernels.dense.summands import add_up
 
 ROTATED_BYTES = 800_000_000
 """Of the copies of a matrix."""

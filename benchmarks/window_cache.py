@@ -25,7 +25,7 @@ from benchmarks.record import Figure, report
 from benchmarks.reload import Asker
 from benchmarks.scheduler_engine import OUTPUT_TOKEN, Engine
 from benchmarks.workloads import Contexts
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout, window_pages

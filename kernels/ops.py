@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, PrefillRow, cut_rows
-from raydix.kernels.expanded_latents import expanded_latent_attention
-from raydix.kernels.expert_biases import biases_of
-from raydix.kernels.glu_form import GluForm
+from raydix.kernels.attention.expanded_latents import expanded_latent_attention
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.rows import AttentionRows, PrefillRow, cut_rows
+from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
+from raydix.kernels.moe.expert_biases import biases_of
+from raydix.kernels.moe.routing import GroupLimitedRouting
 from raydix.kernels.reference import (
     activation,
     expert_routes,
@@ -32,10 +34,8 @@ from raydix.kernels.reference import (
     paged_attention,
     sampling,
 )
-from raydix.kernels.rotation import QkNorm, RopeTables
-from raydix.kernels.routing import GroupLimitedRouting
-from raydix.kernels.sampling_columns import SamplingColumns
-from raydix.kernels.weight import Weight
+from raydix.kernels.sampling.columns import SamplingColumns
+from raydix.kernels.weights.weight import Weight
 
 logger = logging.getLogger(__name__)
 

@@ -11,32 +11,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.activation import glu
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
-from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
-from raydix.kernels.expanded_latents import expanded_latent_attention
-from raydix.kernels.expert_biases import biases_of
-from raydix.kernels.expert_routes import route_experts
-from raydix.kernels.glu_form import GluForm
-from raydix.kernels.grouped_gemm import fused_experts
-from raydix.kernels.kv_write import rotate_and_write_kv
-from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
-from raydix.kernels.latent_write import write_latent
-from raydix.kernels.multiprocessors import num_sms
-from raydix.kernels.norm import rms_norm
-from raydix.kernels.paged_decode import PROGRAMS_PER_SM, paged_decode
-from raydix.kernels.paged_prefill import is_extension, paged_prefill, tile_tokens
-from raydix.kernels.reference import experts
-from raydix.kernels.sampling import sample_cut, sample_whole
-from raydix.kernels.small_linear import (
+from raydix.kernels.attention.decode_tiles import DecodeTiles, choose_num_splits
+from raydix.kernels.attention.expanded_latents import expanded_latent_attention
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.latent_attention import (
+    choose_latent_splits,
+    latent_decode,
+    latent_prefill,
+)
+from raydix.kernels.attention.paged_decode import PROGRAMS_PER_SM, paged_decode
+from raydix.kernels.attention.paged_prefill import is_extension, paged_prefill, tile_tokens
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
+from raydix.kernels.dense.activation import glu
+from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.dense.norm import rms_norm
+from raydix.kernels.dense.small_linear import (
     fits,
     has_tensor_cores,
     small_linear,
     small_linear_summands,
 )
-from raydix.kernels.topk_gating import topk_gating
-from raydix.kernels.weight import Weight
+from raydix.kernels.device.multiprocessors import num_sms
+from raydix.kernels.kv_cache.kv_write import rotate_and_write_kv
+from raydix.kernels.kv_cache.latent_write import write_latent
+from raydix.kernels.moe.expert_biases import biases_of
+from raydix.kernels.moe.expert_routes import route_experts
+from raydix.kernels.moe.grouped_gemm import fused_experts
+from raydix.kernels.moe.topk_gating import topk_gating
+from raydix.kernels.reference import experts
+from raydix.kernels.sampling.sampler import sample_cut, sample_whole
+from raydix.kernels.weights.weight import Weight
 
 _EXTENSION_TILE_ROWS = 64
 """The query rows of an extension tile: its tokens times the query heads of a KV head."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from raydix.ids import LogicalExpertId
-from raydix.kernels.glu_form import GluForm
+from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight import Weight
-from raydix.kernels.weight_part import WeightPart, prefixed
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import Weight
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
 
 
 class ExpertBank(nn.Module):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from raydix.ids import LogicalExpertId
-from raydix.kernels.glu_form import GluForm
+from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.moe.routing import Routing
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.routing import Routing
-from raydix.kernels.weight_part import WeightPart, prefixed
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.bank import ExpertBank
 from raydix.moe.dispatch.loopback import LOOPBACK
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchSizes, Exchange

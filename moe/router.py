@@ -5,10 +5,10 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.moe.routing import GroupLimitedRouting, Routing, SoftmaxRouting
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.routing import GroupLimitedRouting, Routing, SoftmaxRouting
-from raydix.kernels.weight import empty_weight
-from raydix.kernels.weight_part import WeightPart
+from raydix.kernels.weights.weight import empty_weight
+from raydix.kernels.weights.weight_part import WeightPart
 
 
 class Router(nn.Module):

@@ -7,7 +7,7 @@ import torch
 
 from raydix.ids import RequestId, Slot
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.sampling_columns import as_sampling_columns
+from raydix.kernels.sampling.columns import as_sampling_columns
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
 from raydix.runtime.model.adjusted_sampling import sample_adjusted

@@ -8,7 +8,7 @@ from typing import assert_never
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
+from raydix.kernels.dense.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
 
 
 def glu(gate_up_TI: Tensor, form: GluForm) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.expert_biases import ExpertBiases
-from raydix.kernels.glu_form import GluForm
+from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.moe.expert_biases import ExpertBiases
+from raydix.kernels.moe.routing import GroupLimitedRouting, Scoring
 from raydix.kernels.reference.activation import glu
-from raydix.kernels.routing import GroupLimitedRouting, Scoring
 
 DENSE_EXPERT_TOKENS = 64
 """The most tokens for which every expert runs on every token: no count has to reach the host."""

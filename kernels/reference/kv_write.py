@@ -7,8 +7,8 @@ head dim, P pages, L layers of the KV group, S slots per page.
 import torch
 from torch import Tensor
 
+from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.reference.norm import rms_norm
-from raydix.kernels.rotation import QkNorm, RopeTables
 
 
 def apply_rope(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ per page, or cached tokens of a row.
 import torch
 from torch import Tensor
 
-from raydix.kernels.attention_rows import AttentionRows
+from raydix.kernels.attention.rows import AttentionRows
 from raydix.kernels.reference.paged_attention import rows_of_tiles, single_tokens
 
 QUERY_BLOCK = 256

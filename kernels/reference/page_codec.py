@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.page_codec import (
+from raydix.kernels.pages.page_codec import (
     NAN_BITS,
     SCALE_LOW_BITS,
     SCALES_BYTES,

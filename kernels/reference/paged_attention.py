@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow
 
 QUERY_BLOCK = 256
 """The queries of a row that are scored at a time; bounds the scores to QUERY_BLOCK x context."""

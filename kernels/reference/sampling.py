@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raydix.ids import NO_TOKEN
-from raydix.kernels.sampling_columns import SamplingColumns
+from raydix.kernels.sampling.columns import SamplingColumns
 
 _LARGEST = torch.finfo(torch.float32).max
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

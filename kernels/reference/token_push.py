@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from raydix.kernels.token_buffers import TokenBuffers, TokenLayout
+from raydix.kernels.dispatch.token_buffers import TokenBuffers, TokenLayout
 
 
 def push_tokens(

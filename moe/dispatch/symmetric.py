@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from raydix.kernels.symmetric_group import name_group
-from raydix.kernels.token_buffers import Arrivals, TokenBuffers, TokenLayout
-from raydix.kernels.token_inputs import ALIGNMENT_BYTES
-from raydix.kernels.token_push import await_tokens, push_outputs, push_tokens, sum_outputs
+from raydix.kernels.device.symmetric_group import name_group
+from raydix.kernels.dispatch.token_buffers import Arrivals, TokenBuffers, TokenLayout
+from raydix.kernels.dispatch.token_inputs import ALIGNMENT_BYTES
+from raydix.kernels.dispatch.token_push import await_tokens, push_outputs, push_tokens, sum_outputs
 from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchShape, DispatchSizes, Received
 
 _NUM_SETS = 2

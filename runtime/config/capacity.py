@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from raydix.errors import ConfigError
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.experts import ExpertsSection
 from raydix.runtime.config.kv_layout import KvLayout

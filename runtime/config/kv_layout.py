@@ -2,15 +2,15 @@
 
 A canonical page holds `[layer of the group][kv head][k|v][token][dim]` (latent:
 `[layer][token][dim]`), contiguous, in the arena and in storage alike; with a codec each head is
-followed by its scales (`raydix.kernels.page_codec`). In both tiers it is preceded by a 64-byte
-object header. In L1 pages keep the same order, never encoded.
+followed by its scales (`raydix.kernels.pages.page_codec`). In both tiers it is preceded by a
+64-byte object header. In L1 pages keep the same order, never encoded.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from raydix.errors import ConfigError
-from raydix.kernels.page_codec import ENCODED_ALIGNMENT_BYTES, Codec, encoded_head_bytes
+from raydix.kernels.pages.page_codec import ENCODED_ALIGNMENT_BYTES, Codec, encoded_head_bytes
 
 OBJECT_HEADER_BYTES = 64
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from raydix.errors import ConfigError
-from raydix.kernels.rank_share import RankShare
+from raydix.kernels.weights.rank_share import RankShare
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 
 

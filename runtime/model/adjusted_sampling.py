@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.sampling_columns import as_sampling_columns
+from raydix.kernels.sampling.columns import as_sampling_columns
 from raydix.runtime.model.columns import Column, Columns
 from raydix.runtime.model.logit_rules.rule import Block, BlockTokens, LogitRule
 from raydix.runtime.model.request_slots import RequestSlots

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.rows import AttentionRows
+from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.rotation import QkNorm, RopeTables
-from raydix.kernels.weight import empty_weight
-from raydix.kernels.weight_part import WeightPart, cut_heads, prefixed
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import empty_weight
+from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
 from raydix.runtime.model.spec import AttentionSpec, NormSpec
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from raydix.errors import CheckpointError
-from raydix.kernels.page_codec import Codec
-from raydix.kernels.weight_part import WeightPart
+from raydix.kernels.pages.page_codec import Codec
+from raydix.kernels.weights.weight_part import WeightPart
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.collectives.alone import ALONE

@@ -9,11 +9,11 @@ from typing import assert_never, cast
 import torch
 from torch import Tensor, nn
 
-from raydix.kernels.attention_rows import PrefillRow
+from raydix.kernels.attention.rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight import Weight, empty_weight
-from raydix.kernels.weight_part import WeightPart, prefixed
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import Weight, empty_weight
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.dispatch.protocol import DispatchForm
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import RmsNorm

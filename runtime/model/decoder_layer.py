@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight_part import WeightPart, prefixed
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.layer import LayerExperts
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import FileStore, Store
 
 from raydix.errors import ConfigError
-from raydix.kernels.token_inputs import ALIGNMENT_BYTES
+from raydix.kernels.dispatch.token_inputs import ALIGNMENT_BYTES
 from raydix.moe.dispatch.choose import winners
 from raydix.moe.dispatch.fastest import FastestDispatcher
 from raydix.moe.dispatch.gloo import GlooDispatcher

@@ -10,7 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from raydix.errors import CheckpointError
-from raydix.kernels.weight_part import WeightPart
+from raydix.kernels.weights.weight_part import WeightPart
 from raydix.runtime.model.checkpoint import LoadedModel
 from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.collectives.alone import ALONE

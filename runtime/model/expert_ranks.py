@@ -8,7 +8,7 @@ import torch
 
 from raydix.errors import ConfigError
 from raydix.ids import LogicalExpertId
-from raydix.kernels.rank_share import RankShare
+from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchShape
 from raydix.moe.layer import LayerExperts
 from raydix.moe.placement import EMPTY, Placement, initial_placement, routes

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
 

@@ -15,13 +15,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.attention.rows import AttentionRows, PrefillRow
+from raydix.kernels.kv_cache.rotation import RopeTables
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.rank_share import RankShare
 from raydix.kernels.reference.kv_write import apply_rope
-from raydix.kernels.rotation import RopeTables
-from raydix.kernels.weight import Weight, empty_weight
-from raydix.kernels.weight_part import WeightPart, prefixed
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import Weight, empty_weight
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch, RmsNorm
 from raydix.runtime.model.spec import LatentAttentionSpec, NormSpec
 

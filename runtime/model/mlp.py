@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight import empty_weight
-from raydix.kernels.weight_part import WeightPart, prefixed
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import empty_weight
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec

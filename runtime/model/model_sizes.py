@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from raydix.runtime.model.decoder import make_decoder

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from raydix.errors import AccountingError
-from raydix.kernels.attention_rows import AttentionRows
-from raydix.kernels.sampling_columns import as_sampling_columns
+from raydix.kernels.attention.rows import AttentionRows
+from raydix.kernels.sampling.columns import as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps

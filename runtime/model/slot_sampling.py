@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raydix.kernels.sampling_columns import COLUMN_DTYPES
+from raydix.kernels.sampling.columns import COLUMN_DTYPES
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.columns import AnyColumn, Column, Columns
 from raydix.runtime.model.logit_rules.rule import Asked, LogitRule

@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from raydix.kernels.glu_form import GluForm, SiluGlu
-from raydix.kernels.routing import Routing
+from raydix.kernels.dense.glu_form import GluForm, SiluGlu
+from raydix.kernels.moe.routing import Routing
 from raydix.runtime.model.rope_spec import Rope
 
 

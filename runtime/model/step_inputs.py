@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows
-from raydix.kernels.rotation import RopeTables
-from raydix.kernels.sampling_columns import SamplingColumns, as_sampling_columns
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows
+from raydix.kernels.kv_cache.rotation import RopeTables
+from raydix.kernels.sampling.columns import SamplingColumns, as_sampling_columns
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.request_slots import RequestSlots

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
-from raydix.kernels.attention_rows import PrefillRow, cut_rows
+from raydix.kernels.attention.rows import PrefillRow, cut_rows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.columns import Column, Columns
 from raydix.runtime.model.request_slots import RequestSlots

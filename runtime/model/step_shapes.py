@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from raydix.kernels.sampling_columns import COLUMN_DTYPES
+from raydix.kernels.sampling.columns import COLUMN_DTYPES
 from raydix.runtime.model.columns import INT32, INT64, Column, ColumnForm, Layout
 
 TOKEN_NAMES = ("token_index_T", "page_index_T", "page_offset_T", "positions_T")

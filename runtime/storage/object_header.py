@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from xxhash import xxh3_64_intdigest as _checksum
 
 from raydix.ids import PageKey
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef

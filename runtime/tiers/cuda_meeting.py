@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store, _SymmetricMemory
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from raydix.errors import ConfigError
-from raydix.kernels.symmetric_group import name_group
+from raydix.kernels.device.symmetric_group import name_group
 from raydix.moe.dispatch.store_group import StoreGroup
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raydix.errors import ConfigError
-from raydix.kernels.page_push import (
+from raydix.kernels.pages.page_push import (
     ALIGNMENT_BYTES,
     PeerCounters,
     PoolPart,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.kernels.reference.page_codec import decode_pages, encode_pages
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raydix.kernels.copy_engine import MIN_PIECE_BYTES, CopyEngine, has_copy_engine
-from raydix.kernels.page_codec import Codec
-from raydix.kernels.page_copy import (
+from raydix.kernels.pages.copy_engine import MIN_PIECE_BYTES, CopyEngine, has_copy_engine
+from raydix.kernels.pages.page_codec import Codec
+from raydix.kernels.pages.page_copy import (
     ALIGNMENT_BYTES,
     CopyDirection,
     CopySegment,
@@ -20,7 +20,7 @@ from raydix.kernels.page_copy import (
     pack_copies,
     piece_bytes,
 )
-from raydix.kernels.quantised_copy import compile_quantised_copies, copy_quantised_pages
+from raydix.kernels.pages.quantised_copy import compile_quantised_copies, copy_quantised_pages
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.config.kv_shard import KvShard

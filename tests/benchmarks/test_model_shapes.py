@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.model_shapes import SHAPES, write_config
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.kv_groups import derive_kv_groups, make_kv_layout
 

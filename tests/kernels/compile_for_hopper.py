@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from raydix.kernels import decode_hopper, hopper_blocks, latent_wide, prefill_hopper, small_linear
+from raydix.kernels.attention import decode_hopper, hopper_blocks, latent_wide, prefill_hopper
+from raydix.kernels.dense import small_linear
 
 TARGET = GPUTarget("cuda", 90, 32)
 STRIDES = ("q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.ops import ModelOps, ReferenceOps, choose_ops
 from raydix.kernels.reference import latent_attention as latent_reference
 from raydix.kernels.reference import paged_attention as reference

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, Store
 
-from raydix.kernels.glu_form import SiluGlu
+from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.reference.experts import fused_experts
 from raydix.moe.dispatch.protocol import (
     Dispatcher,

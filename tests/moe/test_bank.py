@@ -1,9 +1,9 @@
 import torch
 
 from raydix.ids import LogicalExpertId
-from raydix.kernels.glu_form import SiluGlu
+from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.rank_share import RankShare
+from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.bank import ExpertBank
 
 HIDDEN, SIZE, NUM_EXPERTS = 4, 6, 5

@@ -1,9 +1,9 @@
 import torch
 
-from raydix.kernels.glu_form import SiluGlu
+from raydix.kernels.dense.glu_form import SiluGlu
+from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.routing import SoftmaxRouting
+from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.layer import MoeLayer, own_experts
 
 

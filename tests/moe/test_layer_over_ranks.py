@@ -9,10 +9,10 @@ import torch
 from torch.distributed import FileStore
 
 from raydix.ids import LogicalExpertId
-from raydix.kernels.glu_form import SiluGlu
+from raydix.kernels.dense.glu_form import SiluGlu
+from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.routing import SoftmaxRouting
+from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.dispatch.gloo import GlooDispatcher
 from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes
 from raydix.moe.layer import LayerExperts, MoeLayer, own_experts

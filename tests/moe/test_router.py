@@ -1,8 +1,8 @@
 import torch
 
+from raydix.kernels.moe.routing import GroupLimitedRouting, Scoring
 from raydix.kernels.ops import ReferenceOps
 from raydix.kernels.reference.experts import group_limited_gating
-from raydix.kernels.routing import GroupLimitedRouting, Scoring
 from raydix.moe.router import Router
 
 ROUTING = GroupLimitedRouting(

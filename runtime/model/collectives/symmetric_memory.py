@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from raydix.kernels.symmetric_group import name_group
+from raydix.kernels.device.symmetric_group import name_group
 from raydix.runtime.model.collectives.process_groups import NcclCollectives
 
 MAX_SUM_BYTES = 512 * 1024

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from raydix.errors import CheckpointError
-from raydix.kernels.glu_form import GeluTanhGlu, GluForm, SiluGlu
+from raydix.kernels.dense.glu_form import GeluTanhGlu, GluForm, SiluGlu
 from raydix.runtime.model.rope_spec import REMEDY, Rope, longest_context, read_rope
 from raydix.runtime.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, NormSpec
 

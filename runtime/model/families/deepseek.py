@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydix.errors import CheckpointError
-from raydix.kernels.routing import GroupLimitedRouting, Scoring
+from raydix.kernels.moe.routing import GroupLimitedRouting, Scoring
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_glu,

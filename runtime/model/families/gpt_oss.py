@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raydix.kernels.glu_form import ClampedGlu
-from raydix.kernels.routing import SoftmaxRouting
+from raydix.kernels.dense.glu_form import ClampedGlu
+from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,

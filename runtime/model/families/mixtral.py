@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from raydix.kernels.routing import SoftmaxRouting
+from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,

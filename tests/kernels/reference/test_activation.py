@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydix.kernels.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
+from raydix.kernels.dense.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
 from raydix.kernels.reference.activation import glu
 
 

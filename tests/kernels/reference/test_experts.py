@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from raydix.kernels.expert_biases import ExpertBiases
-from raydix.kernels.glu_form import ClampedGlu, SiluGlu
+from raydix.kernels.dense.glu_form import ClampedGlu, SiluGlu
+from raydix.kernels.moe.expert_biases import ExpertBiases
+from raydix.kernels.moe.routing import GroupLimitedRouting, Scoring
 from raydix.kernels.reference.experts import fused_experts, group_limited_gating, topk_gating
-from raydix.kernels.routing import GroupLimitedRouting, Scoring
 
 
 @pytest.fixture(autouse=True)

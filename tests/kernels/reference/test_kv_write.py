@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.reference.kv_write import apply_rope, rotate_and_write_kv, write_kv
 from raydix.kernels.reference.norm import rms_norm
-from raydix.kernels.rotation import QkNorm, RopeTables
 
 PAGE, HEADS, DIM, LAYERS = 4, 2, 6, 2
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.reference import latent_attention as reference
 from raydix.kernels.reference import paged_attention
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raydix.kernels.page_codec import SMALLEST_MAGNITUDE, Codec, encoded_head_bytes
+from raydix.kernels.pages.page_codec import SMALLEST_MAGNITUDE, Codec, encoded_head_bytes
 from raydix.kernels.reference.page_codec import decode_pages, encode_pages
 
 CODECS = [Codec.INT8, Codec.FP8]

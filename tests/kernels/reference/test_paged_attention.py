@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.reference import paged_attention as reference
 from raydix.kernels.reference.kv_write import write_kv
 

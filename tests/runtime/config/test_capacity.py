@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.capacity import (
     effective_summary,
     format_bytes,

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 
 GROUP = KvGroup(kind=GroupKind.FULL, layers=(0, 2, 3), num_kv_heads=2, head_dim=8)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 

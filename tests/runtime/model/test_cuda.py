@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from raydix.ids import RequestId, Slot
-from raydix.kernels.page_codec import Codec
-from raydix.kernels.routing import GroupLimitedRouting, Scoring, SoftmaxRouting
+from raydix.kernels.moe.routing import GroupLimitedRouting, Scoring, SoftmaxRouting
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import (

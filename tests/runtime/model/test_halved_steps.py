@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.moe.dispatch.loopback import LOOPBACK
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.model.decoder import Decoder, make_decoder

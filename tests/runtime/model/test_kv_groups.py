@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places, make_kv_layout
 from tests.runtime.model.test_spec import ATTENTION, DENSE, LATENT_ATTENTION, SPARSE

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydix.kernels.attention_rows import PrefillRow
+from raydix.kernels.attention.rows import PrefillRow
 from raydix.runtime.model import decoder
 from raydix.runtime.model.checkpoint import load_model
 from raydix.runtime.model.families.table import Family

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from raydix.kernels.routing import SoftmaxRouting
+from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.spec import (
     AttentionSpec,

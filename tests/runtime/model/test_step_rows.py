@@ -9,7 +9,7 @@ import torch
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId, Slot
-from raydix.kernels.sampling_columns import COLUMN_DTYPES
+from raydix.kernels.sampling.columns import COLUMN_DTYPES
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
 from raydix.runtime.model.columns import Column

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from raydix.errors import ConfigError
-from raydix.kernels.rank_share import RankShare
-from raydix.kernels.weight_part import WeightPart, cut, cut_heads, first_rank_only
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight_part import WeightPart, cut, cut_heads, first_rank_only
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.dummy import make_dummy_model

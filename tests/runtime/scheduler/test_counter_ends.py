@@ -7,8 +7,9 @@ Those which start over, as they travel in int32 columns, and pass over what is u
 - `TransferId` (`InFlight`): below, and in test_transfers.
 - Copies of experts (`ExpertBalance`): below.
 - Generations of host pages (`HostPages`): test_generation_rises_whenever_a_page_changes_hands.
-- Counters of ranks on devices (`kernels/page_push.py`, `kernels/token_push.py`): they wrap around
-  and are compared by their difference: below; `CudaPeers` folds its count into int32 itself.
+- Counters of ranks on devices (`kernels/pages/page_push.py`, `kernels/dispatch/token_push.py`):
+  they wrap around and are compared by their difference: below; `CudaPeers` folds its count into
+  int32 itself.
 
 Those which are Python integers, and 64 bits in a message: they end after 2^63, in 292 years at one
 a nanosecond. All scalars of messages: below. Among them are step numbers, leases, lookups, plans of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raydix.ids import HostPageId
-from raydix.kernels.page_codec import Codec
+from raydix.kernels.pages.page_codec import Codec
 from raydix.kernels.reference.page_codec import decode_pages, encode_pages
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard

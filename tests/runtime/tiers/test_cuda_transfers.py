@@ -113,7 +113,7 @@ def test_a_copy_that_cannot_be_enqueued_is_reported_and_wakes_those_who_wait() -
 
 @pytest.mark.gpu
 def test_no_copy_waits_for_a_compiler() -> None:
-    from raydix.kernels import page_copy
+    from raydix.kernels.pages import page_copy
 
     tiers = Tiers("cuda")
     assert isinstance(tiers.engine, CudaTransfers)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raydix.errors import CheckpointError
-from raydix.kernels.routing import GroupLimitedRouting, Scoring
+from raydix.kernels.moe.routing import GroupLimitedRouting, Scoring
 from raydix.runtime.model.checkpoint import load_model
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family

@@ -1,0 +1,119 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Blocks of paged keys and values on Hopper, in bf16: brought by tensor maps, weighed by softmax.
+
+What `prefill_hopper` and `decode_hopper` have in common.
+
+Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.device.gluon_barrier import thread_barrier
+
+NUM_WARPS = 4
+"""The number of warps of a warp group, which multiply together."""
+DIM = gl.constexpr(128)
+SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+"""The layout of a block in shared memory, where its two halves lie one after the other."""
+BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
+COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+COPY_ROWS = gl.constexpr(gl.SliceLayout(1, COPY.value))
+COPY_DIMS = gl.constexpr(gl.SliceLayout(0, COPY.value))
+_HALF_DIM = gl.constexpr(64)
+"""The elements of a row that a tensor map loads at once: 128 bytes, the width of a swizzle."""
+_SILENCED = gl.constexpr(32)
+_MIN_BOX_ROWS = 8
+"""The number of rows of a swizzle."""
+_MAX_BOX_ROWS = 2**31 - 1
+"""The most rows that a tensor map can address, as its coordinates are int32."""
+_CAPABILITY = 9
+
+
+def fits(pool_PLH2SD: Tensor, form: AttentionForm) -> bool:
+    """Do the kernels know such keys and such a form, and the device their instructions?"""
+    page_size, head_dim = pool_PLH2SD.shape[4:]
+    return (
+        pool_PLH2SD.dtype == torch.bfloat16
+        and head_dim == DIM.value
+        and page_size >= _MIN_BOX_ROWS
+        and form.window is None
+        and form.soft_cap is None
+        and form.sinks_Q is None
+        and pool_PLH2SD.numel() // head_dim <= _MAX_BOX_ROWS
+        and pool_PLH2SD.is_cuda
+        and torch.cuda.get_device_capability(pool_PLH2SD.device)[0] == _CAPABILITY
+    )
+
+
+def key_boxes(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor:
+    """A tensor map of the pool's rows of D: a box is half of the dims, of a page or a block."""
+    page_size, head_dim = pool_PLH2SD.shape[4:]
+    rows = pool_PLH2SD.view(-1, head_dim)
+    box = [min(page_size, block_keys), _HALF_DIM.value]
+    return TensorDescriptor.from_tensor(rows, box, SHARED.value)
+
+
+@gluon.jit
+def ask_for_block(
+    boxes, table_ptr, begin, last_page, page_rows, first_row, place, ready, PAGE: gl.constexpr
+):
+    """Ask for a block of keys, or of values; past the last page, that page is loaded again."""
+    KEYS: gl.constexpr = place.shape[0]
+    BOX: gl.constexpr = boxes.block_shape[0]
+    PIECES: gl.constexpr = KEYS // BOX
+    pieces = place._reinterpret(boxes.dtype, [2 * PIECES, BOX, _HALF_DIM], SHARED)
+    mbarrier.expect(ready, KEYS * DIM * 2)
+    for piece in gl.static_range(PIECES):
+        key = begin + piece * BOX
+        page = gl.load(table_ptr + gl.minimum(key // PAGE, last_page))
+        row = page * page_rows + first_row + key % PAGE
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                boxes, [row, half * _HALF_DIM], ready, pieces.index(half * PIECES + piece)
+            )
+
+
+@gluon.jit
+def blocks_of(context, count, KEYS: gl.constexpr):
+    """Blocks of keys that a tile sees; without tokens or context it sees none."""
+    return gl.where(count > 0, (context + (KEYS - 1)) // KEYS, 0)
+
+
+@gluon.jit
+def weigh(scores, begin, first_position, maximum, total, scale_log2, GROUP: gl.constexpr):
+    """One step of the online softmax: weights, the decay of what was summed, and the new state.
+
+    GROUP: query rows of one position.
+    """
+    ROWS: gl.constexpr = scores.shape[0]
+    KEYS: gl.constexpr = scores.shape[1]
+    LAYOUT: gl.constexpr = scores.type.layout
+    if begin + KEYS > first_position + 1:
+        key = begin + gl.arange(0, KEYS, layout=gl.SliceLayout(0, LAYOUT))
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        is_visible = gl.expand_dims(key, 0) <= gl.expand_dims(first_position + row // GROUP, 1)
+        scores = gl.where(is_visible, scores, float("-inf"))
+    new_maximum = gl.maximum(maximum, gl.max(scores, 1) * scale_log2)
+    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(new_maximum, 1))
+    decay = gl.exp2(maximum - new_maximum)
+    total = total * decay + gl.sum(weights, 1)
+    operand = gl.convert_layout(weights.to(gl.bfloat16), gl.DotOperandLayout(0, LAYOUT, 2))
+    return operand, decay, new_maximum, total
+
+
+@gluon.jit
+def silence(values, begin, context):
+    """Set values behind the context to zero, as a weight of zero would not silence NaN."""
+    for part in gl.static_range(values.shape[0] // _SILENCED):
+        some = values.slice(part * _SILENCED, _SILENCED)
+        key = begin + part * _SILENCED + gl.arange(0, _SILENCED, layout=COPY_ROWS)
+        value = some.load(COPY)
+        some.store(gl.where(gl.expand_dims(key < context, 1), value, gl.zeros_like(value)))
+    fence_async_shared()
+    thread_barrier()

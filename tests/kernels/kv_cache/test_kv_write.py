@@ -1,0 +1,146 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from raydix.kernels.kv_cache.kv_write import rotate_and_write_kv
+from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
+from raydix.kernels.reference import kv_write as reference
+from raydix.kernels.reference.norm import rms_norm
+
+PAGE, LAYERS, LAYER, TOKENS, EPS = 4, 3, 1, 6, 1e-6
+SLOTS = (9, 22, -1, 4, 31, 18)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+class Inputs:
+    """Projections of a step, with `heads` = (query heads, KV heads, head dim), tables and slots."""
+
+    def __init__(
+        self, heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.heads = heads
+        num_query_heads, num_heads, head_dim = heads
+        width = (num_query_heads + 2 * num_heads) * head_dim
+        self.qkv = torch.randn(TOKENS, width).to(device, dtype)
+
+        half = 10 * torch.randn(TOKENS, head_dim // 2)
+        angles = torch.cat((half, half), dim=-1)
+        self.rope = RopeTables(
+            cos_XD=angles.cos().to(device, dtype),
+            sin_XD=angles.sin().to(device, dtype),
+            positions_T=None,
+        )
+
+        weights = torch.randn(2, head_dim).to(device, dtype)
+        self.norm = QkNorm(q_weight_D=weights[0], k_weight_D=weights[1], eps=EPS)
+        self.pool = torch.full((8, LAYERS, num_heads, 2, PAGE, head_dim), 7.0).to(device, dtype)
+        self.slots = torch.tensor(SLOTS, device=device)
+
+    def expected(self, norm: QkNorm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The queries and the pool, by the twins."""
+        num_query_heads, num_heads, head_dim = self.heads
+        heads = self.qkv.clone().view(TOKENS, -1, head_dim)
+        q, k, v = heads.split((num_query_heads, num_heads, num_heads), dim=1)
+        if norm is not None:
+            q = rms_norm(q, norm.q_weight_D, norm.eps)
+            k = rms_norm(k, norm.k_weight_D, norm.eps)
+        q, k = (reference.apply_rope(x, self.rope.cos_XD, self.rope.sin_XD) for x in (q, k))
+        pool, kept = self.pool.clone(), self.slots >= 0
+        reference.write_kv(k[kept], v[kept], pool, LAYER, self.slots[kept])
+        return q, pool
+
+
+@pytest.mark.parametrize("heads", [(32, 4, 128), (6, 2, 80), (2, 2, 64), (8, 1, 16)])
+def test_queries_are_rotated_and_keys_and_values_reach_their_slots(
+    device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    inputs = Inputs(heads, device, dtype)
+    expected_q, expected_pool = inputs.expected(None)
+    before = inputs.qkv.clone()
+
+    q = rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+
+    assert torch.equal(q, expected_q)
+    assert torch.equal(inputs.qkv, before)
+    assert torch.equal(inputs.pool, expected_pool)
+
+
+@pytest.mark.parametrize("heads", [(32, 4, 128), (6, 2, 80)])
+def test_queries_and_keys_are_normed_first(
+    device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    inputs = Inputs(heads, device, dtype)
+    expected_q, expected_pool = inputs.expected(inputs.norm)
+
+    out_q = rotate_and_write_kv(
+        inputs.qkv, inputs.rope, inputs.norm, inputs.pool, LAYER, inputs.slots
+    )
+
+    # A sum in another order may round to the other side; the sum of two such products may cancel.
+    tolerance = (
+        {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.06, "rtol": 2**-6}
+    )
+    torch.testing.assert_close(out_q, expected_q, **tolerance)
+    torch.testing.assert_close(inputs.pool, expected_pool, **tolerance)
+    assert (out_q != expected_q).float().mean() < (0.02 if dtype == torch.bfloat16 else 1.0)
+
+
+def test_positions_choose_rows_of_the_tables(device: torch.device) -> None:
+    inputs = Inputs((4, 2, 32), device, torch.float32)
+    order = torch.tensor([3, 0, 2, 5, 1, 4], device=device)
+    expected_q, expected_pool = inputs.expected(None)
+    rope = RopeTables(
+        cos_XD=inputs.rope.cos_XD[order].contiguous(),
+        sin_XD=inputs.rope.sin_XD[order].contiguous(),
+        positions_T=order.argsort(),
+    )
+
+    q = rotate_and_write_kv(inputs.qkv, rope, None, inputs.pool, LAYER, inputs.slots)
+
+    assert torch.equal(q, expected_q)
+    assert torch.equal(inputs.pool, expected_pool)
+
+
+def test_summands_are_added_and_rounded_first(device: torch.device, dtype: torch.dtype) -> None:
+    inputs = Inputs((8, 2, 64), device, dtype)
+    summands = torch.randn(3, *inputs.qkv.shape).to(device)
+    inputs.qkv = (summands[0] + summands[1] + summands[2]).to(dtype)
+    expected_q, expected_pool = inputs.expected(None)
+
+    q = rotate_and_write_kv(summands, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+
+    assert torch.equal(q, expected_q)
+    assert torch.equal(inputs.pool, expected_pool)
+
+
+def test_bad_inputs_are_refused() -> None:
+    good = Inputs((4, 2, 16), torch.device("cpu"), torch.float32)
+
+    for qkv, pool, layer, slots in [
+        (good.qkv.half(), good.pool.half(), 0, good.slots),
+        (good.qkv, good.pool.bfloat16(), 0, good.slots),
+        (good.qkv[:, :-1], good.pool, 0, good.slots),
+        (good.qkv[:, : 5 * 16], good.pool, 0, good.slots),
+        (good.qkv, good.pool[:, :, :1], 0, good.slots),
+        (good.qkv, good.pool, LAYERS, good.slots),
+        (good.qkv, good.pool, 0, good.slots[1:]),
+        (good.qkv, good.pool, 0, good.slots.float()),
+    ]:
+        with pytest.raises(ValueError, match=r"expected|match|not among"):
+            rotate_and_write_kv(qkv, good.rope, good.norm, pool, layer, slots)
+
+    for rope, norm in [
+        (replace(good.rope, cos_XD=good.rope.cos_XD.half()), good.norm),
+        (replace(good.rope, sin_XD=good.rope.sin_XD[1:]), good.norm),
+        (replace(good.rope, positions_T=good.slots[1:]), good.norm),
+        (good.rope, replace(good.norm, q_weight_D=good.norm.q_weight_D[1:])),
+    ]:
+        with pytest.raises(ValueError, match="expected"):
+            rotate_and_write_kv(good.qkv, rope, norm, good.pool, 0, good.slots)
