@@ -19,9 +19,9 @@ from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.config.loading import load_config
-from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.storage.backends.fake import FakeBackend, Faults
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
-from tests.runtime.storage.redis_server import RedisServer
+from tests.runtime.storage.backends.redis_server import RedisServer
 
 LAYOUT = make_layout(PAGE_TOKENS, num_layers=1, num_kv_heads=1, head_dim=16)
 """8 KiB per page."""

@@ -31,17 +31,17 @@ from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ReadObjects, WriteObjects
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
-from raydix.runtime.storage.file import FileBackend
-from raydix.runtime.storage.mooncake import MooncakeBackend
+from raydix.runtime.storage.backends.file import FileBackend
+from raydix.runtime.storage.backends.mooncake import MooncakeBackend
+from raydix.runtime.storage.backends.nixl import NixlTransfers
+from raydix.runtime.storage.backends.redis import RedisBackend
 from raydix.runtime.storage.namespace import Namespace, make_namespace
-from raydix.runtime.storage.nixl import NixlTransfers
-from raydix.runtime.storage.object_header import ObjectIdentity, fill_header, verify_object
-from raydix.runtime.storage.redis import RedisBackend
-from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header, verify_object
+from raydix.runtime.storage.worker.worker import StorageWorker
 from raydix.runtime.testing.order_queue import OrderQueue
 from raydix.runtime.tiers.host_arena import HostArena
-from tests.runtime.storage.mooncake_service import MooncakeService
-from tests.runtime.storage.redis_server import RedisServer
+from tests.runtime.storage.backends.mooncake_service import MooncakeService
+from tests.runtime.storage.backends.redis_server import RedisServer
 
 BATCH = 64
 SIZES = {"64KiB": 64 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}

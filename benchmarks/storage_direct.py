@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from raydix.runtime.storage.backend import ObjectRef
-from raydix.runtime.storage.resp import RespAddress, RespConnection, encode_command
+from raydix.runtime.storage.backends.resp import RespAddress, RespConnection, encode_command
 
 _COPY_BUFFER_BYTES = 16 << 20
 _TIMEOUT_S = 60.0

@@ -23,7 +23,7 @@ from raydix.runtime.metrics import read_samples
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
-from raydix.runtime.storage.worker import ANSWER_S, Order, StorageWorker
+from raydix.runtime.storage.worker.worker import ANSWER_S, Order, StorageWorker
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)

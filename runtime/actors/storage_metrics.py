@@ -21,7 +21,7 @@ from raydix.runtime.metrics import (
     metrics_of,
     number,
 )
-from raydix.runtime.storage.order_counts import Operation
+from raydix.runtime.storage.worker.order_counts import Operation
 
 _BACKEND = ("backend",)
 _FOR_ALL = (

@@ -10,7 +10,7 @@ from rich.table import Table
 from raydix.runtime.cache.host.circuit_breaker import TripCause
 from raydix.runtime.cli.source_table import TIERS, source_table
 from raydix.runtime.messages.host import ObjectStatus, PageSource
-from raydix.runtime.storage.order_counts import Operation
+from raydix.runtime.storage.worker.order_counts import Operation
 
 Figures = Mapping[str, Any]
 

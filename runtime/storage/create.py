@@ -19,16 +19,16 @@ from raydix.runtime.config.l3 import (
     RedisL3Section,
     S3L3Section,
 )
-from raydix.runtime.storage.aibrix import AibrixBackend
 from raydix.runtime.storage.backend import StorageBackend
-from raydix.runtime.storage.fake import FakeBackend, Faults
-from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.backends.aibrix import AibrixBackend
+from raydix.runtime.storage.backends.fake import FakeBackend, Faults
+from raydix.runtime.storage.backends.file import FileBackend
+from raydix.runtime.storage.backends.hf3fs import Hf3fsBackend
+from raydix.runtime.storage.backends.mooncake import MooncakeBackend
+from raydix.runtime.storage.backends.nixl import NixlTransfers
+from raydix.runtime.storage.backends.redis import RedisBackend
+from raydix.runtime.storage.backends.s3 import S3Backend
 from raydix.runtime.storage.file_modes import GROUP_TOO, OWNER_ALONE
-from raydix.runtime.storage.hf3fs import Hf3fsBackend
-from raydix.runtime.storage.mooncake import MooncakeBackend
-from raydix.runtime.storage.nixl import NixlTransfers
-from raydix.runtime.storage.redis import RedisBackend
-from raydix.runtime.storage.s3 import S3Backend
 
 ENTRY_POINT_GROUP = "raydix.storage"
 _MODES = {"owner": OWNER_ALONE, "group": GROUP_TOO}

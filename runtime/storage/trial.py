@@ -26,7 +26,7 @@ from raydix.runtime.config.l3 import (
 )
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import make_namespace
-from raydix.runtime.storage.worker import ANSWER_S, StorageWorker
+from raydix.runtime.storage.worker.worker import ANSWER_S, StorageWorker
 from raydix.runtime.tiers.host_arena import HostArena
 
 _IMPORT_S = 45.0

@@ -5,7 +5,7 @@ import queue
 from collections.abc import Iterator
 
 from raydix.runtime.messages.host import CancelBatch
-from raydix.runtime.storage.worker import Order
+from raydix.runtime.storage.worker.worker import Order
 
 
 class OrderQueue:

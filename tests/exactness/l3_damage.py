@@ -9,7 +9,7 @@ from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
-from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
+from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header
 from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.poison import page_key
 from tests.exactness.reference import Prompt

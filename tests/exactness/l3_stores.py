@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.storage import hf3fs
-from tests.runtime.storage.aibrix_store import require_aibrix
-from tests.runtime.storage.hf3fs_emulator import UsrbioEmulator
-from tests.runtime.storage.mooncake_service import MooncakeService
-from tests.runtime.storage.moto_server import MotoServer
+from raydix.runtime.storage.backends import hf3fs
+from tests.runtime.storage.backends.aibrix_store import require_aibrix
+from tests.runtime.storage.backends.hf3fs_emulator import UsrbioEmulator
+from tests.runtime.storage.backends.mooncake_service import MooncakeService
+from tests.runtime.storage.backends.moto_server import MotoServer
+from tests.runtime.storage.backends.redis_server import RedisServer
 from tests.runtime.storage.plugin_package import install_documented_package
-from tests.runtime.storage.redis_server import RedisServer
 
 L3_BACKENDS = (
     "file",

@@ -10,7 +10,7 @@ from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.config.kv_shard import KvShard
-from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
+from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header
 from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.engines import PAGE_SIZE
 from tests.exactness.reference import Prompt

@@ -11,7 +11,7 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.storage.corruption import Corruption, corrupt
+from raydix.runtime.storage.backends.corruption import Corruption, corrupt
 from raydix.runtime.storage.namespace import NAMESPACE_BYTES
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
@@ -27,7 +27,7 @@ from tests.exactness.l3_damage import StoredObjects
 from tests.exactness.l3_stores import EMPTY_IS_REFUSED, L3_BACKENDS, l3_store
 from tests.exactness.poison import page_key
 from tests.exactness.reference import Prompt, Reference, References
-from tests.runtime.storage.bad_objects import FOUND_AS
+from tests.runtime.storage.backends.bad_objects import FOUND_AS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.storage.corruption import Corruption, corrupt
+from raydix.runtime.storage.backends.corruption import Corruption, corrupt
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (
     PAGE_SIZE,
@@ -26,7 +26,7 @@ from tests.exactness.engines import (
 )
 from tests.exactness.poison import object_path
 from tests.exactness.reference import Reference, References
-from tests.runtime.storage.bad_objects import FOUND_AS
+from tests.runtime.storage.backends.bad_objects import FOUND_AS
 
 [PROMPT, OTHER] = make_prompts(61, [100, 100])
 NUM_CACHEABLE = cacheable_tokens(PROMPT)

@@ -14,7 +14,7 @@ from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.storage.backends.fake import FakeBackend, Faults
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts
 from tests.exactness.reference import GREEDY, Expected, References

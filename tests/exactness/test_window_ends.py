@@ -7,7 +7,7 @@ import pytest
 
 from raydix.runtime.cache.checkpoints import window_before
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.storage.corruption import Corruption, corrupt
+from raydix.runtime.storage.backends.corruption import Corruption, corrupt
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     PAGE_SIZE,

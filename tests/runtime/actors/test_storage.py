@@ -28,7 +28,7 @@ from raydix.runtime.messages.host import (
     ObjectStatus,
     WriteObjects,
 )
-from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.storage.backends.fake import FakeBackend, Faults
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, make_key
 

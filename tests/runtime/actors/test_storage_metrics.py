@@ -1,7 +1,7 @@
 from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.metrics import LabelValues
-from raydix.runtime.storage.order_counts import Operation, OrderCounts
+from raydix.runtime.storage.worker.order_counts import Operation, OrderCounts
 from tests.runtime.actors.sample_values import values_of
 
 BAD = tuple(status for status in ObjectStatus if status.is_bad_object)

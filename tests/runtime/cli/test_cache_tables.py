@@ -5,7 +5,7 @@ from rich.console import Console, RenderableType
 
 from raydix.runtime.cli.cache_tables import MEANINGS, explanation_table, stats_tables
 from raydix.runtime.messages.host import ObjectStatus, PageSource
-from raydix.runtime.storage.order_counts import Operation, OrderCounts
+from raydix.runtime.storage.worker.order_counts import Operation, OrderCounts
 
 
 def shown(*renderables: RenderableType) -> str:

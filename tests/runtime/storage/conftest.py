@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.storage.aibrix_store import AibrixStore, require_aibrix
-from tests.runtime.storage.hf3fs_store import Hf3fsStore
-from tests.runtime.storage.mooncake_service import MooncakeService, MooncakeStore
-from tests.runtime.storage.moto_server import MotoServer, S3Store
+from tests.runtime.storage.backends.aibrix_store import AibrixStore, require_aibrix
+from tests.runtime.storage.backends.hf3fs_store import Hf3fsStore
+from tests.runtime.storage.backends.mooncake_service import MooncakeService, MooncakeStore
+from tests.runtime.storage.backends.moto_server import MotoServer, S3Store
+from tests.runtime.storage.backends.redis_server import RedisServer, RedisStore
 from tests.runtime.storage.plugin_package import PluginStore, install_documented_package
-from tests.runtime.storage.redis_server import RedisServer, RedisStore
 from tests.runtime.storage.stores import Bench, FakeStore, FileStore, NixlStore, Store
 
 BACKENDS = (

@@ -22,12 +22,12 @@ from raydix.runtime.messages.host import (
     WriteObjects,
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
-from raydix.runtime.storage.fake import FakeBackend, Faults
-from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.backends.fake import FakeBackend, Faults
+from raydix.runtime.storage.backends.file import FileBackend
+from raydix.runtime.storage.backends.nixl import NixlTransfers
 from raydix.runtime.storage.namespace import Namespace, make_namespace
-from raydix.runtime.storage.nixl import NixlTransfers
-from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
-from raydix.runtime.storage.worker import Order, StorageWorker
+from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header
+from raydix.runtime.storage.worker.worker import Order, StorageWorker
 from raydix.runtime.testing.order_queue import OrderQueue
 from raydix.runtime.tiers.host_arena import HostArena
 

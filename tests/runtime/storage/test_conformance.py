@@ -9,9 +9,9 @@ import pytest
 from raydix.ids import HostPageId
 from raydix.runtime.messages.host import CancelBatch, ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
-from raydix.runtime.storage.corruption import Corruption, corrupt
+from raydix.runtime.storage.backends.corruption import Corruption, corrupt
 from raydix.runtime.storage.namespace import make_namespace
-from tests.runtime.storage.bad_objects import FOUND_AS
+from tests.runtime.storage.backends.bad_objects import FOUND_AS
 from tests.runtime.storage.stores import (
     LAYOUT,
     OBJECT_BYTES,

@@ -9,12 +9,12 @@ from pydantic import TypeAdapter
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.l3 import L3Section, PluginL3Section
-from raydix.runtime.storage.aibrix import AibrixBackend
+from raydix.runtime.storage.backends.aibrix import AibrixBackend
+from raydix.runtime.storage.backends.fake import FakeBackend
+from raydix.runtime.storage.backends.file import FileBackend
+from raydix.runtime.storage.backends.mooncake import MooncakeBackend
+from raydix.runtime.storage.backends.redis import RedisBackend
 from raydix.runtime.storage.create import _create_plugin, create_backend
-from raydix.runtime.storage.fake import FakeBackend
-from raydix.runtime.storage.file import FileBackend
-from raydix.runtime.storage.mooncake import MooncakeBackend
-from raydix.runtime.storage.redis import RedisBackend
 
 SECTION: TypeAdapter[Any] = TypeAdapter(L3Section)
 
@@ -52,7 +52,7 @@ def test_bad_redis_address_is_refused_without_its_password(url: str) -> None:
 
 
 POINTS = [
-    EntryPoint("memory", "raydix.runtime.storage.fake:FakeBackend", "raydix.storage"),
+    EntryPoint("memory", "raydix.runtime.storage.backends.fake:FakeBackend", "raydix.storage"),
     EntryPoint("broken", "raydix.runtime.storage.no_such_module:Backend", "raydix.storage"),
 ]
 

@@ -35,9 +35,9 @@ from raydix.runtime.messages.host import (
     ReleaseLeases,
 )
 from raydix.runtime.storage.backend import StorageBackend
-from raydix.runtime.storage.fake import FakeBackend, Faults
-from raydix.runtime.storage.file import FileBackend
-from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.storage.backends.fake import FakeBackend, Faults
+from raydix.runtime.storage.backends.file import FileBackend
+from raydix.runtime.storage.worker.worker import StorageWorker
 from raydix.runtime.testing.order_queue import OrderQueue
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, FileStore, content, make_key

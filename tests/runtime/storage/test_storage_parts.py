@@ -12,10 +12,10 @@ from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
-from raydix.runtime.storage.bytes_lru import BytesLru
-from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.storage.backends.fake import FakeBackend, Faults
+from raydix.runtime.storage.capacity.bytes_lru import BytesLru
 from raydix.runtime.storage.namespace import make_namespace
-from raydix.runtime.storage.object_header import ObjectIdentity, fill_header, verify_object
+from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header, verify_object
 from tests.runtime.storage.stores import GROUP, LAYOUT, Bench, FakeStore
 
 IDENTITY = ObjectIdentity(b"n" * 8, 1, PageKey(b"k" * 32))
