@@ -1,6 +1,7 @@
 """Which leaf of a radix tree goes first: a key function per policy, and the order they make."""
 
-from collections.abc import Callable, Iterator, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
@@ -57,11 +58,12 @@ EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
 
 
 class EvictionOrder:
-    """Owns: the order in which one tree's evictable leaves go, and which of them were inspected.
+    """Owns: the order in which one tree's evictable leaves go, and which nodes were inspected.
 
     Smallest policy key first, then first come. The inspected leaves and the others wait in a queue
     each: the smaller of the two first entries goes next, and the first of the others is inspected
-    next, wherever newcomers enter.
+    next, wherever newcomers enter. A node whose children are all inspected goes once they are gone,
+    so it is inspected with the last of them.
     """
 
     def __init__(self, policy_key: PolicyKey) -> None:
@@ -75,6 +77,8 @@ class EvictionOrder:
         """Enter a leaf, or move it to where its key now belongs, as one not yet inspected."""
         if node.ticket:
             self.discard(node)
+        else:
+            self.note_use(node)
 
         self._last_ticket += 1
         node.enter_order(self._last_ticket, self._policy_key(node))
@@ -82,12 +86,16 @@ class EvictionOrder:
 
     def discard(self, node: RadixNode) -> None:
         """Take out a leaf that is in."""
-        if node.is_inspected:
-            self._inspected.remove(_entry_of(node))
-            self.num_inspected_pages -= node.num_inspected
-        else:
-            self._others.remove(_entry_of(node))
+        queue = self._inspected if node.is_inspected else self._others
+        queue.remove(_entry_of(node))
+        self.note_use(node)
         node.leave_order()
+
+    def note_use(self, node: RadixNode) -> None:
+        """Note that a node is used, or has become a leaf: it is to be inspected anew."""
+        if node.is_inspected:
+            self.num_inspected_pages -= node.num_pages
+            node.end_inspection()
 
     def first(self) -> RadixNode | None:
         """The leaf that goes next."""
@@ -106,38 +114,46 @@ class EvictionOrder:
         entry = min([entry for entry in entries if entry is not None], default=None)
         return None if entry is None else entry[2]
 
-    def inspect(self) -> RadixNode | None:
-        """Inspect the first leaf that was not inspected since it entered. It stays in."""
+    def inspect(self) -> list[RadixNode]:
+        """Inspect the first leaf that was not inspected since it entered. It stays in.
+
+        Returns it behind the nodes above that go after it and were not inspected, heads first.
+        """
         entry = self._others.first()
         if entry is None:
-            return None
+            return []
 
-        node = entry[2]
         self._others.remove(entry)
         self._inspected.add(entry)
-        self.num_inspected_pages += node.note_inspection()
-        return node
+        found = [entry[2]]
+        found[0].note_inspection()
+        while (parent := found[-1].parent) is not None and parent.is_to_be_inspected:
+            parent.note_inspection()
+            found.append(parent)
 
-    def inspect_ahead(self, num_pages: int) -> Iterator[RadixNode]:
-        """Inspect what holds the first `num_pages` pages to go; yields leaves that were not before.
+        self.num_inspected_pages += sum(node.num_pages for node in found)
+        return found[::-1]
 
-        What a leaf alone holds goes with it, and counts. All that goes before an inspected leaf is
-        inspected, too, because newcomers may go first.
+    def inspect_ahead(self, num_pages: int) -> Iterator[list[RadixNode]]:
+        """Inspect what holds the first `num_pages` pages to go; yields what was not before.
+
+        All that goes before an inspected leaf is inspected, too, because newcomers may go first.
         """
         while self.num_inspected_pages < num_pages or self._is_overtaken():
-            node = self.inspect()
-            if node is None:
+            nodes = self.inspect()
+            if not nodes:
                 return
-            yield node
+            yield nodes
 
-    def note_loss(self, node: RadixNode, num_pages: int) -> None:
-        """Note that a node has `num_pages` pages less; if it waits here it keeps its place."""
+    def note_cut(self, node: RadixNode, num_pages: int) -> None:
+        """Note that a leaf is to lose its last `num_pages` pages; it keeps its place."""
         if node.is_inspected:
             self.num_inspected_pages -= num_pages
-            node.note_loss(num_pages)
 
-    def check(self, leaves: Set[RadixNode]) -> None:
-        """Raise AccountingError unless just these leaves are in, sorted, their pages counted."""
+    def check(self, leaves: Set[RadixNode], nodes: Sequence[RadixNode]) -> None:
+        """Raise AccountingError unless just these leaves are in, sorted, and of all nodes those
+        that were inspected are counted, and no lock holds them.
+        """
         for queue, is_inspected in ((self._inspected, True), (self._others, False)):
             queue.check()
             for key, ticket, node in queue:
@@ -155,7 +171,15 @@ class EvictionOrder:
                 f"ones"
             )
 
-        num_found = sum(node.num_inspected for _, _, node in self._inspected)
+        inspected = [node for node in nodes if node.is_inspected]
+        if any(node.num_locks for node in inspected):
+            raise AccountingError("a node that is locked counts as one that goes next")
+
+        per_parent = Counter(node.parent for node in inspected)
+        if any(node.num_inspected_children != per_parent[node] for node in nodes):
+            raise AccountingError("a node has another number of inspected children than it counts")
+
+        num_found = sum(node.num_pages for node in inspected)
         num_counted = self.num_inspected_pages
         if num_found != num_counted:
             raise AccountingError(f"inspected pages: counted {num_counted}, found {num_found}")

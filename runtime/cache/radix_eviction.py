@@ -43,6 +43,8 @@ class RadixEviction:
             self.num_locked_pages += node.num_pages
             if node.ticket:
                 self._order.discard(node)
+            else:
+                self._order.note_use(node)
 
     def unlock_path(self, node: RadixNode, last_step: int) -> None:
         """Take a lock off a node and off all nodes above it, once it pins no window any more."""
@@ -59,6 +61,8 @@ class RadixEviction:
         """Give a node that has been used its new place in the order, if it waits there."""
         if node.ticket:
             self._order.add(node)
+        else:
+            self._order.note_use(node)
 
     def grow(self, leaf: RadixNode, run: RadixNode) -> None:
         """Append the pages of `run` to a locked leaf."""
@@ -67,13 +71,12 @@ class RadixEviction:
 
     def split(self, node: RadixNode, end: int) -> RadixNode:
         """Part a node; the lower part keeps its place in the order. Returns the upper part."""
-        self._order.note_loss(node, end - node.start)
         upper = self._forest.split(node, end)
         if self._windows is not None:
             self._windows.split(upper, node)
         return upper
 
-    def inspect_ahead(self, num_pages: int) -> Iterator[RadixNode]:
+    def inspect_ahead(self, num_pages: int) -> Iterator[list[RadixNode]]:
         """Look at the next `num_pages` pages to be evicted; yields those not inspected before."""
         return self._order.inspect_ahead(num_pages)
 
@@ -155,7 +158,7 @@ class RadixEviction:
 
     def _cut(self, leaf: RadixNode, num_pages: int) -> Victim:
         # The leaf keeps its place, so that eviction goes on with it.
-        self._order.note_loss(leaf, num_pages)
+        self._order.note_cut(leaf, num_pages)
         victim = self._forest.cut(leaf, num_pages)
         if self._windows is not None:
             self._windows.reshape(leaf)
@@ -200,4 +203,4 @@ class RadixEviction:
         leaves = {node for node in nodes if not node.children and not node.num_locks}
         if any(leaf.is_hollow for leaf in leaves):
             raise AccountingError("a leaf that no lock holds has no page in any group")
-        self._order.check(leaves)
+        self._order.check(leaves, nodes)

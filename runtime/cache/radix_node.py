@@ -85,9 +85,9 @@ class RadixNode:
     eviction_key: EvictionKey = 0.0
     """The key by which the node was put in the eviction order."""
     is_inspected: bool = False
-    """Whether the node, while in the eviction order, was handed out for a look ahead."""
-    num_inspected: int = 0
-    """The pages that count for the node since then: its own, and those of `alone_above`."""
+    """Whether the node was handed out for a look ahead, and has not been used since then."""
+    num_inspected_children: int = 0
+    """The number of the node's children that are inspected: once all are, it goes after them."""
     is_cut: bool = False
     """Whether the node has lost pages of its end. It then grows no more, so that a match of the
     lost pages stays refused.
@@ -148,28 +148,25 @@ class RadixNode:
 
     def leave_order(self) -> None:
         """Note that the node has left the eviction order."""
-        self.ticket, self.is_inspected, self.num_inspected = 0, False, 0
+        self.ticket = 0
 
-    def note_inspection(self) -> int:
-        """Note that the node is handed out for a look ahead; return how many pages count for it."""
+    def note_inspection(self) -> None:
+        """Note that the node is handed out for a look ahead."""
+        assert self.parent is not None, "a root has no pages to inspect"
         self.is_inspected = True
-        self.num_inspected = self.num_pages + sum(node.num_pages for node in self.alone_above())
-        return self.num_inspected
+        self.parent.num_inspected_children += 1
 
-    def note_loss(self, num_pages: int) -> None:
-        """Count so many pages less for the node."""
-        self.num_inspected -= num_pages
+    def end_inspection(self) -> None:
+        """Note that the node has been used, or has left the tree."""
+        assert self.parent is not None, "a root has no pages to inspect"
+        self.is_inspected = False
+        self.parent.num_inspected_children -= 1
 
-    def alone_above(self) -> "list[RadixNode]":
-        """Return nodes above that nothing else holds, nearest first: they go after this leaf."""
-        found = []
-        node = self.parent
-        while node is not None and node.parent is not None:
-            if len(node.children) > 1 or node.num_locks:
-                break
-            found.append(node)
-            node = node.parent
-        return found
+    @property
+    def is_to_be_inspected(self) -> bool:
+        """Whether a node that was not inspected is held by nothing but children that were."""
+        is_free = self.parent is not None and not self.num_locks and not self.is_inspected
+        return is_free and self.num_inspected_children == len(self.children)
 
     def grow(self, run: "RadixNode") -> None:
         """Append the pages of a node that is not attached."""
@@ -318,6 +315,8 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         num_locks=node.num_locks,
         last_step=node.last_step,
         is_left_behind=True,
+        is_inspected=node.is_inspected,
+        num_inspected_children=int(node.is_inspected),
     )
 
     node.parent.children[node.first_page] = upper

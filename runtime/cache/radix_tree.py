@@ -270,11 +270,12 @@ class RadixTree:
         if self._windows is not None:
             self._windows.use(last, match.num_pages)
 
-    def inspect_ahead(self, num_pages: int) -> Iterator[RadixNode]:
+    def inspect_ahead(self, num_pages: int) -> Iterator[list[RadixNode]]:
         """Look at the next `num_pages` pages to be evicted; yields those not inspected before.
 
-        They are yielded as whole leaves, in the order of eviction, and stay in the tree. A leaf
-        that is locked or touched afterwards is inspected no more, until it is yielded again.
+        They are yielded as whole leaves, in the order of eviction, each behind the nodes above it
+        that it is the last to hold, and stay in the tree. A node that is locked or touched
+        afterwards, or becomes a leaf, is inspected no more, until it is yielded again.
         """
         return self._eviction.inspect_ahead(num_pages)
 

@@ -86,8 +86,8 @@ class BackupQueue:
         self._most_taken = self._num_taken.copy()
         """Per KV group, the largest value that `_num_taken` ever had."""
         self._inspected: dict[bytes, tuple[NewPage, RadixNode]] = {}
-        """Pages whose leaf goes next and that L2 has or is to get, by short key, each with the leaf
-        with which it was inspected: while that leaf stays in its place, they still go next.
+        """Pages that go next and that L2 has or is to get, by short key, each with the node with
+        which it was inspected: while that one is not used, they still go next.
         """
         self._lost: OrderedDict[bytes, None] = OrderedDict()
         """Short keys of inspected pages that L2 has since lost in some group: an ordered set.
@@ -202,8 +202,8 @@ class BackupQueue:
         """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
         for _ in range(min(len(self._lost), _MAX_INSPECTED_PAGES)):
             short, _ = self._lost.popitem(last=False)
-            page, leaf = self._inspected[short]
-            if leaf.is_inspected:
+            page, node = self._inspected[short]
+            if node.is_inspected:
                 self._clean(page)
             else:
                 # It has been used since: it is inspected anew when it goes next once more.
@@ -213,18 +213,18 @@ class BackupQueue:
         # at a bounded number of pages.
         per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
         num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
-        for leaf in tree.inspect_ahead(wanted):
-            num_left -= leaf.num_inspected
-            # Without its head L2 would have a chain's tail for nobody.
-            for node in (*reversed(leaf.alone_above()), leaf):
-                self._clean_node(node, leaf)
+        for nodes in tree.inspect_ahead(wanted):
+            # Heads first: without its head L2 would have a chain's tail for nobody.
+            for node in nodes:
+                num_left -= node.num_pages
+                self._clean_node(node)
             if num_left <= 0 or len(self) >= _MAX_DIRTY_PAGES:
                 return
 
-    def _clean_node(self, node: RadixNode, leaf: RadixNode) -> None:
+    def _clean_node(self, node: RadixNode) -> None:
         keys = split_keys(node.keys)
         pages = list(pages_with_keys(keys, node.page_ids))
-        self._inspected.update((page[0][:MIRROR_KEY_BYTES], (page, leaf)) for page in pages)
+        self._inspected.update((page[0][:MIRROR_KEY_BYTES], (page, node)) for page in pages)
         # As a rule L2 has all of them.
         groups = range(len(self._dirty))
         lacking = {key for group in groups for key in self._host.lacking(group, keys)}

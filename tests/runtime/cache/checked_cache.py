@@ -193,15 +193,11 @@ class CheckedCache:
     def inspect_ahead(self, num_pages: int) -> None:
         """Afterwards the first `num_pages` pages to go were inspected, and no leaf was twice."""
         for found in self.tree.inspect_ahead(num_pages):
-            expected = self.order.inspect()
-            assert expected is not None
-            assert found.keys == expected.keys
-            assert found.num_inspected == self.order.num_going_with(found)
-        for leaf in self.order.leaves():
-            if num_pages <= 0:
-                break
-            assert self.order.is_inspected(leaf)
-            num_pages -= leaf.num_inspected
+            assert found == self.order.inspect()
+        are_inspected = [self.order.is_inspected(leaf) for leaf in self.order.leaves()]
+        assert are_inspected == sorted(are_inspected, reverse=True), "the first to go come first"
+        inspected = filter(self.order.is_inspected, self.tree._forest)
+        assert all(are_inspected) or sum(node.num_pages for node in inspected) >= num_pages
 
     def flush(self) -> None:
         self.model.evict(self.cache.flush())
@@ -214,8 +210,8 @@ class CheckedCache:
             assert self.tree.num_cached_pages(group) == len(self.model.cached(group))
             assert self.tree.num_locked_pages(group) == len(self.model.locked(group))
         assert self.tree.num_locks == len(self.running)
-        for leaf in self.order.leaves():
-            assert leaf.is_inspected == self.order.is_inspected(leaf)
+        for node in self.tree._forest:
+            assert node.is_inspected == self.order.is_inspected(node)
 
     def end(self) -> None:
         """Finish and flush everything: nothing may be left."""

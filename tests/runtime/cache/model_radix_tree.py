@@ -127,7 +127,7 @@ class EvictionModel:
     def __init__(self, tree: RadixTree, eviction: EvictionPolicy) -> None:
         self._tree = tree
         self._policy_key = EVICTION_POLICIES[eviction]
-        self._handed_out: dict[RadixNode, int] = {}  # by its ticket then
+        self._handed_out: dict[RadixNode, tuple[int, float]] = {}  # its ticket and use then
 
     def leaves(self) -> list[RadixNode]:
         """All leaves that no lock protects, the first to go first."""
@@ -161,25 +161,26 @@ class EvictionModel:
                 next_ticket += 1
         return victims
 
-    def is_inspected(self, leaf: RadixNode) -> bool:
-        """Whether the leaf was handed out since it entered the order."""
-        return self._handed_out.get(leaf) == leaf.ticket
+    def is_inspected(self, node: RadixNode) -> bool:
+        """Whether the node was handed out since it was used, or became a leaf."""
+        is_out = self._handed_out.get(node) == (node.ticket, node.last_use_s)
+        return is_out and not node.num_locks
 
-    def num_going_with(self, leaf: RadixNode) -> int:
-        """Pages of the leaf, and of the chain above it that has no other branch and no lock."""
-        shared = {node for node in self._tree._forest if node.num_locks or len(node.children) > 1}
-        num_pages, node = leaf.num_pages, leaf.parent
-        while node is not None and node.parent is not None and node not in shared:
-            num_pages += node.num_pages
-            node = node.parent
-        return num_pages
-
-    def inspect(self) -> RadixNode | None:
-        """Hand the next leaf out."""
+    def inspect(self) -> list[RadixNode]:
+        """Hand the next leaf out, behind those above that go when all are out that they hold."""
         leaf = next((leaf for leaf in self.leaves() if not self.is_inspected(leaf)), None)
-        if leaf is not None:
-            self._handed_out[leaf] = leaf.ticket
-        return leaf
+        nodes = [] if leaf is None else [leaf]
+        while nodes:
+            node = nodes[0]
+            self._handed_out[node] = (node.ticket, node.last_use_s)
+            parent = node.parent
+            assert parent is not None
+            is_held = any(not self.is_inspected(child) for child in parent.children.values())
+            is_new = not self.is_inspected(parent)
+            if parent.parent is None or parent.num_locks or is_held or not is_new:
+                break
+            nodes.insert(0, parent)
+        return nodes
 
 
 @dataclass(slots=True)

@@ -194,6 +194,17 @@ def test_write_back_copies_the_head_of_a_chain_before_it_goes_with_its_last_page
     assert driver.core.stats()["dropped_pages"] == 0
 
 
+def test_write_back_copies_a_shared_head_before_it_goes_with_its_last_branch() -> None:
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(128,), max_model_len=512)
+    for start in range(0, 50_000, 10_000):
+        head = list(range(start, start + 160))
+        for branch in (start + 1000, start + 2000):
+            serve(driver, [*head, *range(branch, branch + 5)])
+        serve(driver, list(range(start + 3000, start + 3161)))
+    assert driver.core.stats()["evicted_pages"] > 2 * 128
+    assert driver.core.stats().get("dropped_pages", 0) == 0
+
+
 def test_write_back_copies_at_once_what_it_lost_before() -> None:
     driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(32,))
     # There is no HostMemory while L1 turns over.
