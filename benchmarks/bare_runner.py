@@ -13,8 +13,8 @@ from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
-from raydix.runtime.model.checkpoint import LoadedModel
-from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
+from raydix.runtime.model.steps.runner import ModelRunner
 from raydix.runtime.tiers.gpu_pool import make_pools
 
 

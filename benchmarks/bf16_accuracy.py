@@ -29,7 +29,7 @@ from benchmarks.reference_models import (
     make_reference,
     reference_logits,
 )
-from raydix.runtime.model.checkpoint import load_model
+from raydix.runtime.model.checkpoint.checkpoint import load_model
 
 MAX_RATIO = 1.5
 PAGE_SIZE = 64

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
-from raydix.runtime.model.decoder import make_decoder
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.decoder.decoder import make_decoder
 from raydix.runtime.model.families.weight_names import checkpoint_name
 
 SHARD_BYTES = 4 << 30

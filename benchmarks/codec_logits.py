@@ -27,7 +27,7 @@ from benchmarks.reference_models import divergence, draw_prompts, make_configs, 
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
-from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.host_arena import HostArena

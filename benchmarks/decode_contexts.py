@@ -23,9 +23,9 @@ from benchmarks.gpus import require_gpus
 from benchmarks.model_shapes import write_config
 from benchmarks.record import Figure, report
 from raydix.runtime.config.kv_shard import KvShard
-from raydix.runtime.model.dummy import make_dummy_model
-from raydix.runtime.model.runner import ModelRunner
-from raydix.runtime.model.step_output import StepOutput
+from raydix.runtime.model.checkpoint.dummy import make_dummy_model
+from raydix.runtime.model.steps.runner import ModelRunner
+from raydix.runtime.model.steps.step_output import StepOutput
 from raydix.runtime.tiers.gpu_pool import make_pools
 
 SHAPE, PAGE_SIZE, CONTEXT_TOKENS, NUM_STEPS = "dense_l16", 64, 5120, 200

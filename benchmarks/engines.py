@@ -29,7 +29,7 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
-from raydix.runtime.model.dummy import FIXED
+from raydix.runtime.model.checkpoint.dummy import FIXED
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 
 Generate = Callable[[list[int], SamplingParams], AsyncGenerator[RequestOutput, None]]

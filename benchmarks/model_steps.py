@@ -24,9 +24,9 @@ from benchmarks.workloads import MAX_COLD_MS, MAX_IDLE_FRACTION, MAX_TPOT_MS
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.model.dummy import make_dummy_model
-from raydix.runtime.model.runner import ModelRunner
-from raydix.runtime.model.step_output import StepOutput
+from raydix.runtime.model.checkpoint.dummy import make_dummy_model
+from raydix.runtime.model.steps.runner import ModelRunner
+from raydix.runtime.model.steps.step_output import StepOutput
 from raydix.runtime.tiers.gpu_pool import make_pools
 
 PAGE_SIZE = 64

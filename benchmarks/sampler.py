@@ -16,7 +16,7 @@ from benchmarks.record import Figure
 from raydix.kernels.sampling.columns import SamplingColumns, as_sampling_columns
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.slot_sampling import SlotSampling
+from raydix.runtime.model.slots.slot_sampling import SlotSampling
 
 VOCAB_SIZE = 151_936
 GREEDY_TPOT_MS = {1: 1.04, 32: 3.70, 128: 4.79}

@@ -30,9 +30,9 @@ from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout, window_pages
 from raydix.runtime.config.pool_sizes import pool_pages
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
-from raydix.runtime.model.kv_groups import derive_kv_groups, make_kv_layout
-from raydix.runtime.model.spec import LayerSpec
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.spec.kv_groups import derive_kv_groups, make_kv_layout
+from raydix.runtime.model.spec.spec import LayerSpec
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 PAGE_TOKENS = 64

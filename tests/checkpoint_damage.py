@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from raydix.runtime.model.expert_names import is_of_experts
+from raydix.runtime.model.checkpoint.expert_names import is_of_experts
 
 
 def zero_experts(folder: Path) -> None:

@@ -10,9 +10,9 @@ from raydix.kernels.ops import ReferenceOps
 from raydix.kernels.sampling.columns import as_sampling_columns
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
-from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
-from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.sampling.adjusted_sampling import sample_adjusted
+from raydix.runtime.model.slots.request_slots import RequestSlots
 
 CPU = torch.device("cpu")
 

@@ -28,19 +28,22 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.policies import Overlap
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
-from raydix.runtime.model.checkpoint import LoadedModel, load_model
-from raydix.runtime.model.checkpoint_config import CheckpointConfig, read_checkpoint_config
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.checkpoint.checkpoint_config import (
+    CheckpointConfig,
+    read_checkpoint_config,
+)
+from raydix.runtime.model.checkpoint.dummy import make_dummy_model
+from raydix.runtime.model.checkpoint.hub import checkpoint_folder, settings_folder
 from raydix.runtime.model.collectives.meeting import meet
-from raydix.runtime.model.dispatchers import connect_dispatcher
-from raydix.runtime.model.dummy import make_dummy_model
-from raydix.runtime.model.expert_ranks import ExpertRanks
-from raydix.runtime.model.halving import Halving
-from raydix.runtime.model.hub import checkpoint_folder, settings_folder
-from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
-from raydix.runtime.model.overlap_times import step_times
-from raydix.runtime.model.rank_experts import RankExperts
-from raydix.runtime.model.runner import ModelRunner
-from raydix.runtime.model.step_shapes import max_captured_tokens, padded_tokens
+from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
+from raydix.runtime.model.experts.dispatchers import connect_dispatcher
+from raydix.runtime.model.experts.rank_experts import RankExperts
+from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups
+from raydix.runtime.model.steps.halving import Halving
+from raydix.runtime.model.steps.overlap_times import step_times
+from raydix.runtime.model.steps.runner import ModelRunner
+from raydix.runtime.model.steps.step_shapes import max_captured_tokens, padded_tokens
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers

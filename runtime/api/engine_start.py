@@ -14,7 +14,7 @@ from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.sections import ModelSection
-from raydix.runtime.model.quick_check import require_checkpoint
+from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
 from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from raydix.runtime.api.least_tokens import LeastTokens
 from raydix.runtime.api.prompts import is_unicode, longer_than
 from raydix.runtime.api.text_steps import PIECE_CHARACTERS, TextSteps, text_steps_of
 from raydix.runtime.api.token_bytes import TokenBytes
-from raydix.runtime.model.hub import settings_folder
-from raydix.runtime.model.late_import import import_late
+from raydix.runtime.model.checkpoint.hub import settings_folder
+from raydix.runtime.model.checkpoint.late_import import import_late
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _LARGE_CHARACTERS = 256 << 10

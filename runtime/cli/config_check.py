@@ -17,7 +17,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.memory_limit import available_memory_bytes
 
 if TYPE_CHECKING:
-    from raydix.runtime.model.model_sizes import ModelSizes
+    from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
 
 _GIB = 1 << 30
 _GPUS = {

@@ -18,7 +18,7 @@ from raydix.runtime.config.l3 import (
     NixlL3Section,
     RedisL3Section,
 )
-from raydix.runtime.model.quick_check import require_checkpoint
+from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
 from raydix.runtime.storage.trial import find_obstacle
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.model_shapes import SHAPES, write_config
 from raydix.kernels.pages.page_codec import Codec
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
-from raydix.runtime.model.kv_groups import derive_kv_groups, make_kv_layout
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.spec.kv_groups import derive_kv_groups, make_kv_layout
 
 GROUPS: dict[str, list[tuple[int | None, int, int]]] = {
     "dense_l16": [(None, 16, 64 << 10)],

@@ -11,7 +11,7 @@ from raydix.runtime.actors import torch_model
 from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import scheduler_settings
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.kv_groups import derive_kv_groups
+from raydix.runtime.model.spec.kv_groups import derive_kv_groups
 from tests.checkpoints import make_checkpoint
 from tests.exactness.engines import CACHING_KINDS, places
 from tests.exactness.reference import Reference, References

@@ -22,8 +22,8 @@ from raydix.runtime.actors.gpu_model import (
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.runner import ModelRunner
-from raydix.runtime.model.step_output import StepOutput
+from raydix.runtime.model.steps.runner import ModelRunner
+from raydix.runtime.model.steps.step_output import StepOutput
 from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.tiers.transfers import WaitLayer
 from tests.checkpoints import make_checkpoint
@@ -37,7 +37,7 @@ from tests.exactness.engines import (
 )
 from tests.exactness.reference import Reference, References
 from tests.exactness.states import State, reach
-from tests.runtime.model.uncaptured_steps import UncapturedSteps, without_graphs
+from tests.runtime.model.steps.uncaptured_steps import UncapturedSteps, without_graphs
 from tests.runtime.testing.rank_groups import Groups
 
 FAMILIES = [Family.QWEN3_MOE, Family.GPT_OSS, Family.DEEPSEEK_V3]

@@ -12,7 +12,7 @@ from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.kv_groups import derive_kv_groups
+from raydix.runtime.model.spec.kv_groups import derive_kv_groups
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     DEVICES,

@@ -17,7 +17,7 @@ from raydix.runtime.actors.gpu_model import (
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.steps.runner import ModelRunner
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.checkpoints import LOGITS_TOLERANCE
 from tests.exactness.engines import (
@@ -30,7 +30,7 @@ from tests.exactness.engines import (
 )
 from tests.exactness.reference import GREEDY, Prompt, Reference, References
 from tests.exactness.states import State, reach
-from tests.runtime.model.uncaptured_steps import UncapturedSteps, without_graphs
+from tests.runtime.model.steps.uncaptured_steps import UncapturedSteps, without_graphs
 from tests.runtime.testing.rank_groups import Groups
 
 PROMPTS = make_prompts(21, [1, 2, 16, 49, 130], num_shared=10)

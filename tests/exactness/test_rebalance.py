@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raydix.ids import LogicalExpertId
+from raydix.runtime.model.experts.stored_experts import StoredExperts
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.stored_experts import StoredExperts
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.checkpoints import make_checkpoint
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts, run

@@ -19,9 +19,9 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
 from raydix.runtime.actors.process import end_with_parent
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import HubName
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
-from raydix.runtime.model.hub import settings_folder
-from raydix.runtime.model.late_import import hidden
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.hub import settings_folder
+from raydix.runtime.model.checkpoint.late_import import hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def check_here(config: EngineConfig) -> CheckedModel:
     model = measure_checkpoint(config)
     if config.model.load_format == "auto" and HubName.parse(config.model.path) is None:
         # Imported here: torch takes seconds, and whoever starts an engine does without.
-        from raydix.runtime.model.checkpoint import check_weights
+        from raydix.runtime.model.checkpoint.checkpoint import check_weights
 
         check_weights(config.model.path, model.checkpoint)
     return CheckedModel(sizes=size_engine(config, model), checkpoint=pickle.dumps(model.checkpoint))

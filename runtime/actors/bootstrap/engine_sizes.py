@@ -10,10 +10,10 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
-from raydix.runtime.model.hub import settings_folder
+from raydix.runtime.model.checkpoint.hub import settings_folder
 
 if TYPE_CHECKING:
-    from raydix.runtime.model.model_sizes import ModelSizes
+    from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
 
 _STEP_ROWS_OF_HIDDEN = 16
 """Hidden states that a step holds at once, with those of the feed-forward: another guess."""
@@ -56,7 +56,7 @@ def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
     Raises CheckpointError, or ConfigError if the model cannot be divided among so many ranks.
     """
     # Imported here: torch takes seconds, and clients that merely connect should not wait for it.
-    from raydix.runtime.model.model_sizes import measure_model
+    from raydix.runtime.model.checkpoint.model_sizes import measure_model
 
     return measure_model(
         settings_folder(config.model.path),

@@ -48,7 +48,7 @@ from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_model_path
-from raydix.runtime.model.hub import pin_model_path
+from raydix.runtime.model.checkpoint.hub import pin_model_path
 from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.model.hub import hub_environment
+from raydix.runtime.model.checkpoint.hub import hub_environment
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The files of a checkpoint that make its tokenizer, for clients that cannot read its folder."""
 
 from raydix.errors import CheckpointError
-from raydix.runtime.model.hub import settings_folder
+from raydix.runtime.model.checkpoint.hub import settings_folder
 
 _PATTERNS = (
     *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),

@@ -10,8 +10,14 @@ from typing import Any
 
 from raydix.errors import CheckpointError
 from raydix.kernels.dense.glu_form import GeluTanhGlu, GluForm, SiluGlu
-from raydix.runtime.model.rope_spec import REMEDY, Rope, longest_context, read_rope
-from raydix.runtime.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, NormSpec
+from raydix.runtime.model.spec.rope_spec import REMEDY, Rope, longest_context, read_rope
+from raydix.runtime.model.spec.spec import (
+    AttentionSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+)
 
 
 def make_spec(config: Any, layers: tuple[LayerSpec, ...]) -> ModelSpec:

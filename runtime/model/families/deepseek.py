@@ -13,8 +13,8 @@ from raydix.runtime.model.families.config_fields import (
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
-from raydix.runtime.model.rope_spec import REMEDY, Rope, YarnRope, read_rope, yarn_mscale
-from raydix.runtime.model.spec import (
+from raydix.runtime.model.spec.rope_spec import REMEDY, Rope, YarnRope, read_rope, yarn_mscale
+from raydix.runtime.model.spec.spec import (
     DenseMlpSpec,
     LatentAttentionSpec,
     LayerSpec,

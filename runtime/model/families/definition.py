@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raydix.runtime.model.restoring import Restorer, unchanged
-from raydix.runtime.model.spec import ModelSpec
+from raydix.runtime.model.formats.restoring import Restorer, unchanged
+from raydix.runtime.model.spec.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,15 @@ from raydix.runtime.model.families.weight_names import (
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
-from raydix.runtime.model.restoring import Tensors, add_one_to_norms
-from raydix.runtime.model.rope_spec import REMEDY
-from raydix.runtime.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, NormSpec
+from raydix.runtime.model.formats.restoring import Tensors, add_one_to_norms
+from raydix.runtime.model.spec.rope_spec import REMEDY
+from raydix.runtime.model.spec.spec import (
+    AttentionSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+)
 
 
 def _read_gemma2(config: Any) -> ModelSpec:

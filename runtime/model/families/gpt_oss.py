@@ -17,8 +17,8 @@ from raydix.runtime.model.families.config_fields import (
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
-from raydix.runtime.model.restoring import Tensors
-from raydix.runtime.model.spec import LayerSpec, ModelSpec, MoeMlpSpec
+from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.spec.spec import LayerSpec, ModelSpec, MoeMlpSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

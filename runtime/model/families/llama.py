@@ -10,7 +10,7 @@ from raydix.runtime.model.families.config_fields import (
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
-from raydix.runtime.model.spec import LayerSpec, ModelSpec
+from raydix.runtime.model.spec.spec import LayerSpec, ModelSpec
 
 
 def _read_spec(config: Any) -> ModelSpec:

@@ -14,7 +14,7 @@ from raydix.runtime.model.families.config_fields import (
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
-from raydix.runtime.model.spec import LayerSpec, ModelSpec, MoeMlpSpec
+from raydix.runtime.model.spec.spec import LayerSpec, ModelSpec, MoeMlpSpec
 
 _EXPERT_NAMES: Mapping[str, str] = {
     "layers.{}.mlp.router": "model.layers.{}.block_sparse_moe.gate",

@@ -15,7 +15,7 @@ from raydix.runtime.model.families.config_fields import (
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
-from raydix.runtime.model.spec import DenseMlpSpec, LayerSpec, ModelSpec, MoeMlpSpec
+from raydix.runtime.model.spec.spec import DenseMlpSpec, LayerSpec, ModelSpec, MoeMlpSpec
 
 _EXPERT_NAMES: Mapping[str, str] = {
     "layers.{}.mlp.router": "model.layers.{}.mlp.gate",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from raydix.runtime.model.restoring import Restorer, unchanged
+from raydix.runtime.model.formats.restoring import Restorer, unchanged
 
 FLOAT_DTYPES = ("F32", "BF16", "F16")
 

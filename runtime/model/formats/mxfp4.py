@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.formats.definition import WeightFormat
-from raydix.runtime.model.restoring import Tensors
+from raydix.runtime.model.formats.restoring import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

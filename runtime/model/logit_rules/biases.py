@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.columns import Column, Columns
 from raydix.runtime.model.logit_rules.rule import Asked, Block, BlockTokens
+from raydix.runtime.model.staging.columns import Column, Columns
 
 IdsAndBiases = tuple[Column, NDArray[np.float64]]
 """Tokens, and what is added to the logit of each."""

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.columns import Column, Columns
 from raydix.runtime.model.logit_rules.rule import Asked, Block, BlockTokens
+from raydix.runtime.model.staging.columns import Column, Columns
 
 
 class MinTokens:

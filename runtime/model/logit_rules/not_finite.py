@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.columns import Columns
 from raydix.runtime.model.logit_rules.rule import Asked, Block, BlockTokens
+from raydix.runtime.model.staging.columns import Columns
 
 
 class NotFinite:

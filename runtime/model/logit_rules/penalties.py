@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.columns import Columns
 from raydix.runtime.model.logit_rules.rule import Asked, Block, BlockTokens
+from raydix.runtime.model.staging.columns import Columns
 
 Factors = tuple[float, float, float]
 """Repetition, presence and frequency penalty."""

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.columns import Columns
+from raydix.runtime.model.staging.columns import Columns
 
 Kept = TypeVar("Kept")
 ALWAYS = (1 << 63) - 1

@@ -8,7 +8,7 @@ from raydix.ids import NO_TOKEN
 from raydix.kernels.reference.sampling import _uniform, gumbel_noise, sample_cut, sample_whole
 from raydix.kernels.sampling.columns import as_sampling_columns
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.slot_sampling import SlotSampling
+from raydix.runtime.model.slots.slot_sampling import SlotSampling
 from tests.sampled_tokens import sample
 
 VOCAB = 23

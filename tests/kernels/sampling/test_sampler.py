@@ -16,7 +16,7 @@ from raydix.kernels.sampling import cut_search
 from raydix.kernels.sampling.columns import SamplingColumns, as_sampling_columns
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.slot_sampling import SlotSampling
+from raydix.runtime.model.slots.slot_sampling import SlotSampling
 
 SETTINGS = [
     {"temperature": 0.0},

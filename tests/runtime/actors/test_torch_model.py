@@ -11,7 +11,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.actors.gpu_model import RankPlace
 from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.steps.runner import ModelRunner
 
 FRACTION = 0.15
 

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydix.runtime.model.checkpoint import LoadedModel, load_model
-from raydix.runtime.model.decoder import Decoder
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.decoder.decoder import Decoder
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.steps.runner import ModelRunner
 from tests.checkpoints import make_checkpoint
-from tests.runtime.model.captured_runner import make_random_decoder, make_runner
+from tests.runtime.model.steps.captured_runner import make_random_decoder, make_runner
 
 
 @pytest.fixture(scope="session")

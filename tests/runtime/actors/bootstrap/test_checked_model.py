@@ -14,7 +14,7 @@ from raydix.runtime.actors.bootstrap import checked_model
 from raydix.runtime.actors.bootstrap.checked_model import check_apart, check_here
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
@@ -34,8 +34,8 @@ def test_another_process_finds_what_this_one_does(tmp_path: Path) -> None:
 
 READ_ALL = """
 import pickle, sys
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
-from raydix.runtime.model.late_import import hidden
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.late_import import hidden
 with hidden("torch"):
     read = [read_checkpoint_config(folder) for folder in sys.argv[1:]]
 assert "torch" not in sys.modules

@@ -13,7 +13,7 @@ from raydix.runtime.actors.gpu_model import RankPlace
 from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
-from raydix.runtime.model.checkpoint import load_model
+from raydix.runtime.model.checkpoint.checkpoint import load_model
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 

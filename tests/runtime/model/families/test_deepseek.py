@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from raydix.errors import CheckpointError
 from raydix.kernels.moe.routing import GroupLimitedRouting, Scoring
-from raydix.runtime.model.checkpoint import load_model
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.checkpoint import load_model
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.spec import (
+from raydix.runtime.model.spec.spec import (
     DenseMlpSpec,
     LatentAttentionSpec,
     ModelSpec,

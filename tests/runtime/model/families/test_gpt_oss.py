@@ -11,11 +11,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from raydix.errors import CheckpointError
 from raydix.runtime.config.sections import ModelSection
-from raydix.runtime.model.checkpoint import LoadedModel, check_weights, load_model
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, check_weights, load_model
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.mxfp4 import restore_mxfp4
-from raydix.runtime.model.quick_check import require_checkpoint
 from tests.checkpoints import make_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 32}

@@ -9,14 +9,14 @@ from safetensors.torch import load_file, save_file
 
 from raydix.errors import CheckpointError
 from raydix.runtime.config.sections import ModelSection
-from raydix.runtime.model import checkpoint_config
-from raydix.runtime.model.checkpoint import LoadedModel, check_weights, load_model
-from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint import checkpoint_config
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, check_weights, load_model
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.definition import WeightFormat
+from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.formats.table import WEIGHT_FORMATS
-from raydix.runtime.model.quick_check import require_checkpoint
-from raydix.runtime.model.restoring import Tensors
 from tests.checkpoints import make_checkpoint
 
 FAMILIES = (Family.LLAMA, Family.QWEN3_MOE, Family.DEEPSEEK_V3, Family.GEMMA3, Family.GPT_OSS)

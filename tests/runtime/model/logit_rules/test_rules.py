@@ -11,16 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raydix.ids import NO_TOKEN
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.adjusted_sampling import BLOCK_ROWS
-from raydix.runtime.model.checkpoint import LoadedModel
-from raydix.runtime.model.columns import Column, Columns
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
 from raydix.runtime.model.logit_rules.rule import Asked, Block, BlockTokens, LogitRule
 from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
-from raydix.runtime.model.pinned_copies import PinnedCopies
-from raydix.runtime.model.slot_sampling import SlotSampling
-from raydix.runtime.model.warm_up import asking_for_all
-from tests.runtime.model.plan_driver import PlanDriver
-from tests.runtime.model.uncaptured_steps import without_graphs
+from raydix.runtime.model.sampling.adjusted_sampling import BLOCK_ROWS
+from raydix.runtime.model.slots.slot_sampling import SlotSampling
+from raydix.runtime.model.staging.columns import Column, Columns
+from raydix.runtime.model.staging.pinned_copies import PinnedCopies
+from raydix.runtime.model.steps.warm_up import asking_for_all
+from tests.runtime.model.steps.plan_driver import PlanDriver
+from tests.runtime.model.steps.uncaptured_steps import without_graphs
 from tests.sampled_tokens import sample
 
 VOCAB = 23

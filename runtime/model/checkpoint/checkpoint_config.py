@@ -1,0 +1,215 @@
+"""What the JSON files of a checkpoint say about the model, checked against what there is."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.checkpoint.hub import require_folder
+from raydix.runtime.model.checkpoint.late_import import import_late
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.formats.definition import WeightFormat
+from raydix.runtime.model.formats.table import WEIGHT_FORMATS
+from raydix.runtime.model.spec.rope_spec import REMEDY, longest_context, positive
+from raydix.runtime.model.spec.spec import ModelSpec
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "head_dim",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_routed_experts",
+    "n_shared_experts",
+    "n_group",
+    "topk_group",
+    "sliding_window",
+)
+"""Fields that, where there are any, hold whole numbers from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """A supported model: what it computes, and what serving it has to know besides."""
+
+    family: Family
+    weight_format: WeightFormat
+    spec: ModelSpec
+    max_position_embeddings: int
+    """The longest context, that to which YaRN extends it."""
+    eos_token_ids: tuple[int, ...]
+
+
+def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
+    """Read and check the config of the checkpoint in `folder`.
+
+    Raises CheckpointError, naming the limit, for whatever the decoder does not support.
+    """
+    folder = Path(folder)
+    family, weight_format = require_supported(folder)
+    section = family.value.text_section
+    whole = _read_with_transformers(folder)
+    config = whole if section is None else getattr(whole, section)
+    spec = family.value.read_spec(config)
+    return CheckpointConfig(
+        family=family,
+        weight_format=weight_format,
+        spec=spec,
+        max_position_embeddings=longest_context(
+            (layer.attention.rope for layer in spec.layers), config.max_position_embeddings
+        ),
+        eos_token_ids=_read_eos_token_ids(folder, whole, config),
+    )
+
+
+def require_supported(folder: Path) -> tuple[Family, WeightFormat]:
+    """What the checkpoint in `folder` is, by its config.json alone, in no time.
+
+    Raises CheckpointError for another family or format, and for sizes that are none.
+    """
+    _check_folder(folder)
+    raw = read_json(folder / "config.json")
+    family = _find_family(raw)
+    section = family.value.text_section
+    weight_format = _find_format(raw, family)
+    _check_sizes(raw if section is None else raw.get(section))
+    return family, weight_format
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises CheckpointError if the file is missing or is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist; a checkpoint folder needs it.") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}; expected a JSON object.")
+    return value
+
+
+def _check_folder(folder: Path) -> None:
+    require_folder(folder)
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+        raise CheckpointError(
+            f"{folder} holds .bin weights; only safetensors are supported. Convert the checkpoint."
+        )
+
+
+def _find_family(raw: Mapping[str, Any]) -> Family:
+    model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
+    for family in Family:
+        known = family.value
+        if model_type == known.model_type and architectures in ([], [known.architecture]):
+            return family
+    supported = ", ".join(family.value.architecture for family in Family)
+    raise CheckpointError(
+        f"config.json says model_type {model_type!r} and architectures {architectures}; supported "
+        f"are {supported}."
+    )
+
+
+def _read_with_transformers(folder: Path) -> Any:
+    # Imported here because it takes seconds, and only the process that reads a checkpoint needs it.
+    from huggingface_hub.errors import StrictDataclassError
+
+    # Another thread may be reading the tokenizer with it.
+    auto_config = import_late("transformers").AutoConfig
+    try:
+        return auto_config.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (
+        StrictDataclassError,
+        AttributeError,
+        KeyError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # What it says often has several lines.
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise CheckpointError(f"{folder}/config.json is not valid: {reason}. {REMEDY}") from error
+
+
+def _find_format(raw: Mapping[str, Any], family: Family) -> WeightFormat:
+    quantization = raw.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    # An object without a method tells of a quantisation, too, though not of which.
+    told = None if quantization is None else str(method)
+
+    model_type = family.value.model_type
+    known = [each for each in WEIGHT_FORMATS if each.may_store(model_type)]
+    for each in known:
+        if each.quant_method == told:
+            return each
+    supported = ", ".join(each.quant_method or "unquantised weights" for each in known)
+    raise CheckpointError(
+        f"The checkpoint is quantised ({told}); supported for {model_type}: {supported}."
+    )
+
+
+def _check_sizes(text: object) -> None:
+    """Refuse what transformers would stumble over in the language model's section.
+
+    It would not say where.
+    """
+    if not isinstance(text, Mapping):
+        raise CheckpointError(
+            f"The config of the language model is {text!r}; expected an object. {REMEDY}"
+        )
+    for name in _SIZES:
+        if text.get(name) is not None:
+            _check_size(name, text[name])
+
+    for section in ("rope_scaling", "rope_parameters"):
+        parameters = text.get(section)
+        if isinstance(parameters, dict) and "original_max_position_embeddings" in parameters:
+            positive(parameters, "original_max_position_embeddings")
+
+
+def _check_size(name: str, size: object) -> None:
+    if not _is_whole(size) or size < 1:
+        raise CheckpointError(f"{name} is {size!r}; expected a whole number from 1. {REMEDY}")
+
+
+def _read_eos_token_ids(folder: Path, whole: Any, config: Any) -> tuple[int, ...]:
+    """Ids of generation_config.json, which wins over config.json as in transformers and vLLM.
+
+    In config.json the whole wins over `config`, the section of the language model.
+    """
+    path = folder / "generation_config.json"
+    eos = read_json(path).get("eos_token_id") if path.exists() else None
+    if eos is None:
+        eos = getattr(whole, "eos_token_id", None)
+    if eos is None:
+        eos = config.eos_token_id
+    if eos is None:
+        return ()
+
+    ids = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+    for each in ids:
+        if not _is_whole(each) or not 0 <= each < config.vocab_size:
+            raise CheckpointError(
+                f"eos_token_id is {eos!r}; expected ids from 0 to {config.vocab_size - 1}, those "
+                f"of the vocabulary. Correct generation_config.json, or config.json if the first "
+                f"does not name it."
+            )
+    return ids
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,126 @@
+"""Models with random weights, for measuring speed where only a config is at hand."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from raydix.errors import CheckpointError
+from raydix.kernels.weights.weight_part import WeightPart
+from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
+from raydix.runtime.model.checkpoint.checkpoint_config import (
+    CheckpointConfig,
+    read_checkpoint_config,
+)
+from raydix.runtime.model.checkpoint.expert_names import is_of_experts
+from raydix.runtime.model.collectives.alone import ALONE
+from raydix.runtime.model.collectives.protocol import Collectives
+from raydix.runtime.model.decoder.decoder import make_decoder
+from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
+from raydix.runtime.model.experts.stored_experts import open_stored_experts
+from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups
+
+FIXED = "dummy.safetensors"
+"""In a model's folder: tensors that are taken as they are, by the decoder's names."""
+SEED = 0
+_STANDARD_DEVIATION = 0.02
+"""As transformers initialises these families."""
+
+
+def make_dummy_model(
+    folder: str | Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    collectives: Collectives = ALONE,
+    expert_ranks: ExpertRanks | None = None,
+    group_layers: KvGrouping = derive_kv_groups,
+    config: CheckpointConfig | None = None,
+) -> LoadedModel:
+    """Build the model of `folder`'s config with random weights; norms are ones.
+
+    Reads no weights but those of FIXED, if the folder has that file: a router's bias, say, by which
+    some experts are chosen more often.
+
+    Each tensor is drawn whole, from SEED and its name alone: a rank that keeps a part of it cuts
+    that from the same whole, at every degree of parallelism. So the fingerprint, which names the
+    seed and not the bytes, holds for all of them. Raises CheckpointError as `load_model`, and if
+    FIXED has a tensor of another name or shape.
+    """
+    config = config or read_checkpoint_config(folder)
+    decoder = make_decoder(
+        config.spec,
+        device=device,
+        dtype=dtype,
+        collectives=collectives,
+        expert_ranks=expert_ranks,
+        group_layers=group_layers,
+    )
+    parts = decoder.weights()
+    fixed_bytes = _read_fixed(Path(folder))
+    fixed = _fitting(fixed_bytes, parts)
+
+    # Generators of other kinds of device, and of other dtypes, draw other numbers.
+    described = f"dummy {SEED} by name, {dtype}, {device.type}"
+    fingerprint = hashlib.sha256(described.encode() + fixed_bytes).digest()
+    stored = open_stored_experts(decoder, fingerprint)
+    has_experts = stored is not None and stored.weight_fingerprint is not None
+
+    generator = torch.Generator(device)
+    for name, part in parts.items():
+        is_elsewhere = not part.target.numel()
+        if is_elsewhere or (has_experts and is_of_experts(name)):
+            continue
+        given = fixed.get(name)
+        part.fill(_draw(name, part.whole_shape, dtype, generator) if given is None else given)
+
+    if stored is not None and has_experts:
+        stored.fill_slots()
+    elif stored is not None:
+        stored.fill_store(fingerprint)
+
+    return LoadedModel(
+        decoder=decoder,
+        weight_fingerprint=fingerprint,
+        stored_experts=stored,
+        max_position_embeddings=config.max_position_embeddings,
+        eos_token_ids=config.eos_token_ids,
+    )
+
+
+def _read_fixed(folder: Path) -> bytes:
+    path = folder / FIXED
+    return path.read_bytes() if path.exists() else b""
+
+
+def _fitting(stored: bytes, parts: Mapping[str, WeightPart]) -> Mapping[str, Tensor]:
+    """The tensors of FIXED, each of which must be one of the decoder's."""
+    try:
+        fixed = load(stored) if stored else {}
+    except SafetensorError as error:
+        raise CheckpointError(f"{FIXED} is corrupt: {error}") from error
+
+    for name, tensor in fixed.items():
+        whole = parts[name].whole_shape if name in parts else None
+        if whole != tensor.shape:
+            raise CheckpointError(
+                f"{FIXED} has {name} {list(tensor.shape)}; the decoder has "
+                f"{'no such tensor' if whole is None else list(whole)}. Correct the file."
+            )
+    return fixed
+
+
+def _draw(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """The whole tensor of that name."""
+    whole = torch.empty(shape, dtype=dtype, device=generator.device)
+    if name.endswith("norm.weight"):
+        return whole.fill_(1.0)
+    digest = hashlib.sha256(f"{SEED} {name}".encode()).digest()
+    generator.manual_seed(int.from_bytes(digest[:7]))
+    return whole.normal_(std=_STANDARD_DEVIATION, generator=generator)

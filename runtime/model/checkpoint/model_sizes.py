@@ -1,0 +1,100 @@
+"""How many bytes of weights a rank holds, by a checkpoint's config alone: nothing is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raydix.kernels.pages.page_codec import Codec
+from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.model.checkpoint.checkpoint_config import (
+    CheckpointConfig,
+    read_checkpoint_config,
+)
+from raydix.runtime.model.checkpoint.expert_names import is_of_experts
+from raydix.runtime.model.decoder.decoder import make_decoder
+from raydix.runtime.model.spec.kv_groups import derive_kv_groups, make_kv_layout
+from raydix.runtime.model.spec.spec import ModelSpec, MoeMlpSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What a model takes at one degree of tensor parallelism, before any rank has started."""
+
+    checkpoint: CheckpointConfig
+    layout: KvLayout
+    max_position_embeddings: int
+    vocab_size: int
+    hidden_size: int
+    rank_bytes: int
+    """Weights of a rank of a lane that shares its experts with nobody."""
+    rank_expert_bytes: int
+    """Those of routed experts among them."""
+    all_expert_bytes: int
+    """Routed experts, whole."""
+    num_experts: int
+    """Of a layer; 0 if none are routed to."""
+
+
+class _Part:
+    """`Collectives` of a lane that nobody steps: it only says how many ranks there are."""
+
+    rank = 0
+    is_capturable = False
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See `Collectives`."""
+        return part
+
+    def gather(self, part_RV: Tensor) -> Tensor:
+        """See `Collectives`."""
+        return part_RV
+
+    def close(self) -> None:
+        """See `Collectives`."""
+
+
+def measure_model(
+    folder: str | Path, *, dtype: str, tp: int, page_size: int, codec: Codec = Codec.NONE
+) -> ModelSizes:
+    """Sizes of the model in `folder`, of which config.json is read.
+
+    Raises CheckpointError for a model that is not supported, ConfigError if its heads cannot be
+    divided among `tp` ranks, or the codec cannot encode its pages.
+    """
+    config = read_checkpoint_config(folder)
+    spec = config.spec
+    groups = derive_kv_groups(spec.layers)
+    rank_bytes, rank_expert_bytes = _weight_bytes(spec, dtype, tp)
+    _, all_expert_bytes = (0, rank_expert_bytes) if tp == 1 else _weight_bytes(spec, dtype, 1)
+
+    return ModelSizes(
+        checkpoint=config,
+        layout=make_kv_layout(groups, page_size=page_size, dtype=dtype, codec=codec),
+        max_position_embeddings=config.max_position_embeddings,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        rank_bytes=rank_bytes,
+        rank_expert_bytes=rank_expert_bytes,
+        all_expert_bytes=all_expert_bytes,
+        num_experts=max(
+            [layer.mlp.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)],
+            default=0,
+        ),
+    )
+
+
+def _weight_bytes(spec: ModelSpec, dtype: str, tp: int) -> tuple[int, int]:
+    """Bytes of one rank's weights, and of the routed experts among them."""
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    decoder = make_decoder(
+        spec, device=torch.device("meta"), dtype=torch_dtype, collectives=_Part(tp)
+    )
+    # Parts of one parameter, such as queries and keys, have targets that are views of it.
+    sizes = {name: part.target.nbytes for name, part in decoder.weights().items()}
+    experts = sum(size for name, size in sizes.items() if is_of_experts(name))
+    return sum(sizes.values()), experts

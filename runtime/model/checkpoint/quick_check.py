@@ -1,0 +1,78 @@
+"""What is wrong with a checkpoint, as far as it can be told at once, without torch.
+
+A start asks this before it begins with Ray. `check_weights` knows of every tensor, but takes torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+from raydix.errors import CheckpointError
+from raydix.runtime.config.paths import HubName
+from raydix.runtime.config.sections import ModelSection
+from raydix.runtime.model.checkpoint.checkpoint_config import read_json, require_supported
+from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor
+from raydix.runtime.model.checkpoint.weight_files import FETCH_BOTH, list_weights
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.families.weight_names import checkpoint_name
+from raydix.runtime.model.formats.definition import WeightFormat
+
+
+def require_checkpoint(model: ModelSection) -> None:
+    """Raise CheckpointError if a configured model cannot be served, by its config.json and weights.
+
+    Of a name on the Hub only the Hub can tell: it is not asked.
+    """
+    if HubName.parse(model.path) is not None:
+        return
+    folder = Path(model.path)
+    family, weight_format = require_supported(folder)
+    if model.load_format == "auto":
+        config = read_json(folder / "config.json")
+        weights = list_weights(folder)
+        _require_dtypes(folder, weights, weight_format)
+        section = family.value.text_section
+        _require_same_model(folder, weights, config if section is None else config[section], family)
+
+
+def _require_dtypes(
+    folder: Path, weights: Sequence[StoredTensor], weight_format: WeightFormat
+) -> None:
+    expected = weight_format.weight_dtypes
+    for each in weights:
+        # Others may be buffers of other programs, such as masks, which nothing asks for.
+        if each.name.endswith("weight") and each.dtype not in expected:
+            told = weight_format.quant_method or "no quantisation"
+            raise CheckpointError(
+                f"Tensor {each.name} in {each.path} is {each.dtype}; expected one of "
+                f"{', '.join(expected)}, as {folder}/config.json tells of {told}. {FETCH_BOTH}"
+            )
+
+
+def _require_same_model(
+    folder: Path, weights: Sequence[StoredTensor], config: Mapping[str, Any], family: Family
+) -> None:
+    """Raise CheckpointError for weights beside the config.json of another model.
+
+    Fields that config.json leaves out have defaults, which transformers knows.
+    """
+    shapes = {each.name: each.shape for each in weights}
+    names = family.value.weight_names
+
+    embedding = checkpoint_name("embedding.weight", names)
+    expected = [config.get("vocab_size"), config.get("hidden_size")]
+    if embedding in shapes and None not in expected and [*shapes[embedding]] != expected:
+        raise CheckpointError(
+            f"Tensor {embedding} in {folder} has shape {[*shapes[embedding]]}; expected "
+            f"{expected}, vocab_size and hidden_size of its config.json. {FETCH_BOTH}"
+        )
+
+    expected_layers = config.get("num_hidden_layers")
+    norms = (checkpoint_name(f"layers.{i}.attention_norm.weight", names) for i in count())
+    num_layers = sum(1 for _ in takewhile(shapes.__contains__, norms))
+    if expected_layers is not None and num_layers < expected_layers:
+        raise CheckpointError(
+            f"The weights in {folder} have {num_layers} whole layers; expected {expected_layers}, "
+            f"num_hidden_layers of its config.json. {FETCH_BOTH}"
+        )

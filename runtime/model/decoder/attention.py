@@ -1,0 +1,174 @@
+"""Attention over paged KV.
+
+Legend: T tokens of the step, R rows, C hidden, X heads of queries, keys and values x D, Q query
+heads, D head dim, P pages, L layers of the group, H KV heads, S slots per page, N pages of a block
+table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.attention.rows import AttentionRows
+from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
+from raydix.kernels.ops import ModelOps
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import empty_weight
+from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
+from raydix.runtime.model.spec.spec import AttentionSpec, NormSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBatch:
+    """What one KV group contributes to a step."""
+
+    pool: Tensor
+    """The cache itself, as of `make_pools`; page 0 is padding."""
+    block_tables_RN: Tensor
+    """int32, page ids per row."""
+    slot_mapping_T: Tensor
+    """int64, page * S + offset where each token's keys and values go; to page 0 if not kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """Rows of a step, their positions and, per KV group, where their keys and values lie."""
+
+    rows: AttentionRows
+    ropes: tuple[RopeTables, ...]
+    """One for each of the decoder's rotary embeddings, in their order."""
+    groups: tuple[GroupBatch, ...]
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, with the residual connection before it."""
+
+    def __init__(
+        self, spec: NormSpec, size: int, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.eps = spec.eps
+        self._ops = ops
+        own_dtype = torch.float32 if spec.is_float32 else dtype
+        self.weight = nn.Parameter(
+            torch.empty(size, device=device, dtype=own_dtype), requires_grad=False
+        )
+
+    def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:
+        """Norm `x_TC`, or the sum that `residual_TC` becomes when `x_TC` is added in place."""
+        return self._ops.rms_norm(x_TC, self.weight, self.eps, residual_TC=residual_TC)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of one layer, with the heads of one rank.
+
+    `layer_in_group` is its place in the group's pool, `rope` that of its tables in a batch's.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        layer_in_group: int,
+        ops: ModelOps,
+        *,
+        rope: int,
+        share: RankShare,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.layer_in_group = layer_in_group
+        self.rope = rope
+        self._ops = ops
+        self._share = share
+        self._heads = share.heads(spec.num_heads)
+        self._kv_heads = share.kv_heads(spec.num_kv_heads)
+
+        query_size, kv_size = self._row_counts()
+        self.qkv = empty_weight(
+            query_size + 2 * kv_size, hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
+        )
+        self.output = empty_weight(
+            hidden_size, query_size, bias=spec.output_bias, device=device, dtype=dtype
+        )
+
+        self.q_norm: RmsNorm | None = None
+        self.k_norm: RmsNorm | None = None
+        if spec.qk_norm is not None:
+            norm, size = spec.qk_norm, spec.head_dim
+            self.q_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
+            self.k_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
+
+        self.sinks_Q: nn.Parameter | None = None
+        if spec.has_sinks:
+            self.sinks_Q = nn.Parameter(
+                torch.empty(len(self._heads), device=device, dtype=dtype), requires_grad=False
+            )
+        self._form = AttentionForm(
+            scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks_Q=self.sinks_Q
+        )
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        spec, query_size, kv_size = self.spec, *self._row_counts()
+        q, k, v = self.qkv.split((query_size, kv_size, kv_size))
+        whole_length = spec.num_heads * spec.head_dim
+        weights = {
+            **prefixed("output", self.output.column_parts(self._share, whole_length)),
+            **prefixed("q", q.head_parts(self._heads, spec.num_heads)),
+            **prefixed("k", k.head_parts(self._kv_heads, spec.num_kv_heads)),
+            **prefixed("v", v.head_parts(self._kv_heads, spec.num_kv_heads)),
+        }
+
+        if self.q_norm is not None and self.k_norm is not None:
+            weights["q_norm.weight"] = WeightPart(self.q_norm.weight)
+            weights["k_norm.weight"] = WeightPart(self.k_norm.weight)
+        if self.sinks_Q is not None:
+            weights["sinks"] = cut_heads(self.sinks_Q, self._heads, spec.num_heads)
+        return weights
+
+    def forward(
+        self,
+        x_TC: Tensor,
+        batch: AttentionBatch,
+        group: GroupBatch,
+        before_cache: Callable[[], None] | None,
+    ) -> Tensor:
+        """Write this step's keys and values, attend to each row's context, project back to [T, C].
+
+        Returns what this rank's heads add to the sum over ranks, of a single one perhaps its
+        summands. `before_cache` runs before the
+        layer touches the KV pool.
+        """
+        qkv_TX = self._ops.linear_summands(x_TC, self.qkv)
+        if before_cache is not None:
+            before_cache()
+
+        pool_PLH2SD, layer = group.pool, self.layer_in_group
+        rope = batch.ropes[self.rope]
+        q_TQD = self._ops.rotate_and_write_kv(
+            qkv_TX, rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T
+        )
+        out_TQD = self._ops.paged_attention(
+            q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._form
+        )
+        # Summands are for the norm that follows, and not for other ranks.
+        linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
+        return linear(out_TQD.flatten(1), self.output)
+
+    def _row_counts(self) -> tuple[int, int]:
+        """Rows of the matrix of queries, and of that of keys or values."""
+        head_dim = self.spec.head_dim
+        return len(self._heads) * head_dim, len(self._kv_heads) * head_dim
+
+    def _norm(self) -> QkNorm | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return QkNorm(
+            q_weight_D=self.q_norm.weight, k_weight_D=self.k_norm.weight, eps=self.q_norm.eps
+        )

@@ -1,0 +1,258 @@
+"""The decoder of all families: embedding, layers of attention and feed-forward, final norm, head.
+
+Legend: T tokens of the step, R sampled rows, C hidden, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never, cast
+
+import torch
+from torch import Tensor, nn
+
+from raydix.kernels.attention.rows import PrefillRow
+from raydix.kernels.ops import ModelOps, choose_ops
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import Weight, empty_weight
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
+from raydix.moe.dispatch.protocol import DispatchForm
+from raydix.runtime.config.kv_layout import KvGroup
+from raydix.runtime.model.collectives.alone import ALONE
+from raydix.runtime.model.collectives.protocol import Collectives
+from raydix.runtime.model.decoder.attention import RmsNorm
+from raydix.runtime.model.decoder.decoder_layer import DecoderLayer
+from raydix.runtime.model.decoder.expert_ranks import ExpertRanks, ModelExperts, place_experts
+from raydix.runtime.model.decoder.in_turns import MicroBatch, run_in_turns
+from raydix.runtime.model.decoder.latent_attention import pays_to_expand
+from raydix.runtime.model.decoder.rope import RotaryEmbedding
+from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, kv_places
+from raydix.runtime.model.spec.rope_spec import Rope
+from raydix.runtime.model.spec.spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeMlpSpec,
+)
+
+
+class Decoder(nn.Module):
+    """The model, or a rank's part of it, on one device.
+
+    Its parameters are uninitialised until weights are loaded. Its ranks meet in `forward` and
+    `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers
+    share a pool; the pools are the caller's. `experts`: None if the lane has them to itself.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        kv_groups: tuple[KvGroup, ...],
+        ops: ModelOps,
+        *,
+        collectives: Collectives,
+        experts: ModelExperts | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.kv_groups = kv_groups
+        self.ops = ops
+        self.collectives = collectives
+        self.experts = experts
+        self._share = RankShare(collectives.rank, collectives.size)
+        self.device = device
+        self.dtype = dtype
+        self.embedding = self._vocabulary_weight()
+        places, ropes = kv_places(kv_groups), _distinct_ropes(spec)
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                layer,
+                spec.hidden_size,
+                places[i],
+                ops,
+                rope=ropes.index(_rope_of(layer)),
+                collectives=collectives,
+                experts=None if experts is None else experts.by_layer.get(i),
+                device=device,
+                dtype=dtype,
+            )
+            for i, layer in enumerate(spec.layers)
+        )
+        self.norm = RmsNorm(spec.final_norm, spec.hidden_size, ops, device=device, dtype=dtype)
+        # Tied weights are one under two names.
+        self.head = self.embedding if spec.tied_embeddings else self._vocabulary_weight()
+        self.rotaries = tuple(RotaryEmbedding(rope, size, device) for rope, size in ropes)
+        """The distinct ones, in the order of their first layers."""
+
+    def forward(
+        self, batches: Sequence[MicroBatch], on_layer: Callable[[int], None] | None = None
+    ) -> list[Tensor]:
+        """Run a step, whole or as two micro-batches, and return their final hidden states [T, C].
+
+        Keys and values go to the pools of the batches. `on_layer(i)` is called before layer i
+        reads or writes cached KV, once for each batch.
+        """
+        residuals = [self._embed(batch.token_ids_T) for batch in batches]
+        layers = cast("list[DecoderLayer]", list(self.layers))
+        outputs = run_in_turns(layers, batches, residuals, on_layer)
+        return [
+            self.norm(x_TC, residual_TC)
+            for x_TC, residual_TC in zip(outputs, residuals, strict=True)
+        ]
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has, by name.
+
+        `families.weight_names` tells what checkpoints call them.
+        """
+        vocab_size = self.spec.vocab_size
+        weights = {
+            **prefixed("embedding", self.embedding.row_parts(self._share, vocab_size)),
+            "norm.weight": WeightPart(self.norm.weight),
+        }
+        if not self.spec.tied_embeddings:
+            weights |= prefixed("head", self.head.row_parts(self._share, vocab_size))
+
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
+            weights |= prefixed(f"layers.{index}", layer.weights())
+        return weights
+
+    @property
+    def is_capturable(self) -> bool:
+        """May a step be captured in a CUDA graph?"""
+        experts = self.experts
+        return (
+            self.ops.is_capturable
+            and self.collectives.is_capturable
+            and (experts is None or DispatchForm.LOW_LATENCY in experts.dispatcher.captured_forms)
+        )
+
+    def close(self) -> None:
+        """End what connects the ranks, from any thread: none waits for another any longer."""
+        self.collectives.close()
+        if self.experts is not None:
+            self.experts.dispatcher.close()
+
+    def divide_rows(
+        self, rows: Sequence[PrefillRow]
+    ) -> tuple[tuple[PrefillRow, ...], tuple[PrefillRow, ...]]:
+        """Rows to be cut into tiles, and `AttentionRows.expanded`, of a step with these rows."""
+        latents = [each.attention for each in self.spec.layers]
+        spec = next((each for each in latents if isinstance(each, LatentAttentionSpec)), None)
+        expanded = tuple(row for row in rows if spec is not None and pays_to_expand(spec, row))
+        return tuple(row for row in rows if row not in expanded), expanded
+
+    def logits(self, hidden_RC: Tensor) -> Tensor:
+        """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
+        logits_RV = self.collectives.gather(self.ops.linear(hidden_RC, self.head))
+        # The last ranks' parts may go on past the end of the vocabulary.
+        logits_RV = logits_RV[:, : self.spec.vocab_size].contiguous()
+        cap = self.spec.logits_soft_cap
+        return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
+
+    def _embed(self, token_ids_T: Tensor) -> Tensor:
+        embedded_TC = self.collectives.sum(self._own_rows(token_ids_T))
+        scale = self.spec.embedding_scale
+        if scale is None:
+            return embedded_TC
+        return embedded_TC.mul_(torch.tensor(scale, dtype=self.dtype).item())
+
+    def _own_rows(self, token_ids_T: Tensor) -> Tensor:
+        """The tokens' rows of the embedding; zeros where another rank has them."""
+        matrix_VC = self.embedding.matrix_OC
+        if self._share.size == 1:
+            return matrix_VC[token_ids_T]
+
+        num_rows = matrix_VC.shape[0]
+        own_T = token_ids_T - self._share.rank * num_rows
+        is_elsewhere_T = (own_T < 0) | (own_T >= num_rows)
+        part_TC = matrix_VC[own_T.clamp(0, num_rows - 1)]
+        return part_TC.masked_fill_(is_elsewhere_T[:, None], 0)
+
+    def _vocabulary_weight(self) -> Weight:
+        num_rows = self._share.length(self.spec.vocab_size)
+        return empty_weight(
+            num_rows, self.spec.hidden_size, bias=False, device=self.device, dtype=self.dtype
+        )
+
+
+def make_decoder(
+    spec: ModelSpec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    collectives: Collectives = ALONE,
+    expert_ranks: ExpertRanks | None = None,
+    group_layers: KvGrouping = derive_kv_groups,
+) -> Decoder:
+    """A rank's decoder with the fastest operations that the device has for it.
+
+    `expert_ranks`: None if the lane has all experts to itself; else it waits for those ranks.
+    `group_layers`: see `derive_kv_groups`. Raises ConfigError if the model cannot be divided
+    among so many ranks.
+    """
+    share = RankShare(collectives.rank, collectives.size)
+    num_heads, num_kv_heads = _head_counts(spec)
+    ops = choose_ops(
+        device,
+        dtype,
+        num_query_heads=len(share.heads(num_heads)),
+        num_kv_heads=len(share.kv_heads(num_kv_heads)),
+        expert_sizes=_expert_sizes(spec, share if expert_ranks is None else RankShare()),
+    )
+
+    kv_groups = group_layers(spec.layers)
+    experts = None
+    if expert_ranks is not None:
+        experts = place_experts(spec, expert_ranks, device=device, dtype=dtype)
+    return Decoder(
+        spec,
+        kv_groups,
+        ops,
+        collectives=collectives,
+        experts=experts,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _head_counts(spec: ModelSpec) -> tuple[int, int]:
+    """Query and KV heads, of which all layers have as many: they use one choice of operations."""
+    (counts,) = {_head_counts_of(each.attention) for each in spec.layers}
+    return counts
+
+
+def _head_counts_of(attention: AttentionSpec | LatentAttentionSpec) -> tuple[int, int]:
+    match attention:
+        case AttentionSpec():
+            return attention.num_heads, attention.num_kv_heads
+        case LatentAttentionSpec():
+            return attention.num_heads, 1
+        case _:
+            assert_never(attention)
+
+
+def _distinct_ropes(spec: ModelSpec) -> list[tuple[Rope, int]]:
+    """Rotary embeddings and how many dimensions they rotate, in the order of first layers."""
+    return list(dict.fromkeys(_rope_of(layer) for layer in spec.layers))
+
+
+def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
+    match attention := layer.attention:
+        case AttentionSpec():
+            return attention.rope, attention.head_dim
+        case LatentAttentionSpec():
+            return attention.rope, attention.qk_rope_head_dim
+        case _:
+            assert_never(attention)
+
+
+def _expert_sizes(spec: ModelSpec, share: RankShare) -> tuple[int, ...]:
+    sizes = {
+        share.length(layer.mlp.intermediate_size)
+        for layer in spec.layers
+        if isinstance(layer.mlp, MoeMlpSpec)
+    }
+    return (spec.hidden_size, *sizes) if sizes else ()

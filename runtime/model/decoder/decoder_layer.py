@@ -1,0 +1,169 @@
+"""One layer of the decoder, in stages between which another batch finds room.
+
+Legend: T tokens of the batch, C hidden.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+
+from raydix.kernels.ops import ModelOps
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
+from raydix.moe.layer import LayerExperts
+from raydix.moe.sent_rows import SentRows
+from raydix.runtime.model.collectives.protocol import Collectives
+from raydix.runtime.model.decoder.attention import Attention, AttentionBatch, RmsNorm
+from raydix.runtime.model.decoder.latent_attention import LatentAttention
+from raydix.runtime.model.decoder.mlp import InFlight, make_mlp
+from raydix.runtime.model.spec.kv_groups import KvPlace
+from raydix.runtime.model.spec.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInFlight:
+    """A batch between the stages of a layer, each of which is called once."""
+
+    mlp: InFlight
+    collectives: Collectives
+    post_norm: RmsNorm | None
+
+    def run_experts(self) -> None:
+        """Compute what other ranks have sent here, and start sending it back."""
+        self.mlp.run_experts()
+
+    def finish(self) -> Tensor:
+        """The feed-forward's output [T, C], which the next norm is to add to the residual."""
+        out_TC = self.collectives.sum(self.mlp.finish())
+        return out_TC if self.post_norm is None else self.post_norm(out_TC)
+
+
+class DecoderLayer(nn.Module):
+    """Normed attention and feed-forward with residual connections. `group`: its KV group.
+
+    A batch goes through it in three stages: `start`, and the two of what that returns.
+    """
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        hidden_size: int,
+        place: KvPlace,
+        ops: ModelOps,
+        *,
+        rope: int,
+        collectives: Collectives,
+        experts: LayerExperts | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.group = place.group
+        self._collectives = collectives
+        share = RankShare(collectives.rank, collectives.size)
+
+        self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
+        self.attention = _make_attention(
+            spec.attention,
+            hidden_size,
+            place.layer_in_group,
+            ops,
+            rope=rope,
+            share=share,
+            device=device,
+            dtype=dtype,
+        )
+        self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
+        self.mlp = make_mlp(
+            spec.mlp, hidden_size, ops, share=share, experts=experts, device=device, dtype=dtype
+        )
+
+        self.attention_post_norm: RmsNorm | None = None
+        self.mlp_post_norm: RmsNorm | None = None
+        if spec.post_norm is not None:
+            norm = spec.post_norm
+            self.attention_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+            self.mlp_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+
+    def start(
+        self,
+        x_TC: Tensor | None,
+        residual_TC: Tensor,
+        batch: AttentionBatch,
+        before_cache: Callable[[], None] | None,
+        sent: SentRows | None,
+    ) -> "LayerInFlight":
+        """Attention; then rows leave for the experts.
+
+        `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
+        in the first layer. For `before_cache` see `Attention`, for `sent` `MoeLayer`.
+        """
+        normed_TC = (
+            self.attention_norm(residual_TC)
+            if x_TC is None
+            else self.attention_norm(x_TC, residual_TC)
+        )
+
+        part_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
+        x_TC = self._collectives.sum(part_TC)
+        if self.attention_post_norm is not None:
+            x_TC = self.attention_post_norm(x_TC)
+
+        in_flight = self.mlp.start(self.mlp_norm(x_TC, residual_TC), sent)
+        return LayerInFlight(in_flight, self._collectives, self.mlp_post_norm)
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        norms = {
+            "attention_norm": self.attention_norm,
+            "attention_post_norm": self.attention_post_norm,
+            "mlp_norm": self.mlp_norm,
+            "mlp_post_norm": self.mlp_post_norm,
+        }
+        whole = {name: WeightPart(norm.weight) for name, norm in norms.items() if norm is not None}
+        return {
+            **{f"{name}.weight": part for name, part in whole.items()},
+            **prefixed("attention", self.attention.weights()),
+            **prefixed("mlp", self.mlp.weights()),
+        }
+
+
+def _make_attention(
+    spec: AttentionSpec | LatentAttentionSpec,
+    hidden_size: int,
+    layer_in_group: int,
+    ops: ModelOps,
+    *,
+    rope: int,
+    share: RankShare,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Attention | LatentAttention:
+    match spec:
+        case AttentionSpec():
+            return Attention(
+                spec,
+                hidden_size,
+                layer_in_group,
+                ops,
+                rope=rope,
+                share=share,
+                device=device,
+                dtype=dtype,
+            )
+        case LatentAttentionSpec():
+            return LatentAttention(
+                spec,
+                hidden_size,
+                layer_in_group,
+                ops,
+                rope=rope,
+                share=share,
+                device=device,
+                dtype=dtype,
+            )
+        case _:
+            assert_never(spec)

@@ -1,0 +1,126 @@
+"""How the experts of a model are divided among ranks that step together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from raydix.errors import ConfigError
+from raydix.ids import LogicalExpertId
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.moe.dispatch.protocol import Dispatcher, DispatchShape
+from raydix.moe.layer import LayerExperts
+from raydix.moe.placement import EMPTY, Placement, initial_placement, routes
+from raydix.moe.routes import DeviceRoutes
+from raydix.runtime.model.spec.spec import ModelSpec, MoeMlpSpec
+from raydix.runtime.tiers.expert_store import ExpertMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertRanks:
+    """The ranks of a step group. All of them have the same values, but for `rank`."""
+
+    rank: int
+    """Of this one: its lane times the ranks of a lane, plus its rank in the lane."""
+    size: int
+    connect: Callable[[DispatchShape], Dispatcher]
+    """Waits for every rank."""
+    max_tokens: int
+    """See `DispatchShape`; so is the next."""
+    max_low_latency_tokens: int
+    redundant_per_rank: int = 0
+    spare_slots: int = 0
+    memory: ExpertMemory | None = None
+    """Where the node's store of all experts is; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelExperts:
+    """What a rank's decoder knows of the experts of all ranks."""
+
+    ranks: ExpertRanks
+    placement: Placement
+    """With which it starts."""
+    routes: DeviceRoutes
+    dispatcher: Dispatcher
+    experts_per_token: int
+    by_layer: dict[int, LayerExperts]
+    """Of the layers that have experts, by their index in the model."""
+
+
+def place_experts(
+    spec: ModelSpec, ranks: ExpertRanks, *, device: torch.device, dtype: torch.dtype
+) -> ModelExperts:
+    """Place experts before any load is known, and connect with the other ranks.
+
+    Raises ConfigError if the model has none.
+    """
+    layers = {i: each.mlp for i, each in enumerate(spec.layers) if isinstance(each.mlp, MoeMlpSpec)}
+    counts = {(mlp.num_experts, mlp.experts_per_token) for mlp in layers.values()}
+    if not counts:
+        raise ConfigError(
+            f"parallel.ep is {ranks.size}, but the model has no experts. Set parallel.ep to 1."
+        )
+    # All layers have as many: they share a dispatcher.
+    [(num_experts, experts_per_token)] = counts
+    _require_use_for_slots(ranks, num_experts)
+
+    placement = initial_placement(
+        len(layers),
+        num_experts,
+        ranks.size,
+        redundant_per_rank=ranks.redundant_per_rank,
+        spare_slots=ranks.spare_slots,
+    )
+    even_loads_LE = np.ones((len(layers), num_experts))
+    device_routes = DeviceRoutes(routes(placement, ranks.rank, even_loads_LE), device)
+    dispatcher = ranks.connect(
+        DispatchShape(
+            num_ranks=ranks.size,
+            slots_per_rank=placement.slots_per_rank,
+            hidden_size=spec.hidden_size,
+            experts_per_token=experts_per_token,
+            max_tokens=ranks.max_tokens,
+            max_low_latency_tokens=ranks.max_low_latency_tokens,
+            dtype=dtype,
+        )
+    )
+
+    return ModelExperts(
+        ranks=ranks,
+        placement=placement,
+        routes=device_routes,
+        dispatcher=dispatcher,
+        experts_per_token=experts_per_token,
+        by_layer={
+            layer: LayerExperts(
+                held=_held(placement, index, ranks.rank),
+                share=RankShare(),
+                dispatcher=dispatcher,
+                routes=device_routes.layer(index),
+            )
+            for index, layer in enumerate(layers)
+        },
+    )
+
+
+def _require_use_for_slots(ranks: ExpertRanks, num_experts: int) -> None:
+    """Raise ConfigError if slots take memory that no expert could ever use."""
+    # A rank never holds an expert twice; the smallest share leaves the most to hold beside it.
+    others = num_experts - num_experts // ranks.size
+    asked = {"redundant_per_rank": ranks.redundant_per_rank, "spare_per_rank": ranks.spare_slots}
+    for name, slots in asked.items():
+        if slots > others:
+            raise ConfigError(
+                f"experts.{name} is {slots}; expected at most {others}: of {num_experts} experts "
+                f"a rank's own share is {num_experts // ranks.size} or more, and it holds none "
+                f"twice. Set experts.{name} to {others} or less."
+            )
+
+
+def _held(placement: Placement, layer: int, rank: int) -> tuple[LogicalExpertId | None, ...]:
+    """What the slots of a rank hold."""
+    slots = placement.slots_per_rank
+    held = placement.experts_LP[layer, rank * slots : (rank + 1) * slots].tolist()
+    return tuple(None if expert == EMPTY else LogicalExpertId(expert) for expert in held)

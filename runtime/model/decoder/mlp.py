@@ -1,0 +1,168 @@
+"""Feed-forward layers: dense, experts, or both. Each rank computes its share of a sum over ranks.
+
+Legend: T tokens of the step, C hidden, I twice the intermediate size.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+import torch
+from torch import Tensor, nn
+
+from raydix.kernels.ops import ModelOps
+from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.weight import empty_weight
+from raydix.kernels.weights.weight_part import WeightPart, prefixed
+from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
+from raydix.moe.sent_rows import SentRows
+from raydix.runtime.model.spec.spec import DenseMlpSpec, MoeMlpSpec
+
+
+class InFlight(Protocol):
+    """A batch of rows between the stages of a feed-forward, each of which is called once."""
+
+    def run_experts(self) -> None:
+        """Compute, with this rank's experts, what other ranks have sent here."""
+
+    def finish(self) -> Tensor:
+        """What this rank adds to the sum over ranks, [T, C], of a single one perhaps summands."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseInFlight:
+    """Is `InFlight`: nothing travels."""
+
+    out_TC: Tensor
+
+    def run_experts(self) -> None:
+        """See `InFlight`."""
+
+    def finish(self) -> Tensor:
+        """See `InFlight`."""
+        return self.out_TC
+
+
+class DenseMlp(nn.Module):
+    """Gated feed-forward; gate and up rows are stacked in one matrix.
+
+    This rank has its share of the intermediate size.
+    """
+
+    def __init__(
+        self,
+        spec: DenseMlpSpec,
+        hidden_size: int,
+        ops: ModelOps,
+        *,
+        share: RankShare,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._ops = ops
+        self._glu = spec.glu
+        self._share = share
+        self._whole_size = spec.intermediate_size
+        size, bias = share.length(spec.intermediate_size), spec.bias
+        self.gate_up = empty_weight(2 * size, hidden_size, bias=bias, device=device, dtype=dtype)
+        self.down = empty_weight(hidden_size, size, bias=bias, device=device, dtype=dtype)
+
+    def start(self, x_TC: Tensor, sent: SentRows | None) -> DenseInFlight:
+        """See `MoeLayer`. `sent` is for experts; here every rank of the lane computes all rows."""
+        # Summands are for the norm that follows, and not for other ranks.
+        linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
+        return DenseInFlight(linear(self._hidden(x_TC), self.down))
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
+        return self._ops.linear(self._hidden(x_TC), self.down)
+
+    def _hidden(self, x_TC: Tensor) -> Tensor:
+        gate_up_TI = self._ops.linear_summands(x_TC, self.gate_up)
+        return self._ops.glu(gate_up_TI, self._glu)
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        share, size = self._share, self._whole_size
+        own_size = share.length(size)
+        gate, up = self.gate_up.split((own_size, own_size))
+        return {
+            **prefixed("down", self.down.column_parts(share, size)),
+            **prefixed("gate", gate.row_parts(share, size)),
+            **prefixed("up", up.row_parts(share, size)),
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedInFlight:
+    """Is `InFlight`."""
+
+    routed: ExpertsInFlight
+    shared_TC: Tensor
+
+    def run_experts(self) -> None:
+        """See `InFlight`."""
+        self.routed.run_experts()
+
+    def finish(self) -> Tensor:
+        """See `InFlight`."""
+        return self.routed.finish() + self.shared_TC
+
+
+class SharedExpertsMlp(nn.Module):
+    """Routed experts, and those that every token visits: their outputs are added.
+
+    The shared ones run while rows are dispatched.
+    """
+
+    def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
+        super().__init__()
+        self.routed = routed
+        self.shared = shared
+
+    def start(self, x_TC: Tensor, sent: SentRows | None) -> SharedInFlight:
+        """See `MoeLayer`."""
+        routed = self.routed.start(x_TC, sent)
+        return SharedInFlight(routed, self.shared(x_TC))
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        return self.routed.weights() | prefixed("shared", self.shared.weights())
+
+
+def make_mlp(
+    spec: DenseMlpSpec | MoeMlpSpec,
+    hidden_size: int,
+    ops: ModelOps,
+    *,
+    share: RankShare,
+    experts: LayerExperts | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DenseMlp | MoeLayer | SharedExpertsMlp:
+    """The feed-forward of a layer. `experts`: None if the lane has them to itself, or none."""
+    match spec:
+        case DenseMlpSpec():
+            return DenseMlp(spec, hidden_size, ops, share=share, device=device, dtype=dtype)
+        case MoeMlpSpec():
+            routed = MoeLayer(
+                hidden_size,
+                spec.intermediate_size,
+                ops,
+                num_experts=spec.num_experts,
+                experts_per_token=spec.experts_per_token,
+                routing=spec.routing,
+                glu=spec.glu,
+                bias=spec.bias,
+                experts=experts or own_experts(spec.num_experts, share),
+                device=device,
+                dtype=dtype,
+            )
+            if spec.shared is None:
+                return routed
+            shared = DenseMlp(
+                spec.shared, hidden_size, ops, share=share, device=device, dtype=dtype
+            )
+            return SharedExpertsMlp(routed, shared)
+        case _:
+            assert_never(spec)

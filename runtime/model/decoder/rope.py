@@ -1,0 +1,87 @@
+"""Rotary position embedding: frequencies of each kind, and cos and sin of a step's positions."""
+
+import math
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from raydix.runtime.model.spec.rope_spec import (
+    DefaultRope,
+    LinearRope,
+    Llama3Rope,
+    Rope,
+    YarnRope,
+    yarn_mscale,
+)
+
+
+class RotaryEmbedding:
+    """Cos and sin tables for positions. D is the head dim."""
+
+    def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
+        inverse_frequencies, self._scale = _frequencies(rope, head_dim)
+        self._inverse_frequencies = inverse_frequencies.to(device)
+
+    def tables(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return (cos_TD, sin_TD) in `dtype`, computed in float32.
+
+        The second half of D repeats the first.
+        """
+        angles = positions_T[:, None].float() * self._inverse_frequencies
+        angles_TD = torch.cat((angles, angles), dim=-1)
+        return (angles_TD.cos() * self._scale).to(dtype), (angles_TD.sin() * self._scale).to(dtype)
+
+
+def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """Inverse frequencies [D/2] and the factor on cos and sin."""
+    powers = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)
+    match rope:
+        case DefaultRope():
+            return 1.0 / powers, 1.0
+        case LinearRope():
+            return 1.0 / powers / rope.factor, 1.0
+        case Llama3Rope():
+            return _llama3(rope, 1.0 / powers), 1.0
+        case YarnRope():
+            return _yarn(rope, powers, head_dim), _yarn_attention_factor(rope)
+        case _:
+            assert_never(rope)
+
+
+def _llama3(rope: Llama3Rope, inverse: Tensor) -> Tensor:
+    wavelength = 2 * math.pi / inverse
+    longest = rope.original_max_positions / rope.low_freq_factor
+    shortest = rope.original_max_positions / rope.high_freq_factor
+    scaled = torch.where(wavelength > longest, inverse / rope.factor, inverse)
+    smooth = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    is_between = (wavelength >= shortest) & (wavelength <= longest)
+    return torch.where(is_between, blended, scaled)
+
+
+def _yarn(rope: YarnRope, powers: Tensor, head_dim: int) -> Tensor:
+    def correction_dim(num_rotations: float) -> float:
+        return (
+            head_dim * math.log(rope.original_max_positions / (num_rotations * 2 * math.pi))
+        ) / (2 * math.log(rope.theta))
+
+    low, high = correction_dim(rope.beta_fast), correction_dim(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float) - low) / (high - low), 0, 1)
+    extrapolated = 1 - ramp
+    return (1.0 / (rope.factor * powers)) * (1 - extrapolated) + (1.0 / powers) * extrapolated
+
+
+def _yarn_attention_factor(rope: YarnRope) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return yarn_mscale(rope.factor, 1.0)

@@ -1,0 +1,152 @@
+"""What fixes the parameters and the arithmetic of a decoder-only model, layer by layer.
+
+Layers may differ: what one computes otherwise is a field or a type of its own here, next to those
+that there are, and never a question of the family.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from raydix.kernels.dense.glu_form import GluForm, SiluGlu
+from raydix.kernels.moe.routing import Routing
+from raydix.runtime.model.spec.rope_spec import Rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """A root-mean-square norm. `eps` is added to the mean square."""
+
+    eps: float
+    is_offset: bool = False
+    """Do checkpoints hold the weight less one? One is added as they are read."""
+    is_float32: bool = False
+    """Is the product with the weight in float32, too, whatever the model's dtype?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Grouped-query attention over the tokens before."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope
+    scale: float
+    """Multiplies the products of queries and keys."""
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: NormSpec | None
+    """The norm of each head of queries and keys, before they are rotated."""
+    window: int | None = None
+    """Only so many tokens are seen, the query's own among them; None: all before."""
+    soft_cap: float | None = None
+    """The bound of scores, which tanh bends towards it."""
+    has_sinks: bool = False
+    """Has each query head a logit of its own that takes a share of the softmax?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention over all tokens before (DeepSeek-V2, arXiv:2405.04434, 2.1).
+
+    A token is cached as one vector for all heads: `kv_lora_rank` normed dims, from which heads make
+    keys and values, then `qk_rope_head_dim` rotated ones, which keys of all heads share.
+    """
+
+    num_heads: int
+    q_lora_rank: int | None
+    """The width in the middle of the matrix of queries; None: that is one matrix."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope: Rope
+    has_interleaved_pairs: bool
+    """Are dims 0 and 1 a pair that is rotated together? If not, 0 and half of the dims are."""
+    scale: float
+    """Multiplies the products of queries and keys."""
+    bias: bool
+    """Of the matrices from and to the hidden size, but for that of queries if it is one."""
+    norm: NormSpec
+    """That of the latent, and of the middle of queries."""
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements that a token takes in the cache."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMlpSpec:
+    """A gated feed-forward that every token takes. `bias`: of all three matrices."""
+
+    intermediate_size: int
+    bias: bool
+    glu: GluForm = field(default_factory=SiluGlu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeMlpSpec:
+    """A router and gated experts; `intermediate_size` is that of one expert."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    routing: Routing
+    shared: DenseMlpSpec | None
+    """What every token takes besides, and is added."""
+    glu: GluForm = field(default_factory=SiluGlu)
+    bias: bool = False
+    """Have the router and the experts' matrices biases?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """Attention, then a feed-forward, each after a norm and added to the residual stream."""
+
+    attention: AttentionSpec | LatentAttentionSpec
+    mlp: DenseMlpSpec | MoeMlpSpec
+    norm: NormSpec
+    """The one before attention and the one before the feed-forward."""
+    post_norm: NormSpec | None = None
+    """The one after attention and the one after the feed-forward, before they are added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One model: an embedding, layers in order, a final norm and a head."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    tied_embeddings: bool
+    """Is the embedding the head, too?"""
+    embedding_scale: float | None = None
+    """Multiplies embeddings, not the head; rounded to the model's dtype before."""
+    logits_soft_cap: float | None = None
+    """The bound of logits, which tanh bends towards it."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    def digest(self) -> bytes:
+        """32 bytes over every field: equal digests compute the same from equal weights.
+
+        Names of types and fields are part of it, so that renaming one renames all stored pages.
+        """
+        return hashlib.sha256(json.dumps(_described(self), sort_keys=True).encode()).digest()
+
+
+def _described(value: Any) -> Any:
+    """The value as JSON, where two types with equal fields stay two."""
+    if isinstance(value, tuple):
+        return [_described(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        described = {each.name: _described(getattr(value, each.name)) for each in fields(value)}
+        return {"type": type(value).__name__, **described}
+    return value

@@ -1,0 +1,72 @@
+"""Which captured shapes a decoder has, and which of them a step takes."""
+
+from collections.abc import Callable, Sequence
+
+from raydix.runtime.model.decoder.decoder import Decoder
+from raydix.runtime.model.steps.group_place import GroupPlace, LaneSizes, choose_shape
+from raydix.runtime.model.steps.step_rows import StepRows
+from raydix.runtime.model.steps.step_shapes import (
+    StepShape,
+    choose_prompt_shape,
+    decode_shapes,
+    extension_shapes,
+    prompt_shapes,
+)
+
+
+def shapes_of(
+    decoder: Decoder, group: GroupPlace | None, max_rows: int, max_model_len: int
+) -> tuple[StepShape, ...]:
+    """Shapes of the steps that are captured; a step takes the first that holds it."""
+    extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
+    prompts = prompt_shapes(max_rows, min(decoder.ops.tile_tokens, max_model_len))
+    if group is not None:
+        prompts = tuple(shape for shape in prompts if group.captures(shape))
+    return (*decode_shapes(max_rows), *extensions, *prompts)
+
+
+def choose_own_shape(
+    decoder: Decoder,
+    shapes: Sequence[StepShape],
+    rows: StepRows,
+    on_layer: Callable[[int], None] | None,
+) -> StepShape | None:
+    """That by which a step of a lane by itself is replayed; None: it is not.
+
+    One that waits for a load (`on_layer`) is replayed layer by layer if it can be, so that most of
+    it is done when the load is.
+    """
+    sizes = LaneSizes((len(rows.slots),), (int(rows.num_tokens.sum()),))
+    small = choose_shape(sizes, shapes)
+    if small is not None and on_layer is None:
+        return small
+    prompts = choose_prompt_shape(rows.num_tokens, shapes)
+    if prompts is not None and can_replay(decoder, prompts, rows):
+        return prompts
+    return small
+
+
+def choose_common_shape(
+    shapes: Sequence[StepShape], sizes: LaneSizes, is_halved: Callable[[int], bool]
+) -> StepShape | None:
+    """That of a step of lanes that share experts; None: each sends its own rows alone, or halves.
+
+    All ranks choose alike, by what all know of each other. A lane whose rows it cannot replay
+    computes them operation by operation, and sends as many rows as the others.
+    """
+    small, most = choose_shape(sizes, shapes), max(sizes.tokens)
+    if small is not None or is_halved(most):
+        return small
+    prompts = (shape for shape in shapes if shape.num_prompt_tiles)
+    return next((shape for shape in prompts if shape.num_tokens >= most), None)
+
+
+def can_replay(decoder: Decoder, shape: StepShape, rows: StepRows) -> bool:
+    """Whether a shape with enough tokens holds this lane's rows, be they what they may."""
+    if not shape.num_prompt_tiles:
+        return True
+    if not shape.holds_prompts(rows.num_tokens):
+        return False
+    # How far a row's latents are expanded depends on its context, which no graph knows.
+    _, expanded = decoder.divide_rows(rows.attention_rows(rows.num_tokens > 1))
+    return not expanded

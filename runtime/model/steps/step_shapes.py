@@ -1,0 +1,151 @@
+"""Sizes of steps that are captured in CUDA graphs: decodes, short extensions of a prefix, and
+prompts, with decodes or alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from raydix.kernels.sampling.columns import COLUMN_DTYPES
+from raydix.runtime.model.staging.columns import INT32, INT64, Column, ColumnForm, Layout
+
+TOKEN_NAMES = ("token_index_T", "page_index_T", "page_offset_T", "positions_T")
+"""Columns by token: see `TokenColumns`."""
+TILE_NAMES = ("slots_Y", "first_tokens_Y", "num_tokens_Y", "contexts_Y")
+"""Columns by tile of few tokens: its slot, its first index in T, its tokens, and its context up to
+and including the last of them."""
+EXTENSION_TOKENS = (16, 32, 64, 128)
+"""Of one row; longer ones are steps of prompts."""
+_MAX_PROMPT_ROWS = 128
+_PROMPT_TOKENS = (
+    *range(32, 128, 32),
+    *range(128, 256, 64),
+    *range(256, 512, 128),
+    *range(512, 768, 64),
+    *range(768, 2048 + 1, 128),
+    2048 + _MAX_PROMPT_ROWS,
+)
+"""Up to the usual chunk and a token of every row. Larger steps can hide their launches.
+
+Not 320 and 448: a layer's products alone take cuBLAS 162 us for 320 tokens and 129 for 384, and as
+long for 448 as for 512 (dense_l16, one run on an H100, 2026-11).
+"""
+_MORE_TILES = 16
+"""As each row, and the padding behind them, may end within a tile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What a captured step has room for; what its rows leave is padding."""
+
+    num_tokens: int
+    num_rows: int
+    tokens_per_tile: int
+    """Query tokens in a tile of attention with few tokens."""
+    num_prompt_tiles: int = 0
+    """Tiles of rows of several tokens; if there are any, the others are for single tokens."""
+    tokens_per_prompt_tile: int = 1
+
+    @property
+    def is_decode(self) -> bool:
+        """Is it made for rows of one token?"""
+        return self.num_rows == self.num_tokens and not self.num_prompt_tiles
+
+    @property
+    def waits_by_layer(self) -> bool:
+        """Does each layer wait for its own part of a load, and not the step for all of it?"""
+        return self.num_prompt_tiles > 0
+
+    @property
+    def num_tiles(self) -> int:
+        """Enough tiles for any rows that fit: each may end within one, and so may the padding."""
+        if self.num_prompt_tiles or self.is_decode:
+            return self.num_rows
+        return -(-self.num_tokens // self.tokens_per_tile) + self.num_rows
+
+    @property
+    def layout(self) -> Layout:
+        """Names and forms of the step's columns: see `step_columns`."""
+        return _layout(self)
+
+    def holds(self, num_rows: int, num_tokens: int) -> bool:
+        """Is there room for any rows of this number, of so many tokens together?"""
+        is_enough = num_rows <= self.num_rows and num_tokens <= self.num_tokens
+        is_of_kind = num_rows == num_tokens if self.is_decode else not self.num_prompt_tiles
+        return is_enough and is_of_kind
+
+    def holds_prompts(self, num_tokens: Column) -> bool:
+        """Is there room for rows of these numbers of tokens, and for the padding behind them?"""
+        missing = self.num_tokens - int(num_tokens.sum())
+        if not self.num_prompt_tiles or missing < 0 or len(num_tokens) > self.num_rows:
+            return False
+        tiles = -(-num_tokens[num_tokens > 1] // self.tokens_per_prompt_tile)
+        padding = -(-missing // self.tokens_per_prompt_tile)
+        return int(tiles.sum()) + padding <= self.num_prompt_tiles
+
+
+@cache
+def _layout(shape: StepShape) -> Layout:
+    # Kept: to make it takes as long as to pack a step's columns.
+    by_token = ColumnForm(INT64, (shape.num_tokens,))
+    by_tile = ColumnForm(INT64, (shape.num_tiles,))
+    by_row = ColumnForm(INT64, (shape.num_rows,))
+    return Layout(
+        {
+            **dict.fromkeys(TOKEN_NAMES, by_token),
+            **dict.fromkeys(TILE_NAMES, by_tile),
+            "tiles_X4": ColumnForm(INT32, (shape.num_prompt_tiles, 4)),
+            "last_tokens_R": by_row,
+            "next_index_R": by_row,
+            **{name: replace(by_row, dtype=dtype) for name, dtype in COLUMN_DTYPES.items()},
+        }
+    )
+
+
+def decode_shapes(max_rows: int) -> tuple[StepShape, ...]:
+    """Batches of single tokens, by rising size, up to `max_rows`.
+
+    A step is padded to the next one.
+    """
+    fine = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
+    sizes = (*(size for size in fine if size < max_rows), max_rows)
+    return tuple(StepShape(num_tokens=size, num_rows=size, tokens_per_tile=1) for size in sizes)
+
+
+def extension_shapes(max_tokens: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
+    """One row of a few tokens, by rising size, up to `max_tokens`."""
+    sizes = [size for size in EXTENSION_TOKENS if size <= max_tokens]
+    return tuple(
+        StepShape(num_tokens=size, num_rows=1, tokens_per_tile=tokens_per_tile) for size in sizes
+    )
+
+
+def prompt_shapes(max_rows: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
+    """Rows of several tokens and of one, by rising size: up to `max_rows` and 128."""
+    return tuple(
+        StepShape(
+            num_tokens=size,
+            num_rows=min(max_rows, _MAX_PROMPT_ROWS),
+            tokens_per_tile=1,
+            num_prompt_tiles=-(-size // tokens_per_tile) + _MORE_TILES,
+            tokens_per_prompt_tile=tokens_per_tile,
+        )
+        for size in _PROMPT_TOKENS
+    )
+
+
+def choose_prompt_shape(num_tokens: Column, shapes: Sequence[StepShape]) -> StepShape | None:
+    """The first shape with room for rows of these numbers of tokens; None if there is none."""
+    total = int(num_tokens.sum())
+    large_enough = (shape for shape in shapes if shape.num_tokens >= total)
+    return next((shape for shape in large_enough if shape.holds_prompts(num_tokens)), None)
+
+
+def padded_tokens(num_tokens: int) -> int:
+    """Of the smallest of `prompt_shapes` with room for so many; these, if none has."""
+    return next((size for size in _PROMPT_TOKENS if size >= num_tokens), num_tokens)
+
+
+def max_captured_tokens(max_rows: int) -> int:
+    """Most tokens of a step that `decode_shapes` or `extension_shapes` hold, with padding."""
+    return max(max_rows, *EXTENSION_TOKENS)

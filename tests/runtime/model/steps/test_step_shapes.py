@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from raydix.runtime.model.steps.step_shapes import (
+    EXTENSION_TOKENS,
+    choose_prompt_shape,
+    decode_shapes,
+    extension_shapes,
+    padded_tokens,
+    prompt_shapes,
+)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 64, 100, 300])
+def test_every_batch_has_a_shape_that_is_at_most_twice_as_large(max_rows: int) -> None:
+    shapes = decode_shapes(max_rows)
+
+    sizes = [shape.num_rows for shape in shapes]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_rows
+    for rows in range(1, max_rows + 1):
+        fitting = next(shape for shape in shapes if shape.holds(rows, rows))
+        assert fitting.num_tokens == fitting.num_tiles <= max(2 * rows - 1, 1)
+
+
+def test_a_decode_shape_holds_single_tokens_alone() -> None:
+    (shape,) = decode_shapes(8)[-1:]
+
+    assert shape.holds(4, 4)
+    assert not shape.holds(2, 4)
+    assert not shape.holds(9, 9)
+
+
+def test_an_extension_shape_holds_one_row_of_up_to_its_tokens() -> None:
+    shape = extension_shapes(64, 16)[1]
+
+    assert shape.num_tokens == 32
+    assert shape.holds(1, 32)
+    assert shape.holds(1, 1)
+    assert not shape.holds(1, 33)
+    assert not shape.holds(2, 20)
+
+
+def test_extensions_are_no_longer_than_the_model() -> None:
+    assert [shape.num_tokens for shape in extension_shapes(40, 16)] == [16, 32]
+    assert [shape.num_tokens for shape in extension_shapes(10**6, 16)] == list(EXTENSION_TOKENS)
+    assert not extension_shapes(10, 16)
+
+
+@pytest.mark.parametrize("tokens_per_tile", [1, 8, 16, 21, 64])
+def test_a_row_and_the_padding_behind_it_always_have_tiles_enough(tokens_per_tile: int) -> None:
+    for shape in extension_shapes(128, tokens_per_tile):
+        for num_tokens in range(1, shape.num_tokens + 1):
+            parts = (num_tokens, shape.num_tokens - num_tokens)
+            assert sum(-(-part // tokens_per_tile) for part in parts) <= shape.num_tiles
+
+
+def test_prompts_take_the_smallest_shape_that_wastes_little() -> None:
+    shapes = prompt_shapes(256, 128)
+    assert [shape.num_tokens for shape in shapes] == sorted({s.num_tokens for s in shapes})
+
+    for total in range(33, 2177):
+        shape = choose_prompt_shape(np.array([1] * 14 + [total - 14]), shapes)
+        assert shape is not None
+        assert total <= shape.num_tokens < max(1.5 * total, total + 64)
+    assert choose_prompt_shape(np.array([2177]), shapes) is None
+
+
+def test_a_shape_of_prompts_has_tiles_enough_for_its_rows() -> None:
+    (shape,) = (each for each in prompt_shapes(40, 16) if each.num_tokens == 64)
+
+    assert shape.num_prompt_tiles == 4 + 16
+    assert shape.holds_prompts(np.array([2] * 17))
+    assert not shape.holds_prompts(np.array([2] * 19)), "each is a tile, and so is the padding"
+    assert shape.holds_prompts(np.array([1] * 40))
+    assert not shape.holds_prompts(np.array([1] * 41)), "more rows than it has"
+    assert not shape.holds_prompts(np.array([65]))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "padded"), [(1, 32), (32, 32), (33, 64), (2049, 2176), (2177, 2177)]
+)
+def test_what_a_step_has_with_its_padding(num_tokens: int, padded: int) -> None:
+    assert padded_tokens(num_tokens) == padded
+    assert num_tokens > 2176 or padded in {each.num_tokens for each in prompt_shapes(8, 16)}
+
+
+def test_only_prompts_wait_by_layer() -> None:
+    assert all(shape.waits_by_layer for shape in prompt_shapes(8, 16))
+    assert not any(shape.waits_by_layer for shape in (*decode_shapes(8), *extension_shapes(64, 16)))
+
+
+def test_a_shape_is_chosen_among_those_of_its_kind() -> None:
+    """Single tokens of one lane must not take a decode shape that the others do not."""
+    others = (*decode_shapes(8), *extension_shapes(64, 16))
+
+    assert not any(shape.holds(8, 20) for shape in prompt_shapes(8, 16))
+    assert choose_prompt_shape(np.array([1, 1]), others) is None
+    assert choose_prompt_shape(np.array([16]), others) is None
