@@ -10,8 +10,7 @@ import asyncio
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from benchmarks.command_line import run
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     MOE_L12,
     MOE_TINY,
     Answer,
@@ -24,9 +23,10 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from benchmarks.engine.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.testing.engine import in_process_engine
 

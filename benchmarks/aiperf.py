@@ -29,8 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.command_line import count, make_parser, positive, run, writable_folder
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     Options,
@@ -40,10 +39,11 @@ from benchmarks.engines import (
     options_of,
     settle,
 )
-from benchmarks.http_client import stream_parts
+from benchmarks.http.client import stream_parts
+from benchmarks.http.reader import EVENT
 from benchmarks.http_overhead import http_front
-from benchmarks.http_reader import EVENT
-from benchmarks.record import REPOSITORY, Figure
+from benchmarks.records.command_line import count, make_parser, positive, run, writable_folder
+from benchmarks.records.record import REPOSITORY, Figure
 from raydix.errors import ConfigError
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from benchmarks.bare_runner import BareRunner
-from benchmarks.command_line import run
-from benchmarks.engines import Options, parse_options
-from benchmarks.record import Figure
-from benchmarks.reference_models import (
+from benchmarks.engine.engines import Options, parse_options
+from benchmarks.model.bare_runner import BareRunner
+from benchmarks.model.reference_models import (
     divergence,
     draw_prompts,
     make_configs,
     make_reference,
     reference_logits,
 )
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.runtime.model.checkpoint.checkpoint import load_model
 
 MAX_RATIO = 1.5

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.command_line import run
-from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
+from benchmarks.device.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.page_copy import (
     ARENA_BYTES,
     HEAD_DIM,
@@ -30,7 +29,8 @@ from benchmarks.page_copy import (
     register_arena,
     slowdown,
 )
-from benchmarks.record import Figure
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.pages.copy_engine import MIN_PIECE_BYTES
 from raydix.kernels.pages.page_codec import Codec, encoded_head_bytes
 from raydix.kernels.pages.page_copy import (

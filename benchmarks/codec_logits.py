@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.bare_runner import BareRunner
-from benchmarks.command_line import run
-from benchmarks.engines import Options, parse_options
-from benchmarks.record import Figure
-from benchmarks.reference_models import divergence, draw_prompts, make_configs, make_reference
+from benchmarks.engine.engines import Options, parse_options
+from benchmarks.model.bare_runner import BareRunner
+from benchmarks.model.reference_models import divergence, draw_prompts, make_configs, make_reference
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies

@@ -10,9 +10,8 @@ torch's attention, measured in the same run.
 import asyncio
 from dataclasses import asdict
 
-from benchmarks.ceilings import attention_tflops, matmul_tflops
-from benchmarks.command_line import run
-from benchmarks.engines import (
+from benchmarks.device.ceilings import attention_tflops, matmul_tflops
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     Options,
@@ -24,9 +23,10 @@ from benchmarks.engines import (
     ray_engine,
     settle,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.workloads import FULL_CONTEXTS, MAX_COLD_MS, TINY_CONTEXTS, Contexts
+from benchmarks.engine.workloads import FULL_CONTEXTS, MAX_COLD_MS, TINY_CONTEXTS, Contexts
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 
 PAGE_SIZE = 64
 

@@ -10,9 +10,9 @@ query heads, at page sizes 16 and 64; the same with sinks, with a soft cap, and 
 import torch
 from torch import Tensor
 
-from benchmarks.command_line import run
-from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
-from benchmarks.record import Figure
+from benchmarks.device.gpu_timing import median_ms, run_kernel_benchmark
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.attention.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.latent_attention import choose_latent_splits, latent_decode

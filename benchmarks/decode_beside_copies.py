@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command_line import run
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
@@ -39,9 +38,10 @@ from benchmarks.engines import (
     parse_options,
     settle,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.watched_copies import WatchedCopies, Window
+from benchmarks.engine.watched_copies import WatchedCopies, Window
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 

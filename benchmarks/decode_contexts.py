@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.bare_runner import add_requests, plan_rows
-from benchmarks.command_line import add_commit, add_results, make_parser, run
-from benchmarks.gpus import require_gpus
-from benchmarks.model_shapes import write_config
-from benchmarks.record import Figure, report
+from benchmarks.device.gpus import require_gpus
+from benchmarks.model.bare_runner import add_requests, plan_rows
+from benchmarks.model.model_shapes import write_config
+from benchmarks.records.command_line import add_commit, add_results, make_parser, run
+from benchmarks.records.record import Figure, report
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.model.checkpoint.dummy import make_dummy_model
 from raydix.runtime.model.steps.runner import ModelRunner

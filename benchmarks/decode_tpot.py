@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
-from benchmarks.ceilings import memory_gbps
-from benchmarks.command_line import run
-from benchmarks.engines import (
+from benchmarks.device.ceilings import memory_gbps
+from benchmarks.engine.engines import (
     GREEDY,
     MOE_L12,
     MOE_TINY,
@@ -33,10 +32,12 @@ from benchmarks.engines import (
     parse_options,
     ray_engine,
     settle,
+    steady_tpot_ms,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from benchmarks.engine.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import SamplingParams
 
@@ -62,18 +63,6 @@ MODES = (
         max_ratio=1.05,
     ),
 )
-
-
-def steady_tpot_ms(answers: list[Answer]) -> float:
-    """Time between two tokens of the first stream while every request generates."""
-    start_s = max(answer.first_s for answer in answers)
-    stop_s = min(answer.ended_s for answer in answers)
-    arrivals_s = [
-        arrival_s for arrival_s in answers[0].arrivals_s if start_s <= arrival_s <= stop_s
-    ]
-    if len(arrivals_s) < 2:
-        raise RuntimeError("the requests did not generate at the same time; measure longer outputs")
-    return 1e3 * (arrivals_s[-1] - arrivals_s[0]) / (len(arrivals_s) - 1)
 
 
 def floor_ms(model: ModelConfig, batch: int, context_tokens: int, bandwidth_gbps: float) -> float:

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, Store
 
-from benchmarks.command_line import add_commit, add_results, count, make_parser, run
-from benchmarks.gpus import require_gpus
-from benchmarks.record import Figure, name_with_ranks, report
+from benchmarks.device.gpus import require_gpus
+from benchmarks.records.command_line import add_commit, add_results, count, make_parser, run
+from benchmarks.records.record import Figure, name_with_ranks, report
 from raydix.moe.dispatch.libraries import ADAPTERS, connect_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import (

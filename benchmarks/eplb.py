@@ -21,8 +21,8 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command_line import add_keep, count, make_parser, run, seed
-from benchmarks.record import Figure, report
+from benchmarks.records.command_line import add_keep, count, make_parser, run, seed
+from benchmarks.records.record import Figure, report
 from raydix.moe.eplb import eplb_placement, plan_eplb
 from raydix.moe.expert_time import replica_rows
 from raydix.moe.load import balance, rank_loads

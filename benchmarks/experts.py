@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.command_line import count, make_parser, run, writable_folder
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     MOE_L12,
     MOE_TINY,
     Answer,
@@ -34,8 +33,11 @@ from benchmarks.engines import (
     ray_engine,
     settle,
 )
-from benchmarks.expert_engines import Asker, Watch, popularity_bias, steps_of
-from benchmarks.expert_loads import (
+from benchmarks.model.model_shapes import SHAPES, ModelConfig
+from benchmarks.records.command_line import count, make_parser, run, writable_folder
+from benchmarks.records.record import Figure, name_with_ranks
+from benchmarks.shared_experts.expert_engines import Asker, Watch, popularity_bias, steps_of
+from benchmarks.shared_experts.expert_loads import (
     BIASED_TINY,
     FULL_BATCHES,
     FULL_STREAMS,
@@ -44,9 +46,7 @@ from benchmarks.expert_loads import (
     BatchLoad,
     on_ranks,
 )
-from benchmarks.expert_streams import through_a_death, through_all_tiers
-from benchmarks.model_shapes import SHAPES, ModelConfig
-from benchmarks.record import Figure, name_with_ranks
+from benchmarks.shared_experts.expert_streams import through_a_death, through_all_tiers
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.api.client import AsyncLLM

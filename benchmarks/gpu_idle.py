@@ -12,15 +12,11 @@ a pass as idle.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
-import torch
-
-from benchmarks.command_line import run
-from benchmarks.engines import (
+from benchmarks.device.passes import CudaStamp, HostStamp, Pass, idle_fraction, late_fraction
+from benchmarks.engine.engines import (
     MOE_L12,
     MOE_TINY,
     Options,
@@ -29,111 +25,15 @@ from benchmarks.engines import (
     dummy_engine,
     parse_options,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.workloads import FULL_BATCHES, MAX_IDLE_FRACTION, TINY_BATCHES, Batches
+from benchmarks.engine.workloads import FULL_BATCHES, MAX_IDLE_FRACTION, TINY_BATCHES, Batches
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 
 RAMP_STEPS = 12
 """Not measured at either end of a batch, where prompts are computed and requests end."""
-
-
-class Stamp(Protocol):
-    """A moment on the clock of a device."""
-
-    def take(self) -> None:
-        """The moment is when the device gets here."""
-
-    def wait(self) -> None:
-        """Until the moment has come."""
-
-    def has_come(self) -> bool:
-        """Whether the device got here."""
-
-    def ms_until(self, later: "Stamp") -> float:
-        """Milliseconds from this moment to another one of the same kind; both have come."""
-
-
-class CudaStamp:
-    """A `Stamp` on the current stream."""
-
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
-
-    def take(self) -> None:
-        """See `Stamp`."""
-        self._event.record()
-
-    def wait(self) -> None:
-        """See `Stamp`."""
-        self._event.synchronize()
-
-    def has_come(self) -> bool:
-        """See `Stamp`."""
-        return self._event.query()
-
-    def ms_until(self, later: Stamp) -> float:
-        """See `Stamp`."""
-        assert isinstance(later, CudaStamp)
-        return self._event.elapsed_time(later._event)
-
-
-class HostStamp:
-    """A `Stamp` for work that the calling thread does itself."""
-
-    def __init__(self, time_s: float = 0.0) -> None:
-        self._time_s = time_s
-
-    def take(self) -> None:
-        """See `Stamp`."""
-        self._time_s = time.monotonic()
-
-    def wait(self) -> None:
-        """See `Stamp`."""
-
-    def has_come(self) -> bool:
-        """See `Stamp`."""
-        return True
-
-    def ms_until(self, later: Stamp) -> float:
-        """See `Stamp`."""
-        assert isinstance(later, HostStamp)
-        return 1e3 * (later._time_s - self._time_s)
-
-
-class Pass:
-    """A `StepTimer` whose moments stay. `previous`: the end of the pass before it."""
-
-    def __init__(self, began: Stamp, ended: Stamp, previous: Stamp | None = None) -> None:
-        self.began = began
-        self.ended = ended
-        self.late_ms = 0.0
-        """The host's time to enqueue it, if the device had nothing else to do by then."""
-        self._previous = previous
-        self._host_began_s = 0.0
-
-    def begin(self) -> None:
-        """See `StepTimer`."""
-        self._host_began_s = time.monotonic()
-        self.began.take()
-
-    def pause(self) -> None:
-        """Waits count: nothing is loaded here."""
-
-    def resume(self) -> None:
-        """See `pause`."""
-
-    def end(self) -> None:
-        """See `StepTimer`."""
-        self.ended.take()
-        if self._previous is not None and self._previous.has_come():
-            self.late_ms = 1e3 * (time.monotonic() - self._host_began_s)
-
-    def wait_s(self) -> float:
-        """See `StepTimer`."""
-        self.ended.wait()
-        return self.began.ms_until(self.ended) / 1e3
 
 
 class PassRecorder:
@@ -157,17 +57,6 @@ class PassRecorder:
             return replace(loaded.prepare(num_pages), make_timer=make_timer)
 
         return replace(loaded, prepare=prepare)
-
-
-def idle_fraction(passes: Sequence[Pass]) -> float:
-    """The part of the time from the first pass to the last that is in none of them."""
-    wall_ms = passes[0].began.ms_until(passes[-1].ended)
-    return 1 - sum(each.began.ms_until(each.ended) for each in passes) / wall_ms
-
-
-def late_fraction(passes: Sequence[Pass]) -> float:
-    """What may be idle within the passes, as a part of the same time."""
-    return sum(each.late_ms for each in passes) / passes[0].began.ms_until(passes[-1].ended)
 
 
 async def measure(

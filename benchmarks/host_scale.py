@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from time import thread_time
 
-from benchmarks.command_line import add_results, count, make_parser, run
-from benchmarks.model_shapes import small_model_layout
-from benchmarks.record import Figure, report
+from benchmarks.model.model_shapes import small_model_layout
+from benchmarks.records.command_line import add_results, count, make_parser, run
+from benchmarks.records.record import Figure, report
 from raydix.ids import ConnectionId, LeaseId, LookupId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore

@@ -19,8 +19,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks.actor_overhead import Service, compare, streams_of, tokens_per_s
-from benchmarks.command_line import run
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
@@ -32,10 +31,11 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
-from benchmarks.http_reader import Stream
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from benchmarks.engine.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from benchmarks.http.reader import Stream
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 
 ENGINE = engine_name("http-overhead")
@@ -90,14 +90,14 @@ def _answer(stream: Stream) -> Answer:
 @contextlib.asynccontextmanager
 async def http_reader(port: int) -> AsyncIterator[HttpReader]:
     """A client of the server at this port."""
-    async with _process("benchmarks.http_reader", str(port)) as process:
+    async with _process("benchmarks.http.reader", str(port)) as process:
         yield HttpReader(process)
 
 
 @contextlib.asynccontextmanager
 async def http_front(engine: str) -> AsyncIterator[int]:
     """A server for the running engine of this name; yields its port."""
-    async with _process("benchmarks.http_front", engine) as process:
+    async with _process("benchmarks.http.front", engine) as process:
         assert process.stdout is not None, "it is a pipe"
         yield int(await process.stdout.readline())
 

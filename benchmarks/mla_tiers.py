@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.command_line import add_commit, add_results, count, make_parser, run
-from benchmarks.gpus import require_gpus
-from benchmarks.record import Figure, name_with_ranks, report
+from benchmarks.device.gpus import require_gpus
+from benchmarks.records.command_line import add_commit, add_results, count, make_parser, run
+from benchmarks.records.record import Figure, name_with_ranks, report
 from raydix.ids import HostPageId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.command_line import run
-from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
-from benchmarks.record import Figure
+from benchmarks.device.gpu_timing import capture, median_ms, run_kernel_benchmark
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.moe.grouped_gemm import fused_experts
 from raydix.kernels.moe.topk_gating import topk_gating

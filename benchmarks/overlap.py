@@ -14,8 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from benchmarks.command_line import run
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     Options,
@@ -26,10 +25,11 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
+from benchmarks.engine.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from benchmarks.reload import loading
-from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
 from raydix.runtime.testing.engine import InProcessEngine
 
 MAX_RATIO = 1.15

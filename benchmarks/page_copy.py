@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.command_line import run
-from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
-from benchmarks.record import Figure
+from benchmarks.device.gpu_timing import median_ms, run_kernel_benchmark
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.attention.decode_tiles import DecodeTiles
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.paged_decode import paged_decode

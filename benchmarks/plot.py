@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 from pydantic import TypeAdapter, ValidationError
 
-from benchmarks.command_line import make_parser, run
-from benchmarks.record import Figure
+from benchmarks.records.command_line import make_parser, run
+from benchmarks.records.record import Figure
 from raydix.errors import BadRequest, ConfigError
 
 _INCHES_PER_FIGURE = 0.35

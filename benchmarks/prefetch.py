@@ -15,11 +15,11 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.command_line import add_results, count, make_parser, positive, quantity, run
-from benchmarks.engines import Answer, Prompts, ask, engine_sections, expect_sources
-from benchmarks.model_shapes import make_layout
-from benchmarks.record import Figure, report
-from benchmarks.sleeping_model import PAGE_TOKENS, build_model
+from benchmarks.engine.engines import Answer, Prompts, ask, engine_sections, expect_sources
+from benchmarks.engine.sleeping_model import PAGE_TOKENS, build_model
+from benchmarks.model.model_shapes import make_layout
+from benchmarks.records.command_line import add_results, count, make_parser, positive, quantity, run
+from benchmarks.records.record import Figure, report
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.config.loading import load_config

@@ -9,9 +9,9 @@ and of 32,768 tokens in random pages, at page sizes 16 and 64.
 import torch
 from torch.nn import functional
 
-from benchmarks.command_line import run
-from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
-from benchmarks.record import Figure
+from benchmarks.device.gpu_timing import median_ms, run_kernel_benchmark
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.paged_prefill import paged_prefill, tile_tokens
 from raydix.kernels.attention.rows import PrefillRow, cut_rows

@@ -24,8 +24,8 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.command_line import count, make_parser, run
-from benchmarks.record import Figure, report
+from benchmarks.records.command_line import count, make_parser, run
+from benchmarks.records.record import Figure, report
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key
 from raydix.runtime.cache.page_pool import PagePool

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import run
-from benchmarks.record import REPOSITORY
-from benchmarks.rows import with_unit
+from benchmarks.records.command_line import run
+from benchmarks.records.record import REPOSITORY
+from benchmarks.records.rows import with_unit
 from raydix.errors import ConfigError
 
 RECORD = REPOSITORY / "benchmarks" / "results" / "reload.json"

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks import reload_at_once
-from benchmarks.ceilings import load_gbps
-from benchmarks.command_line import count, make_parser, run
-from benchmarks.engines import (
+from benchmarks.device.ceilings import load_gbps
+from benchmarks.engine import reload_at_once
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
@@ -32,9 +31,10 @@ from benchmarks.engines import (
     ray_engine,
     settle,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure, name_with_ranks
-from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
+from benchmarks.engine.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import count, make_parser, run
+from benchmarks.records.record import Figure, name_with_ranks
 
 MAX_L2_MS = {16: 28.0, 64: 25.0}
 """By page size."""

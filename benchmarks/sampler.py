@@ -10,9 +10,9 @@ at that batch, measured on one H200.
 import numpy as np
 import torch
 
-from benchmarks.command_line import run
-from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
-from benchmarks.record import Figure
+from benchmarks.device.gpu_timing import capture, median_ms, run_kernel_benchmark
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.sampling.columns import SamplingColumns, as_sampling_columns
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
 from raydix.runtime.messages.plan import DeviceSampling

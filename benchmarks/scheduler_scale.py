@@ -14,11 +14,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks import host_scale, long_turns
-from benchmarks.command_line import add_keep, make_parser, run
-from benchmarks.record import Figure, report
-from benchmarks.scheduler_bench import Bench, halves, not_found, settings_of
-from benchmarks.scheduler_engine import Engine
+from benchmarks import host_scale
+from benchmarks.cores import long_turns
+from benchmarks.cores.scheduler_bench import Bench, halves, not_found, settings_of
+from benchmarks.cores.scheduler_engine import Engine
+from benchmarks.records.command_line import add_keep, make_parser, run
+from benchmarks.records.record import Figure, report
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.messages import host

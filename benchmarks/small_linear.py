@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.command_line import make_parser, run
-from benchmarks.gpu_timing import capture
-from benchmarks.gpus import require_gpus
-from benchmarks.model_shapes import SHAPES
+from benchmarks.device.gpu_timing import capture
+from benchmarks.device.gpus import require_gpus
+from benchmarks.model.model_shapes import SHAPES
+from benchmarks.records.command_line import make_parser, run
 from raydix.kernels.dense.activation import glu
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.dense.norm import rms_norm

@@ -30,9 +30,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.checkpoint_files import write_checkpoint
-from benchmarks.command_line import make_parser, run
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     GREEDY,
@@ -46,9 +44,11 @@ from benchmarks.engines import (
     engine_sections,
     options_of,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.serve_process import Served, serve
+from benchmarks.engine.serve_process import Served, serve
+from benchmarks.model.checkpoint_files import write_checkpoint
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import make_parser, run
+from benchmarks.records.record import Figure
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.engine_record import find_record
 from raydix.runtime.api.client import AsyncLLM

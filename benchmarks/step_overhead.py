@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.command_line import add_keep, count, make_parser, quantity, run
-from benchmarks.record import Figure, report
+from benchmarks.records.command_line import add_keep, count, make_parser, quantity, run
+from benchmarks.records.record import Figure, report
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine

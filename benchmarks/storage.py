@@ -22,9 +22,15 @@ from statistics import median
 import numpy as np
 import pytest
 
-from benchmarks.command_line import add_results, count, make_parser, run, writable_folder
-from benchmarks.record import Figure, report
-from benchmarks.storage_direct import Direct, DirectFiles, DirectMooncake, DirectNixl, DirectRedis
+from benchmarks.records.command_line import add_results, count, make_parser, run, writable_folder
+from benchmarks.records.record import Figure, report
+from benchmarks.stores.storage_direct import (
+    Direct,
+    DirectFiles,
+    DirectMooncake,
+    DirectNixl,
+    DirectRedis,
+)
 from raydix.ids import BatchId, HostPageId, PageKey
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.l3 import MooncakeL3Section

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import add_results, count, make_parser, run
-from benchmarks.engines import ask, engine_sections
-from benchmarks.faulty_storage import FAULTS, FaultyStorage, Served, without_l3
-from benchmarks.record import Figure, report
-from benchmarks.sleeping_model import PAGE_TOKENS
+from benchmarks.engine.engines import ask, engine_sections
+from benchmarks.engine.sleeping_model import PAGE_TOKENS
+from benchmarks.records.command_line import add_results, count, make_parser, run
+from benchmarks.records.record import Figure, report
+from benchmarks.stores.faulty_storage import FAULTS, FaultyStorage, Served, without_l3
 from raydix.errors import RaydixError
 from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE
 

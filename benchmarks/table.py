@@ -1,6 +1,7 @@
 """Write the tables of measured figures from the records under `benchmarks/results`.
 
-docs/benchmarks.md has every figure that has a bar, README.md those of `benchmarks/headlines.py`.
+docs/benchmarks.md has every figure that has a bar, README.md those of
+`benchmarks/records/headlines.py`.
 
 python -m benchmarks.table           # writes both
 python -m benchmarks.table --check   # exits 1 if either says anything but what the records say
@@ -11,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import make_parser, run
-from benchmarks.headlines import render_headlines
-from benchmarks.record import REPOSITORY, RESULTS
-from benchmarks.rows import cells, device
+from benchmarks.records.command_line import make_parser, run
+from benchmarks.records.headlines import render_headlines
+from benchmarks.records.record import REPOSITORY, RESULTS
+from benchmarks.records.rows import cells, device
 
 BEGIN, END = "<!-- benchmarks: made by python -m benchmarks.table -->", "<!-- end of benchmarks -->"
 _HEAD = ("| what | measured | bar | beside it in the same run |", "|---|---|---|---|")

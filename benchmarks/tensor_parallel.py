@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.command_line import run
-from benchmarks.decode_tpot import steady_tpot_ms
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_TINY,
     QWEN3_32B_L16,
     Answer,
@@ -29,9 +27,11 @@ from benchmarks.engines import (
     parse_options,
     ray_engine,
     settle,
+    steady_tpot_ms,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 
 MAX_TPOT_RATIO = 0.65

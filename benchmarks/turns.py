@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import count, make_parser, run
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_L16,
     DENSE_TINY,
     Answer,
@@ -35,9 +34,10 @@ from benchmarks.engines import (
     ray_engine,
     settle,
 )
-from benchmarks.gpu_steps import StepLog, step_floor_s
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
+from benchmarks.engine.gpu_steps import StepLog, step_floor_s
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import count, make_parser, run
+from benchmarks.records.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 
 

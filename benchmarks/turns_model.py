@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.command_line import count, make_parser, positive, quantity, run
-from benchmarks.model_shapes import make_layout
-from benchmarks.modelled_device import ModelledDevice, ModelledStep
-from benchmarks.scheduler_engine import Engine
+from benchmarks.cores.modelled_device import ModelledDevice, ModelledStep
+from benchmarks.cores.scheduler_engine import Engine
+from benchmarks.model.model_shapes import make_layout
+from benchmarks.records.command_line import count, make_parser, positive, quantity, run
 from benchmarks.turns import Turns
 from raydix.ids import AskingId
 from raydix.runtime.config.policies import LoadPolicy

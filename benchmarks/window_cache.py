@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.command_line import run
-from benchmarks.engines import Answer, Options, dummy_engine, median_ttft_ms, parse_options
-from benchmarks.model_shapes import SHAPES, write_config
-from benchmarks.record import Figure, report
+from benchmarks.cores.scheduler_engine import OUTPUT_TOKEN, Engine
+from benchmarks.engine.engines import Answer, Options, dummy_engine, median_ttft_ms, parse_options
+from benchmarks.engine.workloads import Contexts
+from benchmarks.model.model_shapes import SHAPES, write_config
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure, report
 from benchmarks.reload import Asker
-from benchmarks.scheduler_engine import OUTPUT_TOKEN, Engine
-from benchmarks.workloads import Contexts
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig

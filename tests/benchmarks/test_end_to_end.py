@@ -25,7 +25,7 @@ from benchmarks import (
     tensor_parallel,
     window_cache,
 )
-from benchmarks.engines import (
+from benchmarks.engine.engines import (
     DENSE_TINY,
     MOE_TINY,
     Answer,
@@ -33,9 +33,9 @@ from benchmarks.engines import (
     expect_sources,
     ray_engine,
 )
-from benchmarks.reference_models import MIN_TOP1
-from benchmarks.watched_copies import Window
-from benchmarks.workloads import TINY_BATCHES
+from benchmarks.engine.watched_copies import Window
+from benchmarks.engine.workloads import TINY_BATCHES
+from benchmarks.model.reference_models import MIN_TOP1
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.config.engine import EngineConfig

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks import experts
-from benchmarks.engines import Answer, Options
-from benchmarks.expert_engines import popularity_bias, steps_of
-from benchmarks.expert_loads import on_ranks
-from benchmarks.model_shapes import SHAPES
+from benchmarks.engine.engines import Answer, Options
+from benchmarks.model.model_shapes import SHAPES
+from benchmarks.shared_experts.expert_engines import popularity_bias, steps_of
+from benchmarks.shared_experts.expert_loads import on_ranks
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 
 TINY = Options(device="cpu", is_tiny=True, repeats=1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plot import draw, read_record
-from benchmarks.record import REPOSITORY, RESULTS
+from benchmarks.records.record import REPOSITORY, RESULTS
 from raydix.errors import BadRequest, ConfigError
 from raydix.runtime.cli.bench import Plan, record_of
 from raydix.runtime.cli.load.arrivals import ClosedLoop

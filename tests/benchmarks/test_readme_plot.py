@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme_plot import BARS, IMAGES, RECORD, THEMES, Theme, draw
-from benchmarks.rows import with_unit
+from benchmarks.records.rows import with_unit
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.headlines import Headline, render_headlines
-from benchmarks.record import REPOSITORY
+from benchmarks.records.headlines import Headline, render_headlines
+from benchmarks.records.record import REPOSITORY
 from benchmarks.table import BEGIN, END, Record, documents, insert, read_records, render
 
 RECORD: Record = {

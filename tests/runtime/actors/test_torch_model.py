@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.model_shapes import SHAPES
+from benchmarks.model.model_shapes import SHAPES
 from raydix.errors import ConfigError
 from raydix.runtime.actors.gpu_model import RankPlace
 from raydix.runtime.actors.torch_model import load_gpu_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.record import REPOSITORY
+from benchmarks.records.record import REPOSITORY
 from raydix.errors import BadRequest
 from raydix.runtime.cli.load.requests import BlockPrompt, ChatPrompt, LoadRequest
 from raydix.runtime.cli.load.traces import read_requests

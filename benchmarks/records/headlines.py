@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rows import cells, device
+from benchmarks.records.rows import cells, device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.record import RESULTS
+from benchmarks.records.record import RESULTS
 from raydix.runtime.cli.endings import plain_endings
 
 

@@ -4,8 +4,8 @@ import gc
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
-from benchmarks.scheduler_bench import Bench, not_found, pending, settings_of
-from benchmarks.scheduler_engine import CLIENT, LINK
+from benchmarks.cores.scheduler_bench import Bench, not_found, pending, settings_of
+from benchmarks.cores.scheduler_engine import CLIENT, LINK
 from raydix.runtime.messages import host
 from raydix.runtime.scheduler import events
 

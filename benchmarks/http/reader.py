@@ -1,4 +1,4 @@
-"""Reads streams of an HTTP server in a process of its own: `python -m benchmarks.http_reader PORT`.
+"""Reads streams of an HTTP server in a process of its own: `python -m benchmarks.http.reader PORT`.
 
 Takes a line of JSON per round, the bodies to send, and prints one, what came of each. It is no part
 of what is measured: it waits for all sockets at once, counts events and parses none but the last.

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engines import engine_sections
-from benchmarks.model_shapes import SHAPES, ModelConfig
+from benchmarks.engine.engines import engine_sections
+from benchmarks.model.model_shapes import SHAPES, ModelConfig
 
 BIASED_TINY: ModelConfig = {
     **SHAPES["biased_moe_l12"],

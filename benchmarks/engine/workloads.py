@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engines import engine_sections
+from benchmarks.engine.engines import engine_sections
 
 MAX_TPOT_MS = {1: 0.85, 8: 1.9, 32: 3.5, 64: 4.0, 128: 4.3}
 """Time per output token of moe_l12, by batch size."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.model_shapes import small_model_layout
-from benchmarks.scheduler_engine import CLIENT, LINK, transfer_ids
+from benchmarks.cores.scheduler_engine import CLIENT, LINK, transfer_ids
+from benchmarks.model.model_shapes import small_model_layout
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import PrefetchStrategy

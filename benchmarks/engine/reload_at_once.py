@@ -6,8 +6,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from benchmarks.ceilings import loads_gbps
-from benchmarks.engines import (
+from benchmarks.device.ceilings import loads_gbps
+from benchmarks.engine.engines import (
     Answer,
     Options,
     Prompts,
@@ -16,9 +16,9 @@ from benchmarks.engines import (
     ray_engine,
     settle,
 )
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
-from benchmarks.workloads import Contexts
+from benchmarks.engine.workloads import Contexts
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.record import Figure
 from raydix.runtime.api.client import AsyncLLM
 
 MIN_OF_COPIES = 0.85

@@ -8,7 +8,7 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.scheduler_engine import sampled_tokens
+from benchmarks.cores.scheduler_engine import sampled_tokens
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model.model_shapes import SHAPES, write_config
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.spec.kv_groups import derive_kv_groups, make_kv_layout

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from benchmarks.command_line import add_commit, add_results, make_parser
-from benchmarks.gpus import require_gpus
-from benchmarks.record import Figure, report
+from benchmarks.device.gpus import require_gpus
+from benchmarks.records.command_line import add_commit, add_results, make_parser
+from benchmarks.records.record import Figure, report
 
 try:
     from triton.testing import do_bench

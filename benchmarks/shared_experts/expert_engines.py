@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.decode_tpot import steady_tpot_ms
-from benchmarks.engines import Answer, Prompts, ask, ask_batch, settle
-from benchmarks.expert_loads import BatchLoad
-from benchmarks.model_shapes import ModelConfig
+from benchmarks.engine.engines import Answer, Prompts, ask, ask_batch, settle, steady_tpot_ms
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.shared_experts.expert_loads import BatchLoad
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import SamplingParams
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.command_line import (
+from benchmarks.device.gpus import require_gpus
+from benchmarks.records.command_line import (
     add_results,
     count,
     make_parser,
@@ -16,8 +17,7 @@ from benchmarks.command_line import (
     run,
     seed,
 )
-from benchmarks.gpus import require_gpus
-from benchmarks.record import REPOSITORY, RESULTS
+from benchmarks.records.record import REPOSITORY, RESULTS
 from raydix.errors import ConfigError
 
 RELOAD = str(RESULTS / "reload.json")

@@ -1,4 +1,4 @@
-"""An HTTP server of its own process for a running engine: `python -m benchmarks.http_front NAME`.
+"""An HTTP server of its own process for a running engine: `python -m benchmarks.http.front NAME`.
 
 Prints its port, and serves until its standard input ends.
 """

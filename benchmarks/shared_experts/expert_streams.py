@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.engines import Prompts, settle
-from benchmarks.expert_loads import StreamLoad
-from benchmarks.record import Figure
+from benchmarks.engine.engines import Prompts, settle
+from benchmarks.records.record import Figure
+from benchmarks.shared_experts.expert_loads import StreamLoad
 from raydix.errors import RaydixError
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.api.client import AsyncLLM

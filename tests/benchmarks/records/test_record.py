@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.record import Figure, commit, report
+from benchmarks.records.record import Figure, commit, report
 
 
 def test_the_record_is_one_line_of_json_with_all_its_parts(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from benchmarks.gpu_idle import CudaStamp, HostStamp, Pass, idle_fraction
-from benchmarks.model_shapes import ModelConfig
-from benchmarks.record import Figure
+from benchmarks.device.passes import CudaStamp, HostStamp, Pass, idle_fraction
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.record import Figure
 from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import StepPlan

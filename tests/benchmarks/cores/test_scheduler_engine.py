@@ -1,7 +1,7 @@
 """The cores on a virtual clock: every request ends, whatever its prompt."""
 
-from benchmarks.scheduler_bench import settings_of
-from benchmarks.scheduler_engine import Engine
+from benchmarks.cores.scheduler_bench import settings_of
+from benchmarks.cores.scheduler_engine import Engine
 
 
 def test_prompt_that_is_hashed_in_many_parts_at_one_time_ends() -> None:

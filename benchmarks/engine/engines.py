@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.command_line import add_commit, add_results, count, make_parser
-from benchmarks.gpus import require_gpus
-from benchmarks.model_shapes import SHAPES, ModelConfig
-from benchmarks.record import RESULTS, Figure, report
+from benchmarks.device.gpus import require_gpus
+from benchmarks.model.model_shapes import SHAPES, ModelConfig
+from benchmarks.records.command_line import add_commit, add_results, count, make_parser
+from benchmarks.records.record import RESULTS, Figure, report
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
@@ -328,6 +328,18 @@ def expect_sources(answer: Answer, **cached_tokens: int) -> None:
             f"the prompt came from {answer.tokens_by_source}; expected {cached_tokens} from the "
             "tiers"
         )
+
+
+def steady_tpot_ms(answers: list[Answer]) -> float:
+    """Time between two tokens of the first stream while every request generates."""
+    start_s = max(answer.first_s for answer in answers)
+    stop_s = min(answer.ended_s for answer in answers)
+    arrivals_s = [
+        arrival_s for arrival_s in answers[0].arrivals_s if start_s <= arrival_s <= stop_s
+    ]
+    if len(arrivals_s) < 2:
+        raise RuntimeError("the requests did not generate at the same time; measure longer outputs")
+    return 1e3 * (arrivals_s[-1] - arrivals_s[0]) / (len(arrivals_s) - 1)
 
 
 def median_ttft_ms(answers: list[Answer]) -> float:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from benchmarks.engines import Generate
-from benchmarks.model_shapes import make_layout
-from benchmarks.sleeping_model import PAGE_TOKENS, build_model
+from benchmarks.engine.engines import Generate
+from benchmarks.engine.sleeping_model import PAGE_TOKENS, build_model
+from benchmarks.model.model_shapes import make_layout
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.supervision.spawn import ActorKind
