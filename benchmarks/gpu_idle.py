@@ -29,7 +29,8 @@ from benchmarks.engine.workloads import FULL_BATCHES, MAX_IDLE_FRACTION, TINY_BA
 from benchmarks.model.model_shapes import ModelConfig
 from benchmarks.records.command_line import run
 from benchmarks.records.record import Figure
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 
 RAMP_STEPS = 12

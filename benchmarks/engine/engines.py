@@ -23,7 +23,8 @@ from benchmarks.device.gpus import require_gpus
 from benchmarks.model.model_shapes import SHAPES, ModelConfig
 from benchmarks.records.command_line import add_commit, add_results, count, make_parser
 from benchmarks.records.record import RESULTS, Figure, report
-from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
+from raydix.runtime.actors.gpu_model import BuildModel
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams

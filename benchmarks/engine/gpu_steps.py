@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.device.passes import CudaStamp, HostStamp, Pass, idle_fraction
 from benchmarks.model.model_shapes import ModelConfig
 from benchmarks.records.record import Figure
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.tiers.transfers import WaitLayer

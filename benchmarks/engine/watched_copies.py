@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.host_arena import HostArena

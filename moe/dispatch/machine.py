@@ -1,21 +1,12 @@
-"""What probes ask of a machine: its packages, libraries, GPUs and network cards.
-
-`python -m raydix.moe.dispatch.machine BACKEND...` prints what the probe of each backend finds, a
-line of JSON for each: in a process of its own, because a library that does not fit may end the one
-that imports it.
-"""
+"""What probes ask of a machine: its packages, libraries, GPUs and network cards."""
 
 import ctypes
 import importlib
-import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from raydix.moe.dispatch.packages import Packages
-from raydix.moe.dispatch.probes import probe
 
 
 class Machine:
@@ -77,14 +68,3 @@ class Machine:
             lines = str(error).strip().splitlines()
             return lines[-1] if lines else type(error).__name__
         return None if hasattr(imported, attribute) else f"it has no {attribute}"
-
-
-def main() -> None:
-    """Print the verdict on each backend that is named on the command line."""
-    machine = Machine()
-    for backend in sys.argv[1:]:
-        print(json.dumps(asdict(probe(backend, machine))))
-
-
-if __name__ == "__main__":
-    main()

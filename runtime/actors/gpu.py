@@ -32,13 +32,13 @@ from raydix.runtime.actors.gpu_model import (
     RankPlace,
     StepOutput,
     StepTimer,
-    build_torch_model,
 )
 from raydix.runtime.actors.link_watch import ALONE_S, LinkWatch
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.redial import RECONNECT_S, Dial, redial
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.actors.transfer_reports import TransferReports
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.garbage import spare_long_lived_objects

@@ -3,9 +3,6 @@
 Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 """
 
-import importlib
-import logging
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +12,9 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.plan import StepPlan, StepResult
-from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine, WaitLayer
-
-logger = logging.getLogger(__name__)
 
 
 class StepOutput(Protocol):
@@ -231,28 +225,3 @@ class LoadedGpuModel:
 
 BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]
 """Meets the ranks that a rank steps with, and loads its part of the model."""
-
-
-def build_torch_model(
-    config: EngineConfig, place: RankPlace, checkpoint: bytes | None = None
-) -> LoadedGpuModel:
-    """Load the configured checkpoint. `checkpoint`: its `CheckpointConfig`, pickled, if it is read.
-
-    Pickled because those who pass it on do without torch, and reading it again would import the
-    library that reads configs, which takes seconds.
-    """
-    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
-    # wait for it.
-    with phase(logger, "torch imported"):
-        from raydix.runtime.actors.torch_model import load_gpu_model
-
-    read = None if checkpoint is None else pickle.loads(checkpoint)
-    return load_gpu_model(config, place, checkpoint=read)
-
-
-def import_torch_model() -> None:
-    """Import what `build_torch_model` needs on a GPU. Opens no device."""
-    from raydix.kernels.ops import import_gpu_ops
-
-    importlib.import_module("raydix.runtime.actors.torch_model")
-    import_gpu_ops()

@@ -31,7 +31,7 @@ def examine_dispatch() -> list[Verdict]:
 
 def _start(backends: Sequence[str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "raydix.moe.dispatch.machine", *backends],
+        [sys.executable, "-m", "raydix.moe.dispatch.verdicts", *backends],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

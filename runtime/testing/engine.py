@@ -12,12 +12,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
+from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.tokenizer import Tokenizer

@@ -8,11 +8,12 @@ from typing import Any
 
 from raydix.errors import EngineDead
 from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
+from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
+from raydix.runtime.actors.torch_builder import build_torch_model
 
 logger = logging.getLogger(__name__)
 

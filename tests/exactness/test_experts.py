@@ -13,12 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from raydix.moe.dispatch.gloo import GlooDispatcher
 from raydix.moe.dispatch.protocol import ALL_FORMS
-from raydix.runtime.actors.gpu_model import (
-    GpuModel,
-    LoadedGpuModel,
-    RankPlace,
-    build_torch_model,
-)
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.families.table import Family

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.actors.gpu_model import (
-    GpuModel,
-    LoadedGpuModel,
-    RankPlace,
-    build_torch_model,
-)
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.families.table import Family

@@ -154,7 +154,7 @@ def test_every_adapter_has_a_probe() -> None:
 
 def test_a_probe_in_a_process_of_its_own_prints_its_verdict() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "raydix.moe.dispatch.machine", "mori"],
+        [sys.executable, "-m", "raydix.moe.dispatch.verdicts", "mori"],
         capture_output=True,
         text=True,
         check=True,

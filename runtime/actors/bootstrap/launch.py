@@ -33,11 +33,7 @@ from raydix.runtime.actors.bootstrap.placement import Placement, place, release
 from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
 from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
-from raydix.runtime.actors.gpu_model import (
-    BuildModel,
-    build_torch_model,
-    import_torch_model,
-)
+from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
@@ -45,6 +41,7 @@ from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_name
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.actors.threads import on_thread
+from raydix.runtime.actors.torch_builder import build_torch_model, import_torch_model
 from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_model_path

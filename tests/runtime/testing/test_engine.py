@@ -14,18 +14,13 @@ import pytest
 
 from raydix.errors import AccountingError, EngineDead
 from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
-from raydix.runtime.actors.gpu_model import (
-    BuildModel,
-    GpuModel,
-    LoadedGpuModel,
-    RankPlace,
-    build_torch_model,
-)
+from raydix.runtime.actors.gpu_model import BuildModel, GpuModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
