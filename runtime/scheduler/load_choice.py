@@ -99,7 +99,7 @@ def _trial(
     """An assessment that takes the dearer way for as many pages as are soon done and paid for."""
     prefix, affordable_s = usual.prefix, replica.trials.affordable_s(now_s)
     num_pages = prefix.num_l2_pages
-    load_s, compute_s = (_costs_s(replica, prefix, loaded, now_s) for loaded in (prefix, None))
+    load_s, compute_s = (_costs_s(replica, usual, loaded, now_s) for loaded in (prefix, None))
     usual_s = min(sum(load_s), sum(compute_s))
     page_s = (max(sum(load_s), sum(compute_s)) - usual_s) / num_pages
     num_most = num_affordable(num_pages, page_s, affordable_s)
@@ -114,7 +114,7 @@ def _trial(
     loaded = found if found.num_l2_pages else None
 
     # Of windows the same is loaded for any number of pages, so the cost is looked at once more.
-    costs_s = _costs_s(replica, prefix, loaded, now_s)
+    costs_s = _costs_s(replica, usual, loaded, now_s)
     tried = Assessment(prefix=prefix, loaded=loaded)
     is_usual = tried.num_start_pages == usual.num_start_pages
     if is_usual or sum(costs_s) - usual_s > affordable_s:
@@ -146,18 +146,24 @@ def _find_loadable(
 
 
 def _costs_s(
-    replica: Replica, prefix: CachedPrefix, loaded: CachedPrefix | None, now_s: float
+    replica: Replica, usual: Assessment, loaded: CachedPrefix | None, now_s: float
 ) -> tuple[float, float]:
     """Predicted seconds to load some of a prefix from L2, and to compute the rest with what is new.
 
     A part of it is taken to load in that part of the time, even if loads of other sizes were never
-    seen: if it does not, the next trial has to wait.
+    seen: if it does not, the next trial has to wait. So is a part that a trial computes: of steps
+    of one size nobody knows what is fixed. If computing is the usual way, its fixed time stays.
     """
+    prefix = usual.prefix
     num_pages, load_s = prefix.num_l1_pages, 0.0
     if loaded is not None:
         num_pages = loaded.num_pages
         num_bytes = replica.bytes_of(map(len, prefix.loads))
         part = replica.bytes_of(map(len, loaded.loads)) / num_bytes
         load_s = part * replica.load_rate.predict_s(num_bytes, now_s)
+
     num_tokens = (prefix.num_pages - num_pages) * replica.settings.page_size
-    return load_s, num_tokens * replica.prefill_rate.line(now_s).unit_s
+    if usual.loaded is None:
+        return load_s, num_tokens * replica.prefill_rate.line(now_s).unit_s
+    most_tokens = prefix.num_l2_pages * replica.settings.page_size
+    return load_s, num_tokens / most_tokens * replica.prefill_rate.predict_s(most_tokens, now_s)

@@ -3,6 +3,7 @@ again."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,18 +38,22 @@ class Machine(CoreDriver):
     While all is well, a prompt of `_PAGES` is loaded in 1 ms and computed in 13.
     """
 
-    def __init__(self, layout: KvLayout = BASE.layout) -> None:
-        """L2 holds what sees everything, and of windows the last one before a prompt ends."""
-        super().__init__(
-            layout=layout,
-            has_host_memory=True,
-            load=LoadPolicy.AUTO,
-            num_pages=(256,) * len(layout.groups),
-            max_model_len=1024,
-            prefill_budget_tokens=256,
-            start_prefill_tokens_per_s=_TOKENS_PER_S,
-            start_load_bytes_per_s=_LINK_BYTES_PER_S,
-        )
+    def __init__(self, layout: KvLayout = BASE.layout, **changes: Any) -> None:
+        """L2 holds what sees everything, and of windows the last one before a prompt ends.
+
+        `changes`: of the settings.
+        """
+        settings: dict[str, Any] = {
+            "layout": layout,
+            "has_host_memory": True,
+            "load": LoadPolicy.AUTO,
+            "num_pages": (256,) * len(layout.groups),
+            "max_model_len": 1024,
+            "prefill_budget_tokens": 256,
+            "start_prefill_tokens_per_s": _TOKENS_PER_S,
+            "start_load_bytes_per_s": _LINK_BYTES_PER_S,
+        }
+        super().__init__(**(settings | changes))
         self.slow_link = self.slow_steps = 1.0
         self.num_loaded = 0
         self.prompts = [
@@ -237,6 +242,27 @@ def test_a_link_that_stays_slow_costs_one_percent_of_the_time(slow_link: float) 
     cost_s = (machine.num_loaded - before) * page_s
     assert cost_s <= 0.01 * (machine.now_s - began_s + 5.0)
     assert cost_s >= 0.002 * (machine.now_s - began_s), "it is tried"
+
+
+@pytest.mark.parametrize("slow_steps", [20.0, 100.0])
+@pytest.mark.parametrize("budget_tokens", [64, 256, 512])
+def test_steps_that_stay_slow_cost_one_percent_of_the_time(
+    slow_steps: float, budget_tokens: int
+) -> None:
+    # It was taken for a much faster machine, and all prompts are of one size.
+    fast = 50 * _TOKENS_PER_S
+    machine = Machine(start_prefill_tokens_per_s=fast, prefill_budget_tokens=budget_tokens)
+    machine.slow_steps = slow_steps
+    for first in (50_000, 51_000, 52_000):
+        machine.miss(first)
+    machine.hit()
+    began_s, num_hits, before = machine.now_s, 300, machine.num_loaded
+    for _ in range(num_hits):
+        machine.hit(every_s=0.3)
+
+    num_computed = num_hits * _PAGES - (machine.num_loaded - before)
+    cost_s = num_computed * 4 / _TOKENS_PER_S * slow_steps
+    assert cost_s <= 0.01 * (machine.now_s - began_s + 5.0)
 
 
 def test_hits_are_computed_again_soon_after_steps_were_held_up() -> None:
