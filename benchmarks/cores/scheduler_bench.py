@@ -102,7 +102,7 @@ class Bench:
         )
 
         took_s = self.send(events.ClientMessage(client_id=CLIENT, message=message))
-        while self.core._replica.unplaced:
+        while self.core._requests.unplaced:
             took_s += self.send(events.Tick())
         return took_s
 

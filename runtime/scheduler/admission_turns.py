@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 
-from raydix.runtime.scheduler.admission import Verdict, place_anew, try_admit
+from raydix.runtime.scheduler.admission import Admission, Verdict
+from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.life.state import State
+from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.prompt_shares import PromptWork, most_beside
-from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import level_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.timers import Timers
 
 _MAX_MOVED = 16
 """The most waiting requests whose place is chosen anew per step; it bounds what a step costs."""
@@ -69,39 +71,68 @@ class Backlog:
         return sum(shorter) < self._settings.step_room.short_tokens()
 
 
-def admit_waiting(replica: Replica, lane: Lane, now_s: float, backlog: Backlog) -> None:
-    """Admit waiting requests, in order, until one has no room or there is enough to compute.
+class AdmissionTurns:
+    """Decides which waiting requests are looked at for a step."""
 
-    Past a long prompt shorter ones are admitted, too, to share its steps.
-    """
-    looks = _Looks(replica, lane, backlog, now_s)
-    _move_grown(replica, lane)
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        admission: Admission,
+        source: KvSource,
+        life: Transitions,
+        timers: Timers,
+    ) -> None:
+        self._settings = settings
+        self._admission = admission
+        self._source = source
+        self._life = life
+        self._timers = timers
 
-    # Whoever is looked at runs, is parked, moves back, or has no room.
-    while (
-        looks.may_go_on
-        and (request := lane.waiting.next_turn()) is not None
-        and backlog.has_room(lane.waiting.key(request).level)
-    ):
-        looks.look_at(request)
+    def admit_waiting(self, lane: Lane, now_s: float, backlog: Backlog) -> None:
+        """Admit waiting requests, in order, until one has no room or there is enough to compute.
 
-    long = backlog.long_prompt()
-    if long is None:
-        return
-    most = most_beside(long.num_tokens, replica.settings.short_prompt_fraction)
-    while (
-        looks.may_go_on
-        and (request := lane.waiting.short_turn(most, long)) is not None
-        and backlog.has_room_beside(lane.waiting.num_to_compute(request), long)
-    ):
-        looks.look_at(request)
+        Past a long prompt shorter ones are admitted, too, to share its steps.
+        """
+        looks = _Looks(self._admission, self._timers, lane, backlog, now_s)
+        self._move_grown(lane)
+
+        # Whoever is looked at runs, is parked, moves back, or has no room.
+        while (
+            looks.may_go_on
+            and (request := lane.waiting.next_turn()) is not None
+            and backlog.has_room(lane.waiting.key(request).level)
+        ):
+            looks.look_at(request)
+
+        long = backlog.long_prompt()
+        if long is None:
+            return
+        most = most_beside(long.num_tokens, self._settings.short_prompt_fraction)
+        while (
+            looks.may_go_on
+            and (request := lane.waiting.short_turn(most, long)) is not None
+            and backlog.has_room_beside(lane.waiting.num_to_compute(request), long)
+        ):
+            looks.look_at(request)
+
+    def _move_grown(self, lane: Lane) -> None:
+        """Under `lpm`, move requests forward of which more is cached than at their last place."""
+        for _ in range(_MAX_MOVED):
+            if (request := lane.waiting.take_grown()) is None:
+                return
+            found = self._source.find_prefix(request, lane.match(request.chain))
+            self._life.place_anew(lane, request, found.num_pages)
 
 
 class _Looks:
     """Owns: how much longer a step looks at waiting requests."""
 
-    def __init__(self, replica: Replica, lane: Lane, backlog: Backlog, now_s: float) -> None:
-        self._replica, self._lane, self._backlog = replica, lane, backlog
+    def __init__(
+        self, admission: Admission, timers: Timers, lane: Lane, backlog: Backlog, now_s: float
+    ) -> None:
+        self._admission, self._timers = admission, timers
+        self._lane, self._backlog = lane, backlog
         self._now_s = now_s
         self._num_pages_left = _MAX_PAGES_IN_VAIN
         self._has_room = True
@@ -113,20 +144,12 @@ class _Looks:
 
     def look_at(self, request: RequestState) -> None:
         """Admit a request, or see why not."""
-        match try_admit(self._replica, self._lane, request, self._now_s):
+        match self._admission.try_admit(self._lane, request, self._now_s):
             case Verdict.ADMITTED:
                 self._backlog.add(request)
             case Verdict.WAITS:
                 self._num_pages_left -= max(_LOOK_PAGES, request.chain.num_prompt_pages)
                 if self._num_pages_left <= 0:
-                    self._replica.wake_at(self._now_s)
+                    self._timers.add(self._now_s)
             case Verdict.NO_ROOM:
                 self._has_room = False
-
-
-def _move_grown(replica: Replica, lane: Lane) -> None:
-    """Under `lpm`, move requests forward of which more is cached than when they got their place."""
-    for _ in range(_MAX_MOVED):
-        if (request := lane.waiting.take_grown()) is None:
-            return
-        place_anew(replica, lane, request, replica.find_prefix(request, lane).num_pages)

@@ -1,44 +1,49 @@
 """The Scheduler's brain: a state machine without I/O, events in and effects out."""
 
-from collections import Counter
 from typing import Any, assert_never
 
-from raydix.errors import AccountingError
-from raydix.ids import ClientId, RequestId
-from raydix.runtime.messages.arrays import empty
+from raydix.ids import RequestId
 from raydix.runtime.messages.client import (
     AbortRequest,
-    FailureKind,
-    FinishReason,
     PrefetchPrompt,
     StopRequest,
     SubmitRequest,
 )
-from raydix.runtime.metrics import BY_RANK
-from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.counters import Count, Duration
+from raydix.runtime.scheduler import checks, events, figures
+from raydix.runtime.scheduler.admission import Admission
+from raydix.runtime.scheduler.admission_turns import AdmissionTurns
+from raydix.runtime.scheduler.client_news import ClientNews
+from raydix.runtime.scheduler.counters import Count, Counters, Timings
+from raydix.runtime.scheduler.drafts import Drafter
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
 from raydix.runtime.scheduler.expert_events import on_experts_planned
-from raydix.runtime.scheduler.hints import abort_hint, drop_hints, submit_hint
-from raydix.runtime.scheduler.host_messages import (
-    on_host_attached,
-    on_host_lost,
-    on_host_message,
-    tell_if_drained,
-    time_out_host,
-)
+from raydix.runtime.scheduler.explanations import Explanations
+from raydix.runtime.scheduler.hints import Hints
+from raydix.runtime.scheduler.host_messages import HostMessages
+from raydix.runtime.scheduler.host_view import HostView
+from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.l1_flush import L1Flush
-from raydix.runtime.scheduler.life.state import PREPARING, State, require_states
-from raydix.runtime.scheduler.planning import next_plans
-from raydix.runtime.scheduler.rank_events import (
-    condemn_late_ranks,
-    on_rank_attached,
-    on_rank_lost,
-    on_rank_message,
-)
-from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.late_ranks import LateRanks
+from raydix.runtime.scheduler.leases import LeaseAnswers
+from raydix.runtime.scheduler.life.endings import Endings
+from raydix.runtime.scheduler.life.transitions import Transitions
+from raydix.runtime.scheduler.load_choice import LoadChoice
+from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.pieces import Pieces
+from raydix.runtime.scheduler.placing import Placing
+from raydix.runtime.scheduler.planning import Planner
+from raydix.runtime.scheduler.rank_events import RankEvents
+from raydix.runtime.scheduler.rates import Rates
+from raydix.runtime.scheduler.requests import Requests
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.submission import place_requests, submit
+from raydix.runtime.scheduler.step_group import StepGroup, step_groups
+from raydix.runtime.scheduler.step_results import StepResults
+from raydix.runtime.scheduler.submission import Submission
+from raydix.runtime.scheduler.timers import Timers
+from raydix.runtime.scheduler.transfer_results import TransferResults
+from raydix.runtime.scheduler.trials import Trials
+from raydix.runtime.scheduler.use_counts import UseCounts
 
 _MAX_DUE = 256
 """The most requests whose deadlines one tick looks at; if more are due, the next tick comes at
@@ -47,264 +52,327 @@ once.
 
 
 class SchedulerCore:
-    """Decides about L1 and the requests of one replica. Events come in order of `now_s`."""
+    """Decides about L1 and the requests of one replica. Events come in order of `now_s`.
+
+    It makes the parts, each of which gets those that it works with, and hands them the events.
+    """
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self._replica = Replica(settings)
-        self._flush = L1Flush(self._replica)
         self._now_s = 0.0
         """The time of the last event."""
+        self._outbox, self._timers, self._pieces = Outbox(), Timers(), Pieces()
+        self._counters, self._timings = Counters(), Timings()
+        self._explanations = Explanations()
+        self._rates, self._trials = Rates(settings), Trials()
+
+        self._requests = Requests()
+        self._source = KvSource(settings, self._outbox, self._counters)
+        self._groups = step_groups(settings)
+        self._lanes = _lanes(settings, self._groups, self._source.view)
+        self._life = Transitions(
+            settings,
+            requests=self._requests,
+            lanes=self._lanes,
+            source=self._source,
+            timers=self._timers,
+            explanations=self._explanations,
+        )
+        self._news = ClientNews(self._outbox, self._counters, self._timings)
+        self._endings = Endings(
+            requests=self._requests,
+            life=self._life,
+            news=self._news,
+            pieces=self._pieces,
+            counters=self._counters,
+        )
+
+        self._flush = L1Flush(self._lanes, self._pieces, self._outbox)
+        self._hints = self._make_hints()
+        self._submission = self._make_submission()
+        self._placing = self._make_placing()
+        self._host = self._make_host_messages()
+        self._ranks = self._make_rank_events()
+        self._late_ranks = self._make_late_ranks()
+        self._planner = self._make_planner()
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event; the effects are to be carried out in order."""
         self._now_s = now_s
-        replica = self._replica
-        replica.host.unanswered.start_clocks(now_s)
+        self._source.start_clocks(now_s)
 
         self._take(event, now_s)
-        place_requests(replica, now_s)
-        replica.send_due_lookups()
-        tell_if_drained(replica)
-        if replica.pieces.has_work:
-            replica.wake_at(now_s)
+        num_left = self._placing.place_some(now_s)
+        if self._requests.hints and not self._requests.unplaced:
+            self._hints.look_up_some(num_left, now_s)
+        self._life.look_up_due()
+        self._host.tell_if_drained()
+        if self._pieces.has_work:
+            self._timers.add(now_s)
 
         sent: list[Effect] = []
-        for group in replica.step_groups:
-            while plans := next_plans(replica, group, now_s):
+        for group in self._groups:
+            while plans := self._planner.next_plans(group, now_s):
                 for lane, plan in plans:
                     lane.counters.count(Count.PLANS)
                     sent.append(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
         # Only now, for who is admitted asks for leases.
-        self._watch_host(now_s)
+        late_s = self._source.next_late_s(now_s)
+        if late_s is not None:
+            self._timers.add(late_s)
 
         # Plans go first, over links of their own: devices may wait for them.
-        return [*sent, *replica.take_effects()]
+        return [*sent, *self._outbox.take()]
 
     def next_deadline_s(self) -> float | None:
         """The time at which a `Tick` is due if no other event comes before; None: never."""
-        return self._replica.timers.next_s()
+        return self._timers.next_s()
 
     @property
     def is_idle(self) -> bool:
         """Whether there is no request, and nothing in flight."""
-        lanes = self._replica.lanes
-        return not self._replica.requests and all(lane.in_flight.is_empty for lane in lanes)
+        return not self._requests.living and all(lane.in_flight.is_empty for lane in self._lanes)
 
     @property
     def is_attached(self) -> bool:
         """Whether all ranks have attached and HostMemory, if any, has said if there is an L3."""
-        replica = self._replica
-        knows_host = not self.settings.has_host_memory or replica.host.has_storage is not None
-        return knows_host and all(group.is_attached for group in replica.step_groups)
+        has_storage = self._source.view.has_storage
+        knows_host = not self.settings.has_host_memory or has_storage is not None
+        return knows_host and all(group.is_attached for group in self._groups)
 
     @property
     def is_backed_up(self) -> bool:
         """Whether no page waits for its copy to L2; True if HostMemory is not usable."""
-        return not self._replica.host.is_usable or not any(
-            len(lane.backups) for lane in self._replica.lanes
-        )
+        is_usable = self._source.view.is_usable
+        return not is_usable or not any(len(lane.backups) for lane in self._lanes)
 
     def explain(self, request_id: RequestId) -> dict[str, Any] | None:
         """Explain where a recent request's prompt came from, by token range; None if unknown."""
-        return self._replica.explanations.find(request_id)
+        return self._explanations.find(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters (they only grow), distributions and gauges, by name."""
-        replica = self._replica
-        by_rank = [lane.figures_by_rank() for lane in replica.lanes]
-        stats: dict[str, Any] = {**self._counted(), **replica.timings.figures()}
-        stats[BY_RANK] = [figures for ranks in by_rank for figures in ranks]
-
-        num_loading = sum(lane.num_loading for lane in replica.lanes)
-        num_running = sum(len(lane.running) for lane in replica.lanes) - num_loading
-        stats["num_requests_running"] = num_running
-        stats["num_requests_loading"] = num_loading
-        stats["num_requests_waiting"] = replica.num_waiting
-
-        stats |= self._l1_figures()
-        stats["l2_known_pages"] = replica.host.num_keys
-        groups = range(self.settings.num_groups)
-        stats["l2_granted_pages"] = sum(map(replica.host.num_granted, groups))
-        stats["leases_wanted"] = len(replica.host.leases)
-        stats["lookups_open"] = len(replica.lookups)
-        stats["lookups_due"] = replica.lookups.num_queued
-        stats["l2_claimed_pages"] = replica.lookups.num_claimed_pages
-
-        stats["transfers_in_flight"] = sum(len(lane.in_flight.transfers) for lane in replica.lanes)
-        stats["dirty_pages"] = sum(len(lane.backups) for lane in replica.lanes)
-        stats["ranks_attached"] = sum(len(group.attached) for group in replica.step_groups)
-        # Only one group can share experts: it has all ranks.
-        for group in replica.step_groups:
-            if group.experts is not None:
-                stats |= group.experts.figures(self._now_s)
-        return stats
-
-    def _counted(self) -> dict[str, float]:
-        """The counters of the engine and of its lanes, added up."""
-        replica = self._replica
-        total: Counter[str] = Counter()
-        for counters in (replica.counters, *(lane.counters for lane in replica.lanes)):
-            total.update(counters.figures())
-        copy_s = sum(lane.copy_s for lane in replica.lanes)
-        return {**total, Duration.COPY.value: copy_s}
-
-    def _l1_figures(self) -> dict[str, int]:
-        """Pages of L1 by state, per KV group and in all."""
-        figures: Counter[str] = Counter()
-        for lane in self._replica.lanes:
-            for name, pages in lane.l1.figures().items():
-                # Of this KV group, then of all groups together.
-                figures[name] += pages
-                figures[name.rpartition("_")[0]] += pages
-        for group in range(self.settings.num_groups):
-            # 0: its layers look back over everything.
-            figures[f"kv_group_window_tokens_{group}"] = (
-                self.settings.layout.groups[group].window or 0
-            )
-        return dict(figures)
+        return {
+            **figures.counted(self._counters, self._lanes),
+            **self._timings.figures(),
+            **figures.of_ranks(self._lanes, self._groups, self._now_s),
+            **figures.of_requests(self._requests, self._lanes),
+            **figures.of_l1(self.settings, self._lanes),
+            **self._source.figures(),
+        }
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant holds."""
-        replica = self._replica
-        for lane in replica.lanes:
-            lane.check()
-        for group in replica.step_groups:
-            group.check([lane.l1.last_step for lane in replica.lanes_of(group)])
-        self._check_states()
-        waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
-        running = [name for lane in replica.lanes for name in lane.running]
-        placed = [*running, *waiting, *replica.unplaced]
-        if sorted(placed) != sorted(replica.requests):
-            raise AccountingError(
-                f"{len(replica.requests)} requests live, {len(placed)} are on a lane"
-            )
-        replica.lookups.check(waiting | replica.unplaced.keys())
-        replica.orphans.check(running=set(running), waiting=waiting | replica.unplaced.keys())
-        for group in replica.step_groups:
-            if group.experts is not None:
-                group.experts.check()
-
-        if self.is_idle and replica.lookups.num_claimed_pages:
-            raise AccountingError(
-                f"the engine is idle, but {replica.lookups.num_claimed_pages} pages are claimed"
-            )
-        if self.is_idle and any(lane.l1.tree.num_locks for lane in replica.lanes):
-            raise AccountingError("the engine is idle, but pages are locked")
-
-    def _check_states(self) -> None:
-        """Raise AccountingError unless each request is with the owner that its state names."""
-        replica = self._replica
-        require_states("nobody", replica.unplaced.values(), {State.PLACING})
-        for lane in replica.lanes:
-            decoding = [one for one in lane.running.values() if one.batch is not None]
-            require_states("a queue", lane.waiting.requests.values(), {State.WAITING})
-            require_states("a lane", lane.prefilling.values(), PREPARING)
-            require_states("a batch", decoding, {State.DECODING})
+        checks.check_lanes(self._lanes, self._groups)
+        checks.check_requests(self._requests, self._lanes, self._source)
+        if self.is_idle:
+            checks.check_idle(self._lanes, self._source)
 
     def _take(self, event: Event, now_s: float) -> None:
-        replica = self._replica
         match event:
             case events.ClientMessage():
                 self._on_client(event, now_s)
             case events.ClientGone():
-                self._on_client_gone(event)
+                self._endings.orphan(event.client_id)
+                self._hints.drop_all(event.client_id)
             case events.RankAttached():
-                on_rank_attached(replica, event)
+                self._ranks.attach(event)
             case events.RankMessage():
-                on_rank_message(replica, event, now_s)
+                self._ranks.take(event, now_s)
             case events.RankLost():
-                on_rank_lost(replica, event)
+                self._ranks.lose(event)
             case events.HostAttached():
-                on_host_attached(replica, event.connection)
+                self._host.attach(event.connection)
             case events.HostMessage():
-                if event.connection == replica.host.connection:
-                    on_host_message(replica, event.message)
+                if event.connection == self._source.view.connection:
+                    self._host.take(event.message)
             case events.HostLost():
-                if event.connection == replica.host.connection:
-                    on_host_lost(replica)
+                if event.connection == self._source.view.connection:
+                    self._host.lose()
             case events.ExpertsPlanned():
-                on_experts_planned(replica, event)
+                on_experts_planned(self._groups[event.group], event)
             case events.FlushL1():
                 self._flush.start(now_s)
             case events.RefuseRequests():
-                replica.close()
+                self._requests.close()
             case events.EndRequests():
-                text = "the engine was shut down before the request had ended."
-                for request in list(replica.requests.values()):
-                    replica.fail(request, FailureKind.ENGINE_DEAD, text)
+                self._endings.end_all()
             case events.BackUpL1():
-                for lane in replica.lanes:
-                    lane.backups.add_all(lane.l1.tree)
+                for lane in self._lanes:
+                    lane.back_up_all()
             case events.Tick():
-                # Only a tick looks at the clock: all that was said until then has been taken
-                # before it, so nobody counts as late who has answered.
-                replica.pieces.advance()
-                self._expire(now_s)
-                time_out_host(replica, now_s)
-                condemn_late_ranks(replica, now_s)
+                self._tick(now_s)
             case _:
                 assert_never(event)
 
-    def _watch_host(self, now_s: float) -> None:
-        """Be woken when HostMemory's next answer is late. Of all that it owes the first is enough.
-
-        Should no other event come, that one also starts the clocks of what this one has asked.
-        """
-        host = self._replica.host
-        oldest_s = host.unanswered.oldest_s(now_s)
-        if oldest_s is None:
-            return
-        due_s = oldest_s + self.settings.lookup_deadline_s
-        # Once it is late the tick that tells so is due already.
-        if due_s > now_s and host.alarm.advance(due_s, now_s):
-            self._replica.wake_at(due_s)
-
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
-        replica = self._replica
         match event.message:
             case SubmitRequest():
-                submit(replica, event.client_id, event.message, now_s)
+                self._submission.submit(event.client_id, event.message, now_s)
             case PrefetchPrompt():
-                submit_hint(replica, event.client_id, event.message)
+                self._hints.submit(event.client_id, event.message)
             case AbortRequest() | StopRequest():
-                self._end_asking(event.client_id, event.message)
+                self._hints.abort(event.client_id, event.message)
+                self._endings.stop(event.client_id, event.message)
             case _:
                 assert_never(event.message)
 
-    def _end_asking(self, client_id: ClientId, message: AbortRequest | StopRequest) -> None:
-        """End a request or hint, unless the client means an earlier one of this name."""
-        replica = self._replica
-        asked = client_id, message.asking
-        hint = replica.hints.get(message.request_id)
-        if hint is not None and (hint.client_id, hint.asking) == asked:
-            abort_hint(replica, hint)
-        request = replica.requests.get(message.request_id)
-        if request is not None and (request.client_id, request.submit.asking) == asked:
-            is_stop = isinstance(message, StopRequest)
-            reason = FinishReason.STOP if is_stop else FinishReason.ABORT
-            replica.send_tokens(request, empty(), (), reason)
-            replica.finish(request, reason)
+    def _tick(self, now_s: float) -> None:
+        """Look at the clock, as only a tick does.
 
-    def _on_client_gone(self, event: events.ClientGone) -> None:
-        """End a client's requests piece by piece."""
-        self._replica.orphan(event.client_id)
-        drop_hints(self._replica, event.client_id)
+        All that was said until then has been taken before it: nobody counts as late who has
+        answered.
+        """
+        self._pieces.advance()
+        self._expire(now_s)
+        self._host.time_out(now_s)
+        self._late_ranks.condemn(now_s)
 
     def _expire(self, now_s: float) -> None:
         """End requests whose deadline has passed, and look again at those that waited until now."""
-        replica = self._replica
-        for entry in replica.timers.take_due(now_s, _MAX_DUE):
-            request = None if entry is None else replica.requests.get(entry[0])
+        for entry in self._timers.take_due(now_s, _MAX_DUE):
+            request = None if entry is None else self._requests.living.get(entry[0])
             # The name may belong to a later request by now.
             if entry is None or request is None or request.serial != entry[1]:
                 continue
 
             if request.deadline_s is not None and request.deadline_s <= now_s:
-                text = (
-                    f"deadline_s of {request.submit.deadline_s:g} passed after "
-                    f"{request.num_output} output tokens."
-                )
-                replica.fail(request, FailureKind.DEADLINE_EXCEEDED, text)
+                self._endings.expire(request)
             else:
-                replica.lanes[request.lane].waiting.wake(request)
+                self._lanes[request.lane].waiting.wake(request)
+
+    def _make_hints(self) -> Hints:
+        return Hints(
+            self.settings,
+            requests=self._requests,
+            lanes=self._lanes,
+            source=self._source,
+            outbox=self._outbox,
+            timers=self._timers,
+            counters=self._counters,
+        )
+
+    def _make_submission(self) -> Submission:
+        return Submission(
+            self.settings,
+            requests=self._requests,
+            lanes=self._lanes,
+            endings=self._endings,
+            outbox=self._outbox,
+            timers=self._timers,
+            counters=self._counters,
+        )
+
+    def _make_placing(self) -> Placing:
+        return Placing(
+            self.settings,
+            requests=self._requests,
+            lanes=self._lanes,
+            source=self._source,
+            rates=self._rates,
+            life=self._life,
+            timers=self._timers,
+        )
+
+    def _make_host_messages(self) -> HostMessages:
+        leases = LeaseAnswers(
+            self.settings, lanes=self._lanes, source=self._source, life=self._life
+        )
+        return HostMessages(
+            requests=self._requests,
+            lanes=self._lanes,
+            groups=self._groups,
+            source=self._source,
+            leases=leases,
+            hints=self._hints,
+            pieces=self._pieces,
+            counters=self._counters,
+        )
+
+    def _make_rank_events(self) -> RankEvents:
+        steps = StepResults(
+            rates=self._rates,
+            life=self._life,
+            endings=self._endings,
+            news=self._news,
+            outbox=self._outbox,
+            counters=self._counters,
+            timings=self._timings,
+        )
+        transfers = TransferResults(
+            requests=self._requests,
+            source=self._source,
+            rates=self._rates,
+            trials=self._trials,
+            steps=steps,
+            life=self._life,
+            counters=self._counters,
+            timings=self._timings,
+        )
+        return RankEvents(
+            self.settings,
+            lanes=self._lanes,
+            groups=self._groups,
+            source=self._source,
+            steps=steps,
+            transfers=transfers,
+            life=self._life,
+            endings=self._endings,
+            outbox=self._outbox,
+            counters=self._counters,
+        )
+
+    def _make_late_ranks(self) -> LateRanks:
+        return LateRanks(
+            self.settings,
+            lanes=self._lanes,
+            groups=self._groups,
+            rates=self._rates,
+            outbox=self._outbox,
+            timers=self._timers,
+        )
+
+    def _make_planner(self) -> Planner:
+        choice = LoadChoice(
+            self.settings, source=self._source, rates=self._rates, trials=self._trials
+        )
+        admission = Admission(
+            self.settings,
+            requests=self._requests,
+            source=self._source,
+            rates=self._rates,
+            choice=choice,
+            trials=self._trials,
+            life=self._life,
+            timers=self._timers,
+            counters=self._counters,
+        )
+        turns = AdmissionTurns(
+            self.settings,
+            admission=admission,
+            source=self._source,
+            life=self._life,
+            timers=self._timers,
+        )
+        drafter = Drafter(
+            self.settings,
+            rates=self._rates,
+            turns=turns,
+            life=self._life,
+            timers=self._timers,
+            counters=self._counters,
+        )
+        return Planner(
+            self.settings,
+            lanes=self._lanes,
+            requests=self._requests,
+            source=self._source,
+            rates=self._rates,
+            drafter=drafter,
+            timers=self._timers,
+        )
+
+
+def _lanes(settings: SchedulerSettings, groups: list[StepGroup], view: HostView) -> list[Lane]:
+    uses = UseCounts(settings.num_lanes * max(settings.num_pages))
+    return [Lane(index, settings, group, view, uses) for group in groups for index in group.lanes]

@@ -1,12 +1,11 @@
-"""What the Scheduler knows of L2: a mirror of its keys, granted pages, and wanted leases."""
+"""What the Scheduler knows of L2: a mirror of its keys, and granted pages."""
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
-from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
+from raydix.ids import ConnectionId, PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
@@ -14,30 +13,6 @@ from raydix.runtime.messages.host import (
     PagesGranted,
     StorageStatus,
 )
-from raydix.runtime.scheduler.life.state import State
-from raydix.runtime.scheduler.lookups import Unanswered
-from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.timers import Alarm
-from raydix.runtime.scheduler.transfers import Promotion
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseWanted:
-    """Who asked for a lease: a promotion of a request, or else the request's run number `run`.
-
-    The request is held itself and not by its name, which a later request may have. The answer is
-    stale if the request has ended or is in another run, or if the promotion waits for another lease
-    or for none.
-    """
-
-    request: RequestState
-    run: int
-    promotion: Promotion | None = None
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the run that asked still waits for this lease."""
-        return self.request.run == self.run and self.request.state is State.LEASING
 
 
 class HostView:
@@ -58,12 +33,6 @@ class HostView:
         """The shortest run, in tokens, for which L3 is asked."""
         self.l3_answer_s = 0.0
         """The least time in seconds that L3 takes to answer, as far as is known."""
-        self.leases: dict[LeaseId, LeaseWanted] = {}
-        """Leases that were asked for and not yet answered, by lease id."""
-        self.unanswered: Unanswered[LeaseId | LookupId] = Unanswered()
-        """Leases and lookups that HostMemory was asked for and has not answered yet."""
-        self.alarm = Alarm()
-        """The alarm for the time at which the next unanswered question is late."""
         self.is_drained = False
         """Whether HostMemory was told that no copy of an earlier connection is in flight."""
 
@@ -100,8 +69,6 @@ class HostView:
         self.is_drained = False
         for stock in self._stocks:
             stock.clear()
-        self.leases.clear()
-        self.unanswered.clear()
         former, self._mirrors = self._mirrors, [set() for _ in self._mirrors]
         return former
 
@@ -122,16 +89,6 @@ class HostView:
     def note_drained(self) -> None:
         """Note that HostMemory was told that no copy of an earlier connection is in flight."""
         self.is_drained = True
-
-    def want_lease(self, lease_id: LeaseId, wanted: LeaseWanted) -> None:
-        """Note that a lease is asked for."""
-        self.leases[lease_id] = wanted
-        self.unanswered.add(lease_id)
-
-    def take_lease(self, lease_id: LeaseId) -> LeaseWanted | None:
-        """Take out a lease that is answered or given up; returns who wanted it, or None."""
-        self.unanswered.discard(lease_id)
-        return self.leases.pop(lease_id, None)
 
     def has(self, group: int, key: bytes) -> bool:
         """Whether this page of a group is READY in L2, as far as is known."""

@@ -72,6 +72,10 @@ class L1:
         """The longest prefix of a chain that is cached; nothing is with caching switched off."""
         return self.tree.match(chain.identity, chain.packed if self._has_caching else b"")
 
+    def lock(self, match: Match, num_pages: int, *, now_s: float) -> Lock:
+        """Keep the first pages of a match, which somebody is about to use."""
+        return self.tree.lock(match, num_pages, now_s=now_s)
+
     def withdraw(self, lock: Lock) -> None:
         """Give back a lock that came to nothing: it is no hit, and no step was sent for it."""
         take_back_hit(lock.node)

@@ -1,11 +1,14 @@
 """Dropping all of L1 that no request holds, lane by lane, a piece with each event."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.scheduler.events import L1Flushed
 from raydix.runtime.scheduler.l1 import L1
-from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.pieces import Pieces
 
 
 class L1Flush:
@@ -16,21 +19,19 @@ class L1Flush:
     over, so that it drops what was published until then.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, lanes: Sequence[Lane], pieces: Pieces, outbox: Outbox) -> None:
+        self._lanes, self._pieces, self._outbox = lanes, pieces, outbox
         self._walks: deque[tuple[L1, FlushWalk]] = deque()
         self._num_pages = 0
 
     def start(self, now_s: float) -> None:
         """Flush."""
-        self._walks = deque(
-            [(lane.l1, FlushWalk(used_until_s=now_s)) for lane in self._replica.lanes]
-        )
-        self._replica.pieces.walk(self._go_on)
+        self._walks = deque([(lane.l1, FlushWalk(used_until_s=now_s)) for lane in self._lanes])
+        self._pieces.walk(self._go_on)
 
     def _go_on(self) -> bool:
         l1, walk = self._walks[0]
-        is_there = any(lane.l1 is l1 for lane in self._replica.lanes)
+        is_there = any(lane.l1 is l1 for lane in self._lanes)
         if is_there:
             self._num_pages += l1.flush_some(walk)
         if is_there and not walk.is_done:
@@ -39,6 +40,6 @@ class L1Flush:
         self._walks.popleft()
         if self._walks:
             return False
-        self._replica.emit(L1Flushed(num_pages=self._num_pages))
+        self._outbox.emit(L1Flushed(num_pages=self._num_pages))
         self._num_pages = 0
         return True

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Sequence
 
 from raydix.errors import AccountingError
-from raydix.ids import ConnectionId, RequestId, Slot, TransferId
+from raydix.ids import ConnectionId, PageKey, RequestId, Slot, TransferId
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.messages.arrays import int32_array
@@ -19,6 +19,7 @@ from raydix.runtime.scheduler.l1 import L1, NO_STEP
 from raydix.runtime.scheduler.life.run import Start
 from raydix.runtime.scheduler.page_needs import PageCounts, total_pages_to_compute
 from raydix.runtime.scheduler.promotion import Promotions
+from raydix.runtime.scheduler.prompt_needs import PromptNeeds
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
@@ -69,8 +70,7 @@ class Lane:
         )
         self.prefilling: dict[RequestId, RequestState] = {}
         """Admitted requests that load pages, compute their prompt or sample their first token."""
-        self._prompt_needs: dict[RequestId, int] = {}
-        """Pages that each request in `prefilling` needs before all its known tokens have one."""
+        self._needs = PromptNeeds(self.settings.page_size)
         self._changed_tables: dict[RequestId, RequestState] = {}
         """Decoding requests whose block table on the device is out of date."""
         self._removed_slots: list[int] = []
@@ -118,12 +118,17 @@ class Lane:
     def prompt_pages_to_come(self) -> PageCounts:
         """Pages that admitted requests still need before all known tokens have one."""
         # Asked for each request that is admitted and each chunk: nothing is counted anew.
-        needs = list(self._prompt_needs.values())
+        needs = self._needs.all()
         return total_pages_to_compute(self.settings, needs, self.batch.num_pages_to_come())
 
-    def _num_lacking_pages(self, request: RequestState) -> int:
-        """The pages that known tokens of a request that does not decode need beyond its table."""
-        return max(0, -(-request.num_target // self.settings.page_size) - len(request.table))
+    def back_up_all(self) -> None:
+        """Copy to L2 what it lacks of L1, under `write_back`: the engine is about to stop."""
+        self.backups.add_all(self.l1.tree)
+
+    def note_mirrored(self, ready: list[PageKey], dropped: list[PageKey]) -> None:
+        """Note that L2 has got and has lost pages, which are given by short keys."""
+        self.waiting.pages_came(ready)
+        self.backups.note_dropped(dropped)
 
     def match(self, chain: Chain) -> Match:
         """The longest prefix of a chain in L1."""
@@ -149,15 +154,13 @@ class Lane:
         self.promotions.end(request.request_id)
         request.begin_run(heapq.heappop(self._free_slots), lock, table, start, now_s)
         self.running[request.request_id] = self.prefilling[request.request_id] = request
-        self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
+        self._needs.note(request)
         self.waiting.admitted(request)
 
     def start_decoding(self, request: RequestState) -> None:
-        """Let a request that has its first token join the batch, unless it wants logprobs."""
-        if request.batch is not None or request.submit.sampling.num_logprobs is not None:
-            return
+        """Let a request that has its first token join the batch."""
         del self.prefilling[request.request_id]
-        del self._prompt_needs[request.request_id]
+        self._needs.forget(request)
         self.batch.join(request)
         # Its last prompt page may just have made way for the tree's, and no row of its own tells
         # the device any more.
@@ -171,18 +174,18 @@ class Lane:
             self.batch.table_grew(request)
             self._changed_tables[request.request_id] = request
         else:
-            self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
+            self._needs.note(request)
 
     def plan_row(self, request: RequestState, num_tokens: int) -> int | None:
         """Plan a row for a request that does not decode, as `RequestState.plan_row` does."""
         position = request.plan_row(num_tokens)
-        self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
+        self._needs.note(request)
         return position
 
     def cut_table(self, request: RequestState, num_pages: int) -> None:
         """Keep the first pages of a running request's table; the others go back."""
         self.l1.release(request.table.cut(num_pages))
-        self._prompt_needs[request.request_id] = self._num_lacking_pages(request)
+        self._needs.note(request)
 
     def take_changed_tables(self) -> list[RequestState]:
         """Decoding requests whose block table the device is told of with the next plan."""
@@ -230,7 +233,7 @@ class Lane:
         if request.batch is not None:
             request.batch.leave(request)
         self.prefilling.pop(request.request_id, None)
-        self._prompt_needs.pop(request.request_id, None)
+        self._needs.forget(request)
         self._changed_tables.pop(request.request_id, None)
         self.waiting.lead(request.request_id, None)
 
@@ -383,13 +386,7 @@ class Lane:
                 f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}"
             )
 
-        needs = {name: self._num_lacking_pages(one) for name, one in self.prefilling.items()}
-        if needs != self._prompt_needs:
-            raise AccountingError(
-                f"prompts need {sum(needs.values())} pages, {sum(self._prompt_needs.values())} are "
-                f"counted: {figures}"
-            )
-
+        self._needs.check(self.prefilling.values(), figures)
         outdated = {name for name in decoding if self.running[name].table.has_unsent}
         if not outdated <= self._changed_tables.keys():
             raise AccountingError(

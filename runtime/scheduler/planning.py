@@ -8,11 +8,15 @@ import numpy as np
 
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
 from raydix.runtime.messages.plan import StepPlan, TableChanges
-from raydix.runtime.scheduler.drafts import Draft, draft_rows
+from raydix.runtime.scheduler.drafts import Draft, Drafter
 from raydix.runtime.scheduler.expert_balance import ExpertOrders
+from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.rates import Rates
+from raydix.runtime.scheduler.requests import Requests
+from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.step_group import StepGroup
+from raydix.runtime.scheduler.timers import Timers
 from raydix.runtime.scheduler.transfers import Backup, Load, page_copies
 
 _STEPS_AHEAD = 2
@@ -36,74 +40,98 @@ class _Shared:
     orders: ExpertOrders
 
 
-def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[Lane, StepPlan]]:
-    """The next plan of each lane of a step group, already in flight; none if nothing is to be sent.
+class Planner:
+    """Plans the steps of step groups."""
 
-    A lane that has nothing to do gets one, too, if another one has something.
-    """
-    if not group.is_attached:
-        return []
-    lanes = replica.lanes_of(group)
-    num_row_steps = max([lane.in_flight.num_row_steps for lane in lanes])
-    has_loads = [lane for lane in lanes if lane.in_flight.ready_loads]
-    takes_rows = num_row_steps < _STEPS_AHEAD or (
-        num_row_steps == _STEPS_AHEAD and _are_short(replica, lanes, now_s)
-    )
-    if not takes_rows and not has_loads:
-        return []
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        lanes: Sequence[Lane],
+        requests: Requests,
+        source: KvSource,
+        rates: Rates,
+        drafter: Drafter,
+        timers: Timers,
+    ) -> None:
+        self._settings = settings
+        self._lanes = lanes
+        self._requests = requests
+        self._source = source
+        self._rates = rates
+        self._drafter = drafter
+        self._timers = timers
 
-    drafts = [(lane, Draft(room=replica.settings.step_room)) for lane in lanes]
-    has_rows = False
-    if takes_rows:
-        draft_rows(replica, drafts, now_s)
+    def next_plans(self, group: StepGroup, now_s: float) -> list[tuple[Lane, StepPlan]]:
+        """The next plan of each lane of a step group, already in flight; none if there is nothing.
+
+        A lane that has nothing to do gets one, too, if another one has something.
+        """
+        if not group.is_attached:
+            return []
+        lanes = group.pick(self._lanes)
+        num_row_steps = max([lane.in_flight.num_row_steps for lane in lanes])
+        has_loads = [lane for lane in lanes if lane.in_flight.ready_loads]
+        takes_rows = num_row_steps < _STEPS_AHEAD or (
+            num_row_steps == _STEPS_AHEAD and self._are_short(lanes, now_s)
+        )
+        if not takes_rows and not has_loads:
+            return []
+
+        drafts = [(lane, Draft(room=self._settings.step_room)) for lane in lanes]
+        has_rows = False
+        if takes_rows:
+            self._drafter.draft_rows(drafts, now_s)
+            for lane, draft in drafts:
+                if draft.has_rows:
+                    has_rows = True
+                    # Not when idle: two tiers that are both full would copy pages to and fro.
+                    lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.num_free())
+
+        has_copies = False
         for lane, draft in drafts:
-            if draft.has_rows:
-                has_rows = True
-                # Not when idle: two tiers that are both full would copy pages to and fro for ever.
-                lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.num_free())
+            loads = self._take_loads(lane)
+            # While rows are in flight, backups wait for the next: they need no plan of their own.
+            is_beside_rows = has_rows and lane.backups.is_worth_a_copy(now_s)
+            backups = _take_backups(lane, now_s) if is_beside_rows or not num_row_steps else []
+            if loads or backups:
+                has_copies = True
+                draft.add_copies(loads, backups)
+        if not has_rows and not has_copies:
+            return []
 
-    has_copies = False
-    for lane, draft in drafts:
-        loads = _take_loads(replica, lane)
-        # While rows are in flight, backups wait for the next rows: they need no plan of their own.
-        is_beside_rows = has_rows and lane.backups.is_worth_a_copy(now_s)
-        backups = _take_backups(lane, now_s) if is_beside_rows or not num_row_steps else []
-        if loads or backups:
-            has_copies = True
-            draft.add_copies(loads, backups)
-    if not has_rows and not has_copies:
-        return []
+        self._watch(group, now_s)
+        return _send(group, drafts, now_s)
 
-    deadline_s = now_s + replica.settings.step_deadline_s
-    if group.alarm.advance(deadline_s, now_s):
-        replica.wake_at(deadline_s)
-    return _send(group, drafts, now_s)
+    def _watch(self, group: StepGroup, now_s: float) -> None:
+        """Be woken when a step or copy that is sent now is late."""
+        deadline_s = now_s + self._settings.step_deadline_s
+        if group.set_alarm(deadline_s, now_s):
+            self._timers.add(deadline_s)
 
+    def _are_short(self, lanes: Sequence[Lane], now_s: float) -> bool:
+        """Whether the steps in flight, of which some have rows, take less than a turn each.
 
-def _are_short(replica: Replica, lanes: Sequence[Lane], now_s: float) -> bool:
-    """Whether the steps in flight, of which some have rows, take less than a turn each.
+        Whatever is answered, the next step that decodes shows its time.
+        """
+        steps = [step for lane in lanes for step in lane.in_flight.steps.values()]
+        # No step that computes more than a token of each row is that short, or worth another ahead.
+        if any(step.num_rows < step.num_tokens for step in steps):
+            return False
+        most_tokens = max([step.most_tokens for step in steps])
+        return self._rates.decode.predict_s(most_tokens, now_s) < _TURN_S
 
-    Whatever is answered, the next step that decodes shows its time.
-    """
-    steps = [step for lane in lanes for step in lane.in_flight.steps.values()]
-    # No step that computes more than a token of each row is that short, or worth another ahead.
-    if any(step.num_rows < step.num_tokens for step in steps):
-        return False
-    most_tokens = max([step.most_tokens for step in steps])
-    return replica.decode_rate.predict_s(most_tokens, now_s) < _TURN_S
-
-
-def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
-    """Take the leased loads whose requests still want them; the leases of the others go back."""
-    wanted: list[Load] = []
-    for load in lane.in_flight.take_ready_loads():
-        request = replica.requests.get(load.request_id)
-        is_for_run = request is not None and request.load is load
-        if is_for_run or lane.promotions.of_load(load) is not None:
-            wanted.append(load)
-        else:
-            replica.release_lease(load.lease_id, load.host_connection)
-    return wanted
+    def _take_loads(self, lane: Lane) -> list[Load]:
+        """Take the leased loads whose requests still want them; other leases go back."""
+        wanted: list[Load] = []
+        for load in lane.in_flight.take_ready_loads():
+            request = self._requests.living.get(load.request_id)
+            is_for_run = request is not None and request.load is load
+            if is_for_run or lane.promotions.of_load(load) is not None:
+                wanted.append(load)
+            else:
+                self._source.release_lease(load.lease_id, load.host_connection)
+        return wanted
 
 
 def _take_backups(lane: Lane, now_s: float) -> list[Backup]:

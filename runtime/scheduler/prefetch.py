@@ -47,7 +47,7 @@ class PrefetchState:
     """Whether some of what L3 brought was gone before it was leased."""
     first_runnable_s: float | None = None
     """The time since which the request would be admitted but for its pages on their way."""
-    alarm: Alarm = field(default_factory=Alarm)
+    _alarm: Alarm = field(default_factory=Alarm)
     """The alarm for the time at which the request stops waiting."""
     _earlier: tuple[bytes, ...] = ()
     """What an earlier lookup said, if it brought some pages and found no room for others."""
@@ -145,6 +145,10 @@ class PrefetchState:
         if self.first_runnable_s is None:
             self.first_runnable_s = now_s
         return self.first_runnable_s
+
+    def set_alarm(self, time_s: float, now_s: float) -> bool:
+        """Have the request looked at when it stops waiting; False if it is anyway."""
+        return self._alarm.advance(time_s, now_s)
 
     def count(self, *sources: PageSource) -> int:
         """The number of pages for which one of these sources was reported in some KV group."""

@@ -19,27 +19,24 @@ _FULL_LOAD_S = 0.002
 """Seconds after which a load counts in full for the load rate; a quicker one counts less."""
 
 
-def prefill_rate(settings: SchedulerSettings) -> TimePredictor:
-    """The predictor of how long steps with prompts take, by their tokens."""
-    return TimePredictor(
-        settings.start_prefill_tokens_per_s,
-        full_amount=settings.prefill_budget_tokens,
-        fixed_s=settings.start_prefill_s,
-    )
+class Rates:
+    """What is believed of how long steps and loads take; each predictor owns what it has seen."""
 
-
-def decode_rate(settings: SchedulerSettings) -> TimePredictor:
-    """The predictor of how long steps that only decode take, by their rows."""
-    return TimePredictor(
-        _START_DECODE_ROWS_PER_S,
-        full_amount=settings.max_running_requests,
-        fixed_s=_START_DECODE_S,
-    )
-
-
-def load_rate(settings: SchedulerSettings) -> TimePredictor:
-    """The predictor of how long loads from L2 take, by the bytes that one rank loads."""
-    return TimePredictor(
-        settings.start_load_bytes_per_s,
-        full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
-    )
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.prefill = TimePredictor(
+            settings.start_prefill_tokens_per_s,
+            full_amount=settings.prefill_budget_tokens,
+            fixed_s=settings.start_prefill_s,
+        )
+        """How long steps with prompts take, by their tokens."""
+        self.decode = TimePredictor(
+            _START_DECODE_ROWS_PER_S,
+            full_amount=settings.max_running_requests,
+            fixed_s=_START_DECODE_S,
+        )
+        """How long steps that only decode take, by their rows."""
+        self.load = TimePredictor(
+            settings.start_load_bytes_per_s,
+            full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
+        )
+        """How long loads from L2 take, by the bytes that one rank loads."""

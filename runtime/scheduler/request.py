@@ -107,6 +107,11 @@ class RequestState:
         self._num_computed = 0
         self._num_sampled = self.chain.num_output
 
+    @property
+    def ticket(self) -> tuple[RequestId, int]:
+        """What names this request for ever, while its id may come again."""
+        return self.request_id, self.serial
+
     def _move(self, new: State) -> None:
         require_move(self.request_id, self.state, new)
         self.state = new

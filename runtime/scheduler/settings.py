@@ -1,5 +1,6 @@
 """The values that the Scheduler's core decides by, derived once from the configuration."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -189,3 +190,8 @@ class SchedulerSettings:
     def loaded_bytes(self) -> tuple[int, ...]:
         """Per KV group, the bytes that one rank loads of one page."""
         return KvShard(layout=self.layout, num_ranks=self.ranks_per_lane).loaded_bytes
+
+    def bytes_of(self, num_pages: Iterable[int]) -> int:
+        """The bytes that one rank loads for so many pages of each KV group."""
+        pairs = zip(self.loaded_bytes, num_pages, strict=True)
+        return sum(num_bytes * num for num_bytes, num in pairs)

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
 from raydix.runtime.scheduler.expert_balance import ExpertBalance
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Alarm
+
+AnyLane = TypeVar("AnyLane")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,13 @@ class StepGroup:
 
     def __init__(self, index: int, settings: SchedulerSettings) -> None:
         lanes, ranks = settings.lanes_per_group, settings.ranks_per_group
+        self.index = index
         self.lanes = range(index * lanes, (index + 1) * lanes)
         """The indices of the step group's lanes."""
         self.ranks = range(index * ranks, (index + 1) * ranks)
         self.attached: dict[int, AttachedRank] = {}
         """The GPU actors that are attached, by rank."""
-        self.alarm = Alarm()
+        self._alarm = Alarm()
         """The alarm for the deadline of the oldest step or copy."""
         self.experts = None if settings.experts is None else ExpertBalance(settings.experts)
         """The balance of the lanes' experts; None if lanes share no experts, or have none."""
@@ -40,6 +44,10 @@ class StepGroup:
         """The newest incarnation of which all ranks were ended together."""
         self._warm_lanes: set[int] = set()
         """The lanes that have done a step."""
+
+    def pick(self, lanes: Sequence[AnyLane]) -> Sequence[AnyLane]:
+        """The lanes of this step group, out of all."""
+        return lanes[self.lanes.start : self.lanes.stop]
 
     @property
     def is_attached(self) -> bool:
@@ -50,6 +58,10 @@ class StepGroup:
     def is_warm(self) -> bool:
         """Whether all ranks have done a step: later ones compile nothing."""
         return len(self._warm_lanes) == len(self.lanes)
+
+    def set_alarm(self, time_s: float, now_s: float) -> bool:
+        """Have the oldest step and copy looked at; False if they are before that anyway."""
+        return self._alarm.advance(time_s, now_s)
 
     def attach(self, rank: int, attached: AttachedRank) -> None:
         """Attach a GPU actor, whose L1 is empty."""
@@ -88,3 +100,10 @@ class StepGroup:
         self._warm_lanes.clear()
         if self.experts is not None:
             self.experts.lose_ranks()
+
+
+def step_groups(settings: SchedulerSettings) -> list[StepGroup]:
+    """All step groups of the engine."""
+    assert settings.num_lanes % settings.lanes_per_group == 0, "every lane is in a step group"
+    num_groups = settings.num_lanes // settings.lanes_per_group
+    return [StepGroup(index, settings) for index in range(num_groups)]

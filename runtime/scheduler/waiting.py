@@ -120,6 +120,13 @@ class WaitingQueue:
         self._lack(request, None)
         return True
 
+    def prompt_key(self, request: RequestState, page: int) -> PageKey | None:
+        """The key by which other requests may bring a full prompt page; None if they may not."""
+        is_full = page < request.chain.num_prompt_pages
+        if not self._settings.prefix_caching or not is_full or request.must_score:
+            return None
+        return request.chain.key(page)
+
     def key(self, request: RequestState) -> OrderKey:
         """The place of a waiting request."""
         return self._keys[request.request_id]
@@ -151,6 +158,10 @@ class WaitingQueue:
     def released(self, request: RequestState) -> None:
         """Note that a request runs no more."""
         self._running_keys.remove(request.submit.routing_key)
+        self.coming.discard(request)
+
+    def note_computed(self, request: RequestState) -> None:
+        """Note that a running request has its first token: no page of its prompt is to come."""
         self.coming.discard(request)
 
     def take_grown(self) -> RequestState | None:

@@ -23,7 +23,7 @@ def held_pages(
             case State.L1:
                 scheduler = engine.spawner.latest(ActorKind.SCHEDULER)
                 assert scheduler is not None
-                tree = scheduler.plain._core._replica.lanes[0].l1.tree
+                tree = scheduler.plain._core._lanes[0].l1.tree
                 ids = tree.match(root_key(), pack_tokens(prompt)).page_ids[group].tolist()
                 maps.append([bool(page_id) for page_id in ids] + [False] * (len(keys) - len(ids)))
             case State.L2:

@@ -43,7 +43,7 @@ class SchedulerProcess:
     def start(self) -> None:
         """A process with a new core; whoever waits for it may dial."""
         self.core = SchedulerCore(self._cluster.settings)
-        self._named_pages = [NamedPages(lane) for lane in self.core._replica.lanes]
+        self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """By lane."""
         self._turns = Turns(
             self._cluster.clock,

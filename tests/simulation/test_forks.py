@@ -52,7 +52,7 @@ def run_visits(seed: int) -> None:
     num_visits = [0] * NUM_TENANTS
     for number, tenant in enumerate(visits):
         if is_forgetful:
-            cluster.core._replica.prefixes = RecentPrefixes(1)
+            cluster.core._placing._prefixes = RecentPrefixes(1)
         # Tails part at once.
         tail = [num_visits[tenant], *draw_tokens(draw, draw.randint(0, MAX_TAIL))]
         sources = serve(cluster, f"visit {number}", prefixes[tenant] + tail)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.scheduler import core, planning, rank_events
+from raydix.runtime.scheduler import planning
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.planning import Planner
+from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.step_group import StepGroup
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
@@ -23,17 +25,17 @@ DEATHS = replace(FEW_REQUESTS, num_requests=32, num_rank_kills=3, num_rank_flaps
 
 def idle_lanes_get_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that has nothing to do is left out of the step."""
-    next_plans = core.next_plans
+    next_plans = Planner.next_plans
 
-    def plan_busy(replica: Any, group: Any, now_s: float) -> Any:
-        plans = next_plans(replica, group, now_s)
+    def plan_busy(self: Planner, group: Any, now_s: float) -> Any:
+        plans = next_plans(self, group, now_s)
         return [
             (lane, plan)
             for lane, plan in plans
             if len(plan.row_slots) or len(plan.loads) or len(plan.backups)
         ]
 
-    monkeypatch.setattr(core, "next_plans", plan_busy)
+    monkeypatch.setattr(Planner, "next_plans", plan_busy)
 
 
 def idle_ranks_skip_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,15 +61,15 @@ def lanes_know_their_own_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def only_the_lane_of_a_lost_rank_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others of its step group keep their L1, their requests and the number of their step."""
-    lose_rank = rank_events.lose_rank
+    lose_rank = RankEvents._lose_rank
 
-    def lose(replica: Any, rank: int) -> None:
+    def lose(self: RankEvents, rank: int) -> None:
         with monkeypatch.context() as of_one:
-            own = [replica.lane_of_rank(rank)]
-            of_one.setattr(type(replica), "lanes_of", lambda self, group: own)
-            lose_rank(replica, rank)
+            own = [lane for lane in self._lanes if rank in lane.ranks]
+            of_one.setattr(StepGroup, "pick", lambda group, lanes: own)
+            lose_rank(self, rank)
 
-    monkeypatch.setattr(rank_events, "lose_rank", lose)
+    monkeypatch.setattr(RankEvents, "_lose_rank", lose)
 
 
 def groups_step_with_the_ranks_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
-from raydix.ids import ConnectionId
-from raydix.runtime.scheduler import core, events, host_messages, rank_events
+from raydix.ids import ConnectionId, LeaseId, RequestId
+from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.kv_source import KvSource, LeaseWanted
+from raydix.runtime.scheduler.late_ranks import LateRanks
 from raydix.runtime.scheduler.lookups import Lookups
+from raydix.runtime.scheduler.rank_events import RankEvents
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.requests import Requests
 from raydix.runtime.scheduler.waiting import WaitingQueue
 from tests.simulation.faults import Faults
 from tests.simulation.host_process import HostProcess
@@ -27,16 +32,21 @@ FLAPS = Workload(
 
 def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease's answer belongs to whichever request has the asker's name and is in as many runs."""
-    on_leased = host_messages._on_leased
+    take_lease, add = KvSource.take_lease, Requests.add
+    namesakes: dict[RequestId, RequestState] = {}
 
-    def take(replica: Any, message: Any) -> None:
-        wanted = replica.host.leases.get(message.lease_id)
-        namesake = None if wanted is None else replica.requests.get(wanted.request.request_id)
-        if namesake is not None:
-            replica.host.leases[message.lease_id] = replace(wanted, request=namesake)
-        on_leased(replica, message)
+    def note(self: Requests, request: RequestState) -> None:
+        namesakes[request.request_id] = request
+        add(self, request)
 
-    monkeypatch.setattr(host_messages, "_on_leased", take)
+    def take(self: KvSource, lease_id: LeaseId) -> LeaseWanted | None:
+        wanted = take_lease(self, lease_id)
+        if wanted is None:
+            return None
+        return replace(wanted, request=namesakes[wanted.request.request_id])
+
+    monkeypatch.setattr(Requests, "add", note)
+    monkeypatch.setattr(KvSource, "take_lease", take)
 
 
 def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +107,12 @@ def reports_by_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
             incarnations[event.connection] = event.incarnation
         return handle(self, event, now_s)
 
-    def is_current(replica: Any, event: Any) -> bool:
-        attached = replica.group_of_rank(event.rank).attached.get(event.rank)
+    def is_current(self: RankEvents, event: Any) -> bool:
+        attached = self._group_of(event.rank).attached.get(event.rank)
         return attached is not None and attached.incarnation == incarnations[event.connection]
 
     monkeypatch.setattr(SchedulerCore, "handle", handle_event)
-    monkeypatch.setattr(rank_events, "_is_current", is_current)
+    monkeypatch.setattr(RankEvents, "_is_current", is_current)
 
 
 def followers_are_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +127,7 @@ def claims_are_never_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def late_ranks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody ends a GPU actor that has stopped answering."""
-    monkeypatch.setattr(core, "condemn_late_ranks", lambda replica, now_s: None)
+    monkeypatch.setattr(LateRanks, "condemn", lambda self, now_s: None)
 
 
 CASES = [

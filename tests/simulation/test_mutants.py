@@ -18,10 +18,13 @@ from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import AddedRequest
-from raydix.runtime.scheduler import core, planning, rank_events
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.planning import Planner
+from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import PrefetchSettings
+from raydix.runtime.scheduler.step_results import StepResults
+from raydix.runtime.scheduler.transfer_results import TransferResults
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import LATENT
 from tests.simulation.ranks import SimulatedRank
@@ -54,17 +57,17 @@ def rows_on_their_way_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup's pages are published in L2 when the backup is ordered."""
-    next_plans = core.next_plans
+    next_plans = Planner.next_plans
 
-    def commit_and_plan(replica: Any, group: Any, now_s: float) -> Any:
-        plans = next_plans(replica, group, now_s)
+    def commit_and_plan(self: Planner, group: Any, now_s: float) -> Any:
+        plans = next_plans(self, group, now_s)
         for lane, plan in plans:
             for transfer_id in dict.fromkeys(plan.backups.transfer_ids.tolist()):
                 for commit in lane.in_flight.transfers[transfer_id].commits():
-                    replica.tell_host(commit)
+                    self._source.tell(commit)
         return plans
 
-    monkeypatch.setattr(core, "next_plans", commit_and_plan)
+    monkeypatch.setattr(Planner, "next_plans", commit_and_plan)
 
 
 def end_leases_when_granted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +90,9 @@ def no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transfer counts as done once the first rank of its lane has done it."""
-    on_transfers_done = rank_events.on_transfers_done
+    take = TransferResults.take
 
-    def take_first(replica: Any, lane: Any, done: Any, now_s: float) -> None:
+    def take_first(self: TransferResults, lane: Any, done: Any, now_s: float) -> None:
         known = [
             transfer_id
             for transfer_id in done.transfer_ids.tolist()
@@ -97,9 +100,9 @@ def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         for transfer_id in known:
             lane.in_flight.transfers[transfer_id].waiting_ranks = {done.rank}
-        on_transfers_done(replica, lane, replace(done, transfer_ids=int32_array(known)), now_s)
+        take(self, lane, replace(done, transfer_ids=int32_array(known)), now_s)
 
-    monkeypatch.setattr(rank_events, "on_transfers_done", take_first)
+    monkeypatch.setattr(TransferResults, "take", take_first)
 
 
 def abandon_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,15 +114,15 @@ def abandon_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def abandon_for_the_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a rank is lost, host pages wait for its exit alone, while its peers may still copy."""
-    lose_rank = rank_events.lose_rank
+    lose_rank = RankEvents._lose_rank
 
-    def lose(replica: Any, rank: int) -> None:
-        pids = (replica.group_of_rank(rank).attached[rank].pid,)
+    def lose(self: RankEvents, rank: int) -> None:
+        pids = (self._group_of(rank).attached[rank].pid,)
         with monkeypatch.context() as of_one:
             of_one.setattr(Lane, "pids", property(lambda lane: pids))
-            lose_rank(replica, rank)
+            lose_rank(self, rank)
 
-    monkeypatch.setattr(rank_events, "lose_rank", lose)
+    monkeypatch.setattr(RankEvents, "_lose_rank", lose)
 
 
 def scored_prompts_from_caches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,43 +144,43 @@ def scores_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is given back when its load is sent."""
-    take_loads = planning._take_loads
+    take_loads = Planner._take_loads
 
-    def take(replica: Any, lane: Any) -> Any:
-        loads = take_loads(replica, lane)
+    def take(self: Planner, lane: Any) -> Any:
+        loads = take_loads(self, lane)
         for load in loads:
-            replica.release_lease(load.lease_id, load.host_connection)
+            self._source.release_lease(load.lease_id, load.host_connection)
             load.host_connection = ConnectionId(
                 -1
             )  # nothing is left to be released when it is done
         return loads
 
-    monkeypatch.setattr(planning, "_take_loads", take)
+    monkeypatch.setattr(Planner, "_take_loads", take)
 
 
 def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded ahead for a waiting request counts as cached when its copy is ordered."""
-    take_loads = planning._take_loads
+    take_loads = Planner._take_loads
 
-    def take(replica: Any, lane: Any) -> Any:
-        loads = take_loads(replica, lane)
+    def take(self: Planner, lane: Any) -> Any:
+        loads = take_loads(self, lane)
         for load in loads:
             promotion = lane.promotions.of_load(load)
             if promotion is not None:
-                lane.promotions.publish(promotion, replica.requests[load.request_id], 0.0)
+                lane.promotions.publish(promotion, self._requests.living[load.request_id], 0.0)
         return loads
 
-    monkeypatch.setattr(planning, "_take_loads", take)
+    monkeypatch.setattr(Planner, "_take_loads", take)
 
 
 def chunks_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt only the numbers behind its last token tell whether its pages are fine."""
-    on_step_result = rank_events.on_step_result
+    take_whole = StepResults.take
 
-    def take(replica: Any, lane: Any, result: Any, now_s: float) -> None:
-        on_step_result(replica, lane, replace(result, not_finite_slots=empty()), now_s)
+    def take(self: StepResults, lane: Any, result: Any, now_s: float) -> None:
+        take_whole(self, lane, replace(result, not_finite_slots=empty()), now_s)
 
-    monkeypatch.setattr(rank_events, "on_step_result", take)
+    monkeypatch.setattr(StepResults, "take", take)
 
 
 def never_give_way(monkeypatch: pytest.MonkeyPatch) -> None:

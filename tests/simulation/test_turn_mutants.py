@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 
-from raydix.ids import ConnectionId, RequestId
-from raydix.runtime.scheduler import planning
+from raydix.ids import ConnectionId
+from raydix.runtime.messages.host import Urgency
+from raydix.runtime.scheduler.kv_source import KvSource
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.planning import Planner
 from raydix.runtime.scheduler.promotion import Promotions
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.transfers import Load
 from raydix.runtime.scheduler.waiting import WaitingQueue
 from tests.simulation.faults import Faults
 from tests.simulation.test_mutants import FROM_STORAGE, Case, find
@@ -37,25 +42,25 @@ THROUGH_L2 = Workload(
 
 def turns_release_what_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next turn has the room in L2 of the one before once that one's load is sent."""
-    take_loads = planning._take_loads
+    take_loads = Planner._take_loads
 
-    def take(replica: Any, lane: Any) -> Any:
-        loads = take_loads(replica, lane)
+    def take(self: Planner, lane: Lane) -> list[Load]:
+        loads = take_loads(self, lane)
         for load in loads:
             if lane.promotions.of_load(load) is not None:
-                replica.release_lease(load.lease_id, load.host_connection)
+                self._source.release_lease(load.lease_id, load.host_connection)
                 load.host_connection = ConnectionId(-1)
-                lookup_rest(replica, load.request_id)
+                lookup_rest(self._source, lane, self._requests.living[load.request_id])
         return loads
 
-    def lookup_rest(replica: Any, name: RequestId) -> None:
-        request = replica.requests[name]
+    def lookup_rest(source: KvSource, lane: Lane, request: RequestState) -> None:
         if request.prefetch.is_halted:
             request.prefetch.make_due_again()
-            replica.lookups.enqueue(request, (), replica.lanes[0].waiting.key(request))
-            replica.send_due_lookups()
+            source._lookups.enqueue(request, (), lane.waiting.key(request))
+            while (due := source.next_to_look_up()) is not None:
+                source.send_lookup(due, lane.match(due.chain), Urgency.REQUEST)
 
-    monkeypatch.setattr(planning, "_take_loads", take)
+    monkeypatch.setattr(Planner, "_take_loads", take)
 
 
 def who_loses_its_turn_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ class CoreDriver:
 
     def attach_rank(self, rank: int, incarnation: int = 1) -> None:
         """A GPU actor says hello."""
-        for lane in self.core._replica.group_of_rank(rank).lanes:
+        for lane in self.core._ranks._group_of(rank).lanes:
             self._scores[lane].forget()
         self._connections[rank] = connection = self._next_connection()
         self.send(
@@ -237,7 +237,7 @@ class CoreDriver:
 
     def lose_rank(self, rank: int) -> None:
         """A GPU actor's link closes: what the ranks of its step group were sent is lost."""
-        for lane in self.core._replica.group_of_rank(rank).lanes:
+        for lane in self.core._ranks._group_of(rank).lanes:
             self.plans[lane].clear()
             self._copies[lane].clear()
         self.send(events.RankLost(rank=rank, connection=self._connections[rank]))
@@ -307,7 +307,7 @@ class CoreDriver:
 
     def num_hits(self, tokens: list[int], lane: int = 0) -> int:
         """Hits of the node that holds the last full page of a prompt."""
-        match = self.core._replica.lanes[lane].l1.tree.match(root_key(), pack_tokens(tokens))
+        match = self.core._lanes[lane].l1.tree.match(root_key(), pack_tokens(tokens))
         assert match.node is not None
         return match.node.num_hits
 
@@ -395,6 +395,6 @@ class CoreDriver:
 
     def _asker(self, lookup: host.Lookup) -> str:
         """The request or hint that a lookup is for."""
-        asker = self.core._replica.lookups.find(lookup.lookup_id)
+        asker = self.core._source._lookups.find(lookup.lookup_id)
         # One that was closed by the event that opened it belongs to the request of that event.
         return self._last_submitted if asker is None else asker.request_id

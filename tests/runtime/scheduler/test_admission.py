@@ -7,7 +7,7 @@ import pytest
 from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import TransfersDone
-from raydix.runtime.scheduler import admission
+from raydix.runtime.scheduler.load_choice import Assessment, LoadChoice
 from tests.runtime.scheduler.core_driver import CoreDriver
 
 
@@ -79,7 +79,7 @@ def test_cached_pages_that_no_step_on_its_way_names_are_free_at_once() -> None:
     prompts = [driver.submit(tokens(start, 16), max_tokens=1) for start in (5000, 6000)]
     driver.step()
 
-    assert driver.core._replica.lanes[0].l1.num_free() == (0,)
+    assert driver.core._lanes[0].l1.num_free() == (0,)
     assert driver.rows(driver.plans[0][-1]) == {decoding: 1, prompts[0]: 16, prompts[1]: 16}
 
 
@@ -138,7 +138,7 @@ def test_a_turn_looks_at_a_bounded_part_of_a_queue_of_which_l2_is_lost() -> None
         driver.fill_l2(prompt)
     for prompt in prompts:
         driver.submit(prompt, max_tokens=1)
-    waiting = driver.core._replica.lanes[0].waiting
+    waiting = driver.core._lanes[0].waiting
     assert all(waiting.num_cached_pages(request) for request in waiting.requests.values())
     driver.lose_host()
     driver.attach_rank(0)
@@ -170,13 +170,13 @@ def test_a_turn_looks_at_fewer_waiting_requests_of_long_prompts(
         driver.submit([*shared, 10_000 + index], max_tokens=1)
     driver.wait(0.0)
     counts: list[int] = []
-    assess = admission.assess
+    assess = LoadChoice.assess
 
-    def count(*arguments: Any) -> admission.Assessment:
+    def count(*arguments: Any) -> Assessment:
         counts[-1] += 1
         return assess(*arguments)
 
-    monkeypatch.setattr(admission, "assess", count)
+    monkeypatch.setattr(LoadChoice, "assess", count)
     counts.append(0)
     driver.attach_rank(0)
     while driver.core.next_deadline_s() == driver.now_s:
@@ -346,14 +346,14 @@ def test_duplicate_pages_are_given_back_and_the_table_points_at_the_trees() -> N
     driver.token_of = lambda name, position: 4 + position  # type: ignore[method-assign]
     driver.submit(tokens(0, 4), max_tokens=11, name="grows")
     driver.submit(tokens(0, 12), max_tokens=1, name="prompt")
-    request = driver.core._replica.requests["grows"]  # type: ignore[index]
-    tree = driver.core._replica.lanes[0].l1.tree
+    request = driver.core._requests.living["grows"]  # type: ignore[index]
+    tree = driver.core._lanes[0].l1.tree
     sent: set[int] = set()
     while request.num_held_pages < 3:
         plan = driver.step()
         sent.update(page for changes in plan.tables for page in changes.page_ids.tolist())
     assert driver.answers["grows"].tokens == tokens(4, 11)[: len(driver.answers["grows"].tokens)]
-    match = driver.core._replica.lanes[0].match(request.chain)
+    match = driver.core._lanes[0].match(request.chain)
     assert request.table.pages(0, 3)[0].tolist() == match.page_ids[0].tolist()[:3]
     driver.run()
 

@@ -213,7 +213,7 @@ class CoreMachine(RuleBasedStateMachine):
         if lane not in self.lost:
             self.num_losses += 1
             self.driver.lose_rank(lane)
-            self.lost.update(self.driver.core._replica.lanes[lane].group.lanes)
+            self.lost.update(self.driver.core._lanes[lane].group.lanes)
             self.num_incarnations += 1
 
     @rule(lane=st.integers(0, NUM_LANES - 1))
@@ -282,7 +282,7 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def pages_of_each_pool_are_conserved(self) -> None:
         if hasattr(self, "driver"):
-            for lane in self.driver.core._replica.lanes:
+            for lane in self.driver.core._lanes:
                 check_pages(lane)
 
     @invariant()

@@ -124,16 +124,16 @@ def test_scalars_of_messages_have_64_bits(cls: Any) -> None:
 
 def test_an_engine_serves_on_when_its_numbers_outgrow_32_bits() -> None:
     driver = CoreDriver(has_host_memory=True, num_pages=(64,))
-    replica = driver.core._replica
-    lane = replica.lanes[0]
+    core = driver.core
+    lane = core._lanes[0]
     last = 2**31 - 3
     lane.l1.last_step = last
     lane.l1.pools.settle(last)
     lane.in_flight._ids = itertools.count(last)
     lane.batch._num_joined = last
     lane.l1.tree._eviction._order._last_ticket = last
-    replica._ids = itertools.count(last)
-    replica.timers._numbers = itertools.count(last)
+    core._requests._serials = core._source._ids = itertools.count(last)
+    core._timers._numbers = itertools.count(last)
     driver._num_askings = last
 
     for start in range(12):
@@ -144,6 +144,6 @@ def test_an_engine_serves_on_when_its_numbers_outgrow_32_bits() -> None:
 
     assert all(answer.tokens == [1] * 6 for answer in driver.answers.values())
     assert lane.l1.last_step > 2**31
-    assert LeaseId(next(replica._ids)) > 2**31
+    assert LeaseId(next(core._source._ids)) > 2**31
     assert driver.core.is_idle
     assert math.isfinite(driver.now_s)

@@ -15,7 +15,7 @@ from tests.runtime.scheduler.core_driver import CoreDriver
 
 
 def batch_of(driver: CoreDriver) -> DecodeBatch:
-    return driver.core._replica.lanes[0].batch
+    return driver.core._lanes[0].batch
 
 
 def test_request_joins_with_its_first_token_and_leaves_with_its_last() -> None:
@@ -195,7 +195,7 @@ def test_a_request_whose_last_prompt_page_was_there_decodes_from_the_one_that_is
         driver.step()
     note_tables(driver, tables)
 
-    request = driver.core._replica.requests[RequestId(reader)]
+    request = driver.core._requests.living[RequestId(reader)]
     assert request.batch is not None
     assert list(tables[reader].values()) == request.table.pages(0)[0].tolist()
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.scheduler import events, submission
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.life.transitions import Transitions
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 NUM_WAITING = 200
@@ -24,17 +25,17 @@ def crowded(num_waiting: int = NUM_WAITING, **changes: Any) -> CoreDriver:
 def places_by_event(driver: CoreDriver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests each event from now on gives a lane; the list grows."""
     counts: list[int] = []
-    handle, enqueue = driver.core.handle, submission.enqueue
+    handle, place = driver.core.handle, Transitions.place
 
     def count(*arguments: Any) -> None:
         counts[-1] += 1
-        enqueue(*arguments)
+        place(*arguments)
 
     def start(event: events.Event, now_s: float) -> list[events.Effect]:
         counts.append(0)
         return handle(event, now_s)
 
-    monkeypatch.setattr(submission, "enqueue", count)
+    monkeypatch.setattr(Transitions, "place", count)
     monkeypatch.setattr(driver.core, "handle", start)
     return counts
 
@@ -52,7 +53,7 @@ def test_no_event_places_all_that_waited_on_a_lost_lane(
     assert sum(counts) >= NUM_WAITING // 2
     assert driver.core.stats()["num_requests_waiting"] + driver.core.stats()[
         "num_requests_running"
-    ] == len(driver.core._replica.requests)
+    ] == len(driver.core._requests.living)
 
     for rank in range(num_lost):
         driver.attach_rank(rank, incarnation=2)
@@ -80,21 +81,21 @@ def test_an_event_places_fewer_requests_of_long_prompts(monkeypatch: pytest.Monk
 def test_whose_turn_was_next_gets_a_lane_first() -> None:
     driver = crowded()
     urgent = driver.submit([1, 2, 3], max_tokens=1, priority=-5)
-    replica = driver.core._replica
-    driver.lose_rank(replica.requests[urgent].lane)
-    assert replica.unplaced
-    assert any(urgent in lane.waiting.requests for lane in replica.lanes if lane.is_attached)
+    core = driver.core
+    driver.lose_rank(core._requests.living[urgent].lane)
+    assert core._requests.unplaced
+    assert any(urgent in lane.waiting.requests for lane in core._lanes if lane.is_attached)
 
 
 def test_requests_without_a_lane_end_as_others_do() -> None:
     driver = crowded()
     driver.lose_rank(0)
     driver.lose_rank(1)
-    name = next(reversed(driver.core._replica.unplaced))
+    name = next(reversed(driver.core._requests.unplaced))
     driver.abort(name)
     assert driver.answers[name].ending == "abort"
     driver.send(events.ClientGone(client_id=CLIENT))
-    assert not driver.core._replica.unplaced
+    assert not driver.core._requests.unplaced
     assert driver.core.is_idle
 
 
@@ -102,9 +103,9 @@ def test_a_report_that_l2_had_no_room_finds_a_request_without_a_lane() -> None:
     driver = crowded(num_waiting=100, has_host_memory=True, prefill_budget_tokens=8)
     driver.lose_rank(0)
     driver.lose_rank(1)
-    name = next(reversed(driver.core._replica.unplaced))
+    name = next(reversed(driver.core._requests.unplaced))
     driver.report_lookup(name, [PageSource.NO_HOST_PAGE] * 2)
-    assert name in driver.core._replica.unplaced, "it is looked up anew once it has a lane"
+    assert name in driver.core._requests.unplaced, "it is looked up anew once it has a lane"
 
     for rank in range(2):
         driver.attach_rank(rank, incarnation=2)

@@ -84,7 +84,7 @@ def loading(num_loads: int, **changes: Any) -> tuple[CoreDriver, list[int]]:
     driver.host_turn()
     while driver.plans[0]:
         driver.step()
-    return driver, [*driver.core._replica.lanes[0].in_flight.transfers]
+    return driver, [*driver.core._lanes[0].in_flight.transfers]
 
 
 def test_copy_behind_others_is_not_late_for_their_time() -> None:

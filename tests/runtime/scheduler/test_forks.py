@@ -7,11 +7,11 @@ import pytest
 
 from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.cache.recent_prefixes import RecentPrefixes
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.policies import PrefetchStrategy, WritePolicy
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.chain import Chain
-from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.storage_cluster import cluster_with, flush, serve, settle
 from tests.simulation.cluster import Cluster
@@ -84,8 +84,7 @@ def test_where_no_prompt_is_remembered_full_pages_in_l3_say_where_they_part(
 
 
 def forget_prompts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = cluster.core._replica
-    monkeypatch.setattr(replica, "prefixes", Replica(replica.settings).prefixes)
+    monkeypatch.setattr(cluster.core._placing, "_prefixes", RecentPrefixes(1 << 20))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

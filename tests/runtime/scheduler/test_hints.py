@@ -116,9 +116,9 @@ def test_vanished_client_leaves_no_hint() -> None:
     for index in range(6):
         prefetch(driver, PROMPT, f"hint-{index}")
     driver.send(events.ClientGone(client_id=ClientId("another")))
-    assert len(driver.core._replica.hints) == 6
+    assert len(driver.core._requests.hints) == 6
     driver.send(events.ClientGone(client_id=CLIENT))
-    assert not driver.core._replica.hints
+    assert not driver.core._requests.hints
     assert (
         len([message for message in driver.to_host if isinstance(message, host.CancelLookup)]) == 4
     )

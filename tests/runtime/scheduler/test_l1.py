@@ -43,7 +43,7 @@ def test_a_flush_gives_all_pages_back_at_once(releases: list[int]) -> None:
     assert releases == [8]
     assert driver.core.stats()["l1_cached_pages"] == 2
     assert not any(
-        driver.core._replica.lanes[0].l1.tree.match(root_key(), pack_tokens(prompt)).num_pages
+        driver.core._lanes[0].l1.tree.match(root_key(), pack_tokens(prompt)).num_pages
         for prompt in PROMPTS[1:]
     )
     driver.run()
@@ -52,7 +52,7 @@ def test_a_flush_gives_all_pages_back_at_once(releases: list[int]) -> None:
 
 def num_waiting(driver: CoreDriver) -> int:
     """Pages that steps on their way may still name."""
-    return driver.core._replica.lanes[0].l1.pools.group(0).num_quarantined
+    return driver.core._lanes[0].l1.pools.group(0).num_quarantined
 
 
 def test_what_has_ended_with_its_last_row_is_free_at_once() -> None:
@@ -92,7 +92,7 @@ def test_what_is_aborted_waits_for_the_steps_that_name_it() -> None:
 def test_room_that_many_short_prompts_make_is_given_back_at_once(releases: list[int]) -> None:
     driver = cached_driver()
     releases.clear()
-    driver.core._replica.lanes[0].l1.make_room((12,))
+    driver.core._lanes[0].l1.make_room((12,))
     assert releases == [8]
     driver.core.check()
 

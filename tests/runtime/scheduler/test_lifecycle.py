@@ -231,7 +231,7 @@ def test_requests_go_where_they_are_answered_soonest() -> None:
     driver = CoreDriver(num_lanes=2)
     driver.submit(PROMPT, max_tokens=1)
     driver.run()
-    cached_lane = 0 if driver.core._replica.lanes[0].l1.tree.num_cached_pages(0) else 1
+    cached_lane = 0 if driver.core._lanes[0].l1.tree.num_cached_pages(0) else 1
     driver.submit([*PROMPT, 77], max_tokens=1, name="warm")
     assert driver.plans[cached_lane], "a cached prefix is less to compute"
     for index in range(8):
@@ -246,7 +246,7 @@ def test_what_l2_holds_is_no_reason_to_queue_behind_others() -> None:
     prompt = list(range(40))
     driver.submit(prompt, max_tokens=1)
     driver.run()
-    cached_lane = 0 if driver.core._replica.lanes[0].l1.tree.num_cached_pages(0) else 1
+    cached_lane = 0 if driver.core._lanes[0].l1.tree.num_cached_pages(0) else 1
     driver.submit([*prompt[:4], *range(500, 520)], max_tokens=1)
     driver.host_turn()
     assert driver.plans[cached_lane]
@@ -288,7 +288,7 @@ def test_retraction_takes_worst_priority_then_shortest_output_then_longest_input
     names = []
     for request in requests:
         names.append(driver.submit(max_tokens=60, **request))  # type: ignore[arg-type]
-    lane = driver.core._replica.lanes[0]
+    lane = driver.core._lanes[0]
     while len(order) < 2:
         driver.step()
         order += [name for name in names if name in lane.waiting.requests and name not in order]
@@ -325,11 +325,11 @@ def test_pages_are_conserved_through_a_mixed_load() -> None:
         driver.step() if driver.plans[0] else None
         if index % 5 == 4:
             driver.abort(f"r{index}")
-        l1 = driver.core._replica.lanes[0].l1
+        l1 = driver.core._lanes[0].l1
         pool, tree = l1.pools.group(0), l1.tree
         private = sum(
             len(request.table) - request.num_held_pages
-            for request in driver.core._replica.lanes[0].running.values()
+            for request in driver.core._lanes[0].running.values()
         )
         assert (
             pool.num_free + pool.num_quarantined + tree.num_cached_pages(0) + private

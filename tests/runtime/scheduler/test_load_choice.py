@@ -193,7 +193,7 @@ def test_a_load_of_a_later_request_of_the_same_name_is_no_cost_of_a_trial() -> N
     machine.now_s += 4.0
     evict_from_l1(machine)
     machine.submit(machine.prompts[0], max_tokens=1, name="same")
-    assert machine.core._replica.host.leases, "it is a trial"
+    assert machine.core._source.leases, "it is a trial"
     tried_s = machine.now_s
     machine.abort("same")
     machine.work()
@@ -205,11 +205,11 @@ def test_a_load_of_a_later_request_of_the_same_name_is_no_cost_of_a_trial() -> N
     evict_from_l1(machine)
     del machine.answers["same"]
     machine.submit(machine.prompts[0], max_tokens=1, name="same")
-    assert machine.core._replica.host.leases
+    assert machine.core._source.leases
     machine.work()
 
     since_s = machine.now_s - tried_s
-    affordable_s = machine.core._replica.trials.affordable_s(machine.now_s)
+    affordable_s = machine.core._trials.affordable_s(machine.now_s)
     assert affordable_s == pytest.approx(0.01 * since_s, abs=0.01)
 
 

@@ -100,7 +100,7 @@ def test_short_prompts_pass_other_long_ones_that_wait() -> None:
     others = [driver.submit(prompt(first, LONG), max_tokens=2) for first in (300, 400, 500)]
     short = driver.submit(prompt(900, 10), max_tokens=2)
     assert steps_to_first_token(driver, short) == 3
-    running = driver.core._replica.lanes[0].running
+    running = driver.core._lanes[0].running
     assert not running.keys() & set(others), "they would only hold pages"
 
 
@@ -146,9 +146,9 @@ def test_lanes_of_a_step_group_divide_their_steps_each_for_itself() -> None:
     for _ in range(4):
         driver.step(0)
         driver.step(1)
-    assert all(driver.core._replica.lanes[lane].running for lane in range(2))
+    assert all(driver.core._lanes[lane].running for lane in range(2))
     short = driver.submit(prompt(900, 10), max_tokens=2)
-    lane = driver.core._replica.requests[short].lane
+    lane = driver.core._requests.living[short].lane
     num_steps = 0
     while short not in driver.answers:
         for one in range(2):
@@ -175,7 +175,7 @@ def test_nobody_waits_for_the_pages_of_a_prompt_that_a_long_one_keeps_out() -> N
     driver.submit(prompt(300, LONG), max_tokens=2, priority=-5)
     for _ in range(4):
         driver.step()
-    num_computed = driver.core._replica.requests[kept_out].num_computed
+    num_computed = driver.core._requests.living[kept_out].num_computed
     # Pages that the one which is kept out would compute next.
     shared = prompt(100, num_computed + 32)
     urgent = driver.submit([*shared, *prompt(900, 10)], max_tokens=2, priority=-5)
@@ -187,12 +187,12 @@ def test_nobody_waits_for_the_pages_of_a_prompt_that_a_long_one_keeps_out() -> N
 def test_who_waits_already_is_woken_when_a_long_prompt_keeps_its_leader_out() -> None:
     driver = chunked(policy=SchedulingPolicy.FCFS)
     leader = in_chunks(driver, first=100)
-    num_pages = driver.core._replica.requests[leader].num_planned // 16 + 12
+    num_pages = driver.core._requests.living[leader].num_planned // 16 + 12
     follower = driver.submit(
         [*prompt(100, num_pages * 16), *prompt(900, 10)], max_tokens=2, priority=-5
     )
     driver.step()
-    waiting = driver.core._replica.lanes[0].waiting
+    waiting = driver.core._lanes[0].waiting
     assert waiting.next_turn() is None, "it waits for pages"
     assert len(waiting) == 1
     driver.submit(prompt(300, LONG), max_tokens=2, priority=-5)

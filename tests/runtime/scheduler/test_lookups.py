@@ -124,21 +124,21 @@ def test_of_many_answers_that_are_owed_the_first_alone_has_a_timer() -> None:
     driver = CoreDriver(
         has_host_memory=True, prefetch=PATIENT, lookup_deadline_s=0.05, num_pages=(400,)
     )
-    replica = driver.core._replica
+    source, timers = driver.core._source, driver.core._timers
 
     for number in range(50):
         driver.submit([number] * 9, max_tokens=1)
 
-    assert len(replica.host.unanswered) == 50
-    assert len(replica.timers) == 1
+    assert source.num_unanswered == 50
+    assert len(timers) == 1
     # The tick may come late, and others before it.
     driver.now_s += 0.06
     for _ in range(5):
         driver.send(events.FlushL1())
-    assert len(replica.timers) == 1
+    assert len(timers) == 1
     driver.wait(0.2)
     assert driver.core.stats()["host_silences"] > 0
-    assert not len(replica.host.unanswered), "none is forgotten"
+    assert not source.num_unanswered, "none is forgotten"
 
 
 def driver_with(max_staged_pages: int) -> CoreDriver:
@@ -264,7 +264,7 @@ def test_aborted_request_gives_its_turn_away() -> None:
     driver.abort(names[1])
     driver.abort(names[0])
     assert lookups_of(driver)[-1] == names[2]
-    assert RequestId(names[2]) in driver.core._replica.requests
+    assert RequestId(names[2]) in driver.core._requests.living
 
 
 def said_of(driver: CoreDriver, *kinds: type) -> list[type]:

@@ -13,9 +13,10 @@ from raydix.runtime.messages.arrays import empty
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler import pieces as pieces_module
+from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.pieces import Pieces
-from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from raydix.runtime.scheduler.waiting import WaitingQueue
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
@@ -88,7 +89,7 @@ def test_news_that_come_again_and_again_make_no_work_without_end() -> None:
     for number in range(100):
         driver.hear_host(host.StorageStatus(is_in_use=bool(number % 2), max_staged_pages=(1000,)))
     num_ticks = 0
-    while driver.core._replica.pieces.has_work:
+    while driver.core._pieces.has_work:
         driver.send_tick()
         num_ticks += 1
     assert num_ticks <= NUM_WAITING // 256 + 2
@@ -98,12 +99,12 @@ def test_no_event_ends_all_requests_of_a_client_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = crowded()
-    counts = calls_by_event(monkeypatch, driver, Replica, "_end")
+    counts = calls_by_event(monkeypatch, driver, Transitions, "end")
     driver.send(events.ClientGone(client_id=CLIENT))
     assert driver.core.stats()["num_requests_waiting"] == 0
-    assert driver.core._replica.requests
+    assert driver.core._requests.living
     driver.wait(0.0)
-    assert not driver.core._replica.requests
+    assert not driver.core._requests.living
     assert sum(counts) == NUM_WAITING
     assert max(counts) <= 257
 
@@ -117,7 +118,7 @@ def test_no_request_of_a_client_that_is_gone_is_admitted(monkeypatch: pytest.Mon
     driver.run()
     assert driver.answers["of another"].ending == "length", "it waited behind all the others"
     assert sum(counts) == 1
-    assert not driver.core._replica.requests
+    assert not driver.core._requests.living
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["too late", "engine stops"])
@@ -128,7 +129,7 @@ def test_nobody_is_failed_whose_client_is_gone(is_stopped: bool) -> None:
     if is_stopped:
         driver.send(events.EndRequests())
     driver.wait(0.0)
-    assert not driver.core._replica.requests
+    assert not driver.core._requests.living
     assert not driver.endings
     assert driver.core.stats()["finished_abort"] == NUM_WAITING
 
@@ -147,7 +148,7 @@ def test_no_tick_ends_all_requests_whose_deadline_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = crowded(deadline_s=1.0)
-    counts = calls_by_event(monkeypatch, driver, Replica, "_end")
+    counts = calls_by_event(monkeypatch, driver, Transitions, "end")
     driver.now_s += 2.0
     driver.wait(0.0)
     endings = [answer.ending for answer in driver.answers.values()]
@@ -185,7 +186,7 @@ def test_no_tick_gives_up_all_questions_to_a_silent_hostmemory(
     for number in range(NUM_WAITING):
         driver.submit([number, *range(8)], max_tokens=1)
     driver.send_tick()
-    counts = calls_by_event(monkeypatch, driver, Replica, "cancel_lookup")
+    counts = calls_by_event(monkeypatch, driver, KvSource, "cancel_lookup")
     driver.now_s += 2.0
     driver.wait(0.0)
     assert driver.core.stats()["lookups_open"] == 0
@@ -207,7 +208,7 @@ def test_answers_that_come_before_they_are_given_up_count() -> None:
     driver.send_tick()
     driver.report_lookup(names[-1], [PageSource.L2, PageSource.PENDING])
     driver.wait(0.0)
-    assert driver.core._replica.lookups.askers() == [driver.core._replica.requests[names[-1]]]
+    assert driver.core._source._lookups.askers() == [driver.core._requests.living[names[-1]]]
 
 
 def test_no_event_frees_all_keys_of_an_l2_that_is_lost() -> None:
@@ -215,11 +216,11 @@ def test_no_event_frees_all_keys_of_an_l2_that_is_lost() -> None:
     num_keys = 40_000
     ready = b"".join(number.to_bytes(MIRROR_KEY_BYTES, "big") for number in range(num_keys))
     driver.hear_host(host.MirrorUpdate(ready=ready))
-    keys = driver.core._replica.host._mirrors[0]
+    keys = driver.core._source.view._mirrors[0]
     driver.lose_host()
     assert driver.core.stats()["l2_known_pages"] == 0
     left = [num_keys, len(keys)]
-    while driver.core._replica.pieces.has_work:
+    while driver.core._pieces.has_work:
         driver.send_tick()
         left.append(len(keys))
     assert left[-1] == 0
@@ -239,7 +240,7 @@ def test_no_event_wakes_all_that_lack_a_page_which_has_come(
         name = driver.submit([*range(8), number], max_tokens=1)
         driver.report_lookup(name, [PageSource.PENDING] * 2)
     driver.wait(0.0)
-    waiting = driver.core._replica.lanes[0].waiting
+    waiting = driver.core._lanes[0].waiting
     assert waiting.next_turn() is None
     counts = calls_by_event(monkeypatch, driver, WaitingQueue, "wake")
     driver.fill_l2([*range(4)])
@@ -287,7 +288,7 @@ def test_no_event_flushes_all_of_l1_and_requests_are_served_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = filled(monkeypatch, num_lanes=2)
-    lanes = driver.core._replica.lanes
+    lanes = driver.core._lanes
     before = [lane.l1.tree.num_nodes for lane in lanes]
     assert min(before) > 256
     flushed: list[int] = []
@@ -319,7 +320,7 @@ def test_a_flush_of_a_lane_that_loses_its_rank_ends(monkeypatch: pytest.MonkeyPa
     driver.send(events.FlushL1())
     driver.lose_rank(0)
     driver.wait(0.0)
-    assert not driver.core._replica.pieces.has_work
+    assert not driver.core._pieces.has_work
 
 
 def decoding(num_requests: int) -> CoreDriver:
@@ -331,7 +332,7 @@ def decoding(num_requests: int) -> CoreDriver:
         driver.submit([number, *range(8)], max_tokens=50)
     for _ in range(6):
         driver.step()
-    assert len(driver.core._replica.lanes[0].batch) == num_requests
+    assert len(driver.core._lanes[0].batch) == num_requests
     return driver
 
 
@@ -340,7 +341,7 @@ def test_no_event_ends_all_that_decode_for_a_client_that_is_gone(
 ) -> None:
     driver = decoding(100)
     other = driver.submit([5000, 6, 7], max_tokens=3, client=OTHER)
-    counts = calls_by_event(monkeypatch, driver, Replica, "_end")
+    counts = calls_by_event(monkeypatch, driver, Transitions, "end")
     driver.send(events.ClientGone(client_id=CLIENT))
     driver.submit([1, 2, 3], max_tokens=3, name="r1", client=OTHER)
     driver.step()
@@ -368,7 +369,7 @@ def test_what_runs_on_a_lost_rank_is_not_published_or_given_back_page_by_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = decoding(100)
-    names = list(driver.core._replica.requests)
+    names = list(driver.core._requests.living)
     counts = calls_by_event(monkeypatch, driver, Lane, "release")
     driver.lose_rank(0)
     assert sum(counts) == 0

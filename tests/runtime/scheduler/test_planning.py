@@ -71,7 +71,7 @@ def test_a_third_step_is_not_sent_behind_a_prompt_of_any_lane(with_prompt: int) 
     for _ in range(20):
         step()
     # The prompt goes to the lane that has nothing to do.
-    driver.abort(*driver.core._replica.lanes[with_prompt].running)
+    driver.abort(*driver.core._lanes[with_prompt].running)
     step()
     assert [len(plans) for plans in driver.plans] == [3, 3]
 

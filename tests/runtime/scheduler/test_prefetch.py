@@ -154,7 +154,7 @@ def test_waiting_does_not_flood_the_core_with_wakeups() -> None:
     submit(driver)
     for _ in range(100):
         driver.send_tick()
-    assert len(driver.core._replica.timers) <= 4
+    assert len(driver.core._timers) <= 4
 
 
 @pytest.mark.parametrize(

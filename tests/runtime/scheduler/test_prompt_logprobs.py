@@ -99,10 +99,10 @@ def test_after_a_retraction_it_goes_on_behind_what_was_scored() -> None:
     driver = CoreDriver(num_pages=(20,), max_model_len=64)
     driver.submit(PROMPT, name="scored", sampling=SCORED)
     driver.step()
-    request = driver.core._replica.requests["scored"]  # type: ignore[index]
+    request = driver.core._requests.living["scored"]  # type: ignore[index]
     assert request.must_score
     assert request.max_cached_tokens == 16
-    driver.core._replica.requeue(request)
+    driver.core._life.requeue(request)
     driver.send_tick()
 
     # What is in flight of its former run does not count.
@@ -120,9 +120,9 @@ def test_once_it_has_all_logprobs_a_retracted_request_takes_all_that_is_cached()
     driver.submit(PROMPT, name="scored", sampling=SCORED, max_tokens=9)
     for _ in range(4):
         driver.step()
-    request = driver.core._replica.requests["scored"]  # type: ignore[index]
+    request = driver.core._requests.living["scored"]  # type: ignore[index]
     assert not request.must_score
-    driver.core._replica.requeue(request)
+    driver.core._life.requeue(request)
     driver.run()
     assert request.max_cached_tokens == request.num_tokens
     assert_scored(driver, "scored")

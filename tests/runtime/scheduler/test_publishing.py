@@ -20,7 +20,7 @@ def driver_of_few(**changes: Any) -> CoreDriver:
 
 def num_cached(driver: CoreDriver, tokens: list[int]) -> int:
     """Pages of these tokens that L1 has."""
-    match = driver.core._replica.lanes[0].l1.tree.match(root_key(), pack_tokens(tokens))
+    match = driver.core._lanes[0].l1.tree.match(root_key(), pack_tokens(tokens))
     return match.num_pages
 
 
@@ -73,7 +73,7 @@ def test_what_was_computed_is_there_after_the_end(end: Callable[[CoreDriver], ob
 def test_what_a_run_leaves_late_does_not_hide_a_newer_use_of_its_prefix() -> None:
     driver = driver_of_few()
     decoding(driver, 8)
-    tree = driver.core._replica.lanes[0].l1.tree
+    tree = driver.core._lanes[0].l1.tree
     driver.now_s += 50.0
     match = tree.match(root_key(), pack_tokens(PROMPT))
     lock = tree.lock(match, match.num_pages, now_s=driver.now_s)

@@ -70,9 +70,7 @@ def test_a_load_is_expected_to_take_as_long_as_its_slowest_rank(slow_first: bool
             )
         driver._copies[0].clear()
         driver.run()
-    assert driver.core._replica.load_rate.predict_s(10_000, driver.now_s) == pytest.approx(
-        0.5, rel=0.1
-    )
+    assert driver.core._rates.load.predict_s(10_000, driver.now_s) == pytest.approx(0.5, rel=0.1)
 
 
 def test_tokens_behind_a_stop_are_dropped_when_their_load_is_reported() -> None:

@@ -8,7 +8,7 @@ PROMPT = list(range(13))
 
 
 def lane_of(driver: CoreDriver, name: str) -> int:
-    return driver.core._replica.requests[name].lane  # type: ignore[index]
+    return driver.core._requests.living[name].lane  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

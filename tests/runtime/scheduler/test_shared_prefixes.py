@@ -34,7 +34,7 @@ def _prompts(num_shared: int, first: int = 0) -> list[list[int]]:
 def _lanes(driver: CoreDriver, prompts: Sequence[Sequence[int]], **fields: object) -> list[int]:
     """Submit them at once; the lane that each of them waits on."""
     names = [driver.submit(list(prompt), max_tokens=1, **fields) for prompt in prompts]
-    return [driver.core._replica.requests[name].lane for name in names]
+    return [driver.core._requests.living[name].lane for name in names]
 
 
 def _num_computed(driver: CoreDriver) -> list[int]:
@@ -95,7 +95,7 @@ def test_a_prefix_is_found_by_those_who_share_any_part_of_it() -> None:
     for num_shared in (151, 200, 299):
         assert _lanes(driver, [[*long[: num_shared * _PAGE], 90_000, 90_001]]) == [0]
     driver.run()
-    assert not driver.core._replica.lanes[0].waiting.coming._requests, "all of it has come"
+    assert not driver.core._lanes[0].waiting.coming._requests, "all of it has come"
 
 
 def test_a_prefix_whose_request_is_gone_does_not_come() -> None:

@@ -26,7 +26,7 @@ def prompt(index: int, num_tokens: int = 9) -> list[int]:
 
 def lane_of(driver: CoreDriver, name: str) -> int:
     """The lane that a request waits or runs on."""
-    lanes = driver.core._replica.lanes
+    lanes = driver.core._lanes
     found = [lane for lane in lanes if name in lane.running or name in lane.waiting.requests]
     return found[0].index
 
@@ -217,7 +217,7 @@ def test_deadline_is_that_of_the_lane_with_the_most_tokens() -> None:
     driver.submit(prompt(5, 16), max_tokens=1)
     while driver.plans[0][0].group_tokens.tolist() != [1, 16]:
         step_all(driver)
-    predicted_s = driver.core._replica.prefill_rate.predict_s(16, driver.now_s)
+    predicted_s = driver.core._rates.prefill.predict_s(16, driver.now_s)
     assert 10 * predicted_s > 31.0, "such a step may take longer than the least deadline"
     driver.step(1)
     driver.wait(31.0)
@@ -248,7 +248,7 @@ def test_lane_that_waits_for_one_with_more_tokens_teaches_no_prefill_time() -> N
     driver.submit(prompt(1, 3), max_tokens=1)
     while driver.plans[0][0].group_tokens.tolist() != [0, 3]:
         step_all(driver)
-    rate = driver.core._replica.prefill_rate
+    rate = driver.core._rates.prefill
     before = rate.rate(driver.now_s)
     padding = driver.plans[0].popleft()
     driver.report(0, StepResult(rank=0, step=padding.step, compute_s=9.0))
@@ -298,7 +298,7 @@ def test_killer_is_found_though_requests_of_other_lanes_run_beside_it() -> None:
 def test_suspects_of_a_group_run_one_at_a_time() -> None:
     driver = group_driver(is_attached=False)
     names = [driver.submit(prompt(index), max_tokens=9) for index in range(4)]
-    lanes = driver.core._replica.lanes
+    lanes = driver.core._lanes
     for incarnation in (1, 2, 3):
         for rank in range(2):
             driver.attach_rank(rank, incarnation=incarnation)
@@ -347,7 +347,7 @@ def test_step_result_of_a_padding_step_brings_no_token() -> None:
 def test_check_finds_lanes_that_do_not_count_steps_together() -> None:
     driver = group_driver()
     driver.submit(PROMPT)
-    group = driver.core._replica.step_groups[0]
+    group = driver.core._groups[0]
     group.check([3, 3])
     for last_steps in ([3, 4], [3]):
         with pytest.raises(AccountingError, match="step together"):
@@ -356,7 +356,7 @@ def test_check_finds_lanes_that_do_not_count_steps_together() -> None:
 
 def test_check_finds_ranks_of_two_incarnations() -> None:
     driver = group_driver()
-    group = driver.core._replica.step_groups[0]
+    group = driver.core._groups[0]
     group.attach(1, replace(group.attached[1], incarnation=2))
     with pytest.raises(AccountingError, match="incarnations"):
         driver.core.check()

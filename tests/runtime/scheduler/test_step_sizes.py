@@ -221,11 +221,11 @@ def test_a_step_predicts_each_load_once_however_many_are_under_way(
     for _ in range(3):
         driver.host_turn()
         driver.step()
-    lane = driver.core._replica.lanes[0]
+    lane = driver.core._lanes[0]
     assert len(list(lane.in_flight.loads())) == 40
     predicted: list[float] = []
     predict_s = TimePredictor.predict_s
-    decode_rate = driver.core._replica.decode_rate
+    decode_rate = driver.core._rates.decode
 
     def watched(self: TimePredictor, amount: float, now_s: float) -> float:
         if self is not decode_rate:

@@ -239,7 +239,7 @@ def test_row_is_sent_at_the_first_tick_that_its_load_asked_for() -> None:
 
 def test_transfer_ids_start_over_before_they_outgrow_their_column() -> None:
     driver = CoreDriver(has_host_memory=True)
-    lane = driver.core._replica.lanes[0]
+    lane = driver.core._lanes[0]
     lane.in_flight._ids = itertools.count(MAX_ID)
     for start in range(6):
         driver.submit([start] * 13, max_tokens=1)
@@ -253,7 +253,7 @@ def test_transfer_id_that_is_in_flight_is_not_given_again() -> None:
     driver.submit([1] * 13, max_tokens=1)
     driver.host_turn()
     driver.step()
-    lane = driver.core._replica.lanes[0]
+    lane = driver.core._lanes[0]
     (in_flight,) = lane.in_flight.transfers
     lane.in_flight._ids = itertools.count(MAX_ID + in_flight)
     assert lane.in_flight.new_transfer_id() == in_flight + 1
@@ -295,7 +295,7 @@ def test_device_hears_that_its_page_is_a_duplicate_when_the_request_begins_to_de
     driver.attach_rank(0, incarnation=2)
 
     # Both compute the page of the last prompt tokens and the first output: for that nobody waits.
-    lane = driver.core._replica.lanes[0]
+    lane = driver.core._lanes[0]
     plans: list[StepPlan] = []
     for _ in range(8):
         plans.append(driver.step())

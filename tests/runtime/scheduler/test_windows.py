@@ -32,7 +32,7 @@ def driver_with(layout: KvLayout = MIXED, **changes: Any) -> CoreDriver:
 
 
 def lane_of(driver: CoreDriver) -> Lane:
-    return driver.core._replica.lanes[0]
+    return driver.core._lanes[0]
 
 
 def serve(driver: CoreDriver, tokens: list[int], **fields: Any) -> dict[str, int]:
@@ -63,7 +63,7 @@ def window_in_l1(driver: CoreDriver, tokens: list[int]) -> list[int]:
     """The same of L1."""
     lane, group = lane_of(driver), driver.settings.num_groups - 1
     name = driver.submit(tokens, max_tokens=1)
-    match = lane.match(driver.core._replica.requests[name].chain)
+    match = lane.match(driver.core._requests.living[name].chain)
     driver.abort(name)
     return [page for page, page_id in enumerate(match.page_ids[group].tolist()) if page_id]
 

@@ -1,0 +1,48 @@
+"""Invariants that no owner can prove alone."""
+
+from collections.abc import Sequence
+
+from raydix.errors import AccountingError
+from raydix.runtime.scheduler.kv_source import KvSource
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.life.state import PREPARING, State, require_states
+from raydix.runtime.scheduler.requests import Requests
+from raydix.runtime.scheduler.step_group import StepGroup
+
+
+def check_lanes(lanes: Sequence[Lane], groups: Sequence[StepGroup]) -> None:
+    """Raise AccountingError unless lanes agree with what they hold, and with their step groups."""
+    for lane in lanes:
+        lane.check()
+    for group in groups:
+        group.check([lane.l1.last_step for lane in group.pick(lanes)])
+        if group.experts is not None:
+            group.experts.check()
+
+
+def check_requests(requests: Requests, lanes: Sequence[Lane], source: KvSource) -> None:
+    """Raise AccountingError unless each request is with the owner that its state names, alone."""
+    require_states("nobody", requests.unplaced.values(), {State.PLACING})
+    for lane in lanes:
+        decoding = [one for one in lane.running.values() if one.batch is not None]
+        require_states("a queue", lane.waiting.requests.values(), {State.WAITING})
+        require_states("a lane", lane.prefilling.values(), PREPARING)
+        require_states("a batch", decoding, {State.DECODING})
+
+    waiting = {name for lane in lanes for name in lane.waiting.requests}
+    running = [name for lane in lanes for name in lane.running]
+    placed = [*running, *waiting, *requests.unplaced]
+    if sorted(placed) != sorted(requests.living):
+        raise AccountingError(f"{len(requests.living)} requests live, {len(placed)} are on a lane")
+    source.check(waiting | requests.unplaced.keys())
+    requests.orphans.check(running=set(running), waiting=waiting | requests.unplaced.keys())
+
+
+def check_idle(lanes: Sequence[Lane], source: KvSource) -> None:
+    """Raise AccountingError if something is held although no request lives."""
+    if source.num_claimed_pages:
+        raise AccountingError(
+            f"the engine is idle, but {source.num_claimed_pages} pages are claimed"
+        )
+    if any(lane.l1.tree.num_locks for lane in lanes):
+        raise AccountingError("the engine is idle, but pages are locked")

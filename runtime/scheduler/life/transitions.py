@@ -1,0 +1,209 @@
+"""The moves of a request, each carried out in all owners that have a part in it.
+
+Whoever decides that a request moves calls one of these, so that no owner is forgotten.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from raydix.ids import LeaseId
+from raydix.runtime.cache.radix_tree import Lock
+from raydix.runtime.messages.host import PageSource, Urgency
+from raydix.runtime.scheduler.attribution import attribute, total_by_source
+from raydix.runtime.scheduler.block_table import BlockTable
+from raydix.runtime.scheduler.cached_prefix import CachedPrefix
+from raydix.runtime.scheduler.explanations import Explanations
+from raydix.runtime.scheduler.kv_source import KvSource
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.life.run import Start
+from raydix.runtime.scheduler.publishing import keep_window, note_end, publish_rest
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.request_order import order_key
+from raydix.runtime.scheduler.requests import Requests
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.timers import Timers
+from raydix.runtime.scheduler.transfers import Load, Promotion
+from raydix.runtime.scheduler.waiting import Place
+
+
+class Transitions:
+    """Carries out moves: what each does to the request, its lane, its source and the others."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        requests: Requests,
+        lanes: Sequence[Lane],
+        source: KvSource,
+        timers: Timers,
+        explanations: Explanations,
+    ) -> None:
+        self._settings = settings
+        self._requests = requests
+        self._lanes = lanes
+        self._source = source
+        self._timers = timers
+        self._explanations = explanations
+
+    def place(self, request: RequestState, lane: Lane, found: CachedPrefix) -> None:
+        """Let a request wait on a lane, of which L1 there and L2 have `found`."""
+        self._requests.place(request)
+        # One that was displaced is looked up once more.
+        self._source.forget(request)
+        request.move_to(lane.index)
+        lacks = lane.waiting.prompt_key(request, found.num_pages)
+        lane.waiting.add(request, num_cached_pages=found.num_pages, lacks=lacks)
+        self._source.want_lookup(request, found, lane.waiting.key(request))
+
+    def place_anew(self, lane: Lane, request: RequestState, num_cached_pages: int) -> None:
+        """Give a waiting request another place, as another part of it is cached."""
+        lacks = lane.waiting.prompt_key(request, num_cached_pages)
+        lane.waiting.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
+        self._source.move_lookup(request, lane.waiting.key(request))
+
+    def look_up_due(self) -> None:
+        """Look up those whose turn it is, while L2 has room for what L3 may bring."""
+        while (request := self._source.next_to_look_up()) is not None:
+            match = self._lanes[request.lane].match(request.chain)
+            self._source.send_lookup(request, match, Urgency.REQUEST)
+
+    def look_up_lost(self, lane: Lane, request: RequestState) -> None:
+        """Look a waiting request up once more, for what L3 had brought and L2 has lost."""
+        self._source.want_lost_pages(request, lane.waiting.key(request))
+        self.look_up_due()
+
+    def look_up_refused(self, lane: Lane, request: RequestState) -> None:
+        """Look a waiting request up once more, for the pages that L2 had no room for."""
+        place = lane.waiting.key(request)
+        self._source.want_lookup_again(request, PageSource.NO_HOST_PAGE, place)
+        self.look_up_due()
+
+    def promote(self, lane: Lane, request: RequestState, lock: Lock, num_pages: int) -> bool:
+        """Load ahead for a waiting request what follows `lock` in L2, if there is room for it.
+
+        True: the promotion has taken over `lock`.
+        """
+        start = lock.num_pages
+        promotion = lane.promotions.start(request, lock, num_pages)
+        if promotion is None:
+            return False
+        stop = start + promotion.num_part_pages
+        starts = [start if reach is None else stop for reach in self._settings.reaches]
+        promotion.wait_for(self._source.ask_lease(request, starts, stop, promotion))
+        return True
+
+    def admit(
+        self,
+        lane: Lane,
+        request: RequestState,
+        lock: Lock,
+        table: BlockTable,
+        start: Start,
+        *,
+        num_l1_pages: int,
+        now_s: float,
+    ) -> LeaseId | None:
+        """Give a waiting request a slot: it runs, or waits for a lease on what it loads.
+
+        `num_l1_pages`: others may wait for the page behind these. Returns the lease that was asked
+        for, if any.
+        """
+        lane.admit(request, lock, table, start, now_s)
+        lane.lead(request, num_l1_pages)
+        lease_id = None
+        if any(start.loads):
+            request.wait_for_lease()
+            starts = [pages[0] if pages else start.num_pages for pages in start.loads]
+            lease_id = self._source.ask_lease(request, starts, start.num_pages)
+        else:
+            # Where a prefix is taken up it may be taken up again, when L1 has lost its window.
+            keep_window(lane, request, start.num_pages)
+        # Only now, for the lease takes over from the lookup what is kept in L2.
+        self._source.cancel_lookup(request)
+        if lease_id is None:
+            self.begin(request, start)
+        return lease_id
+
+    def begin(self, request: RequestState, start: Start) -> None:
+        """Let a request run that knows which cached pages it gets; the rest is planned now."""
+        if not any(start.loads):
+            self._source.end_claim(request)
+        request.start_from(start.num_pages * self._settings.page_size)
+
+        if request.sources is None:
+            num_prompt_pages = request.chain.num_prompt_pages
+            ranges = attribute(
+                request.num_prompt,
+                request.prefetch,
+                self._settings,
+                tiers=start.tiers[:num_prompt_pages],
+                num_left_pages=start.num_left_pages,
+            )
+            request.note_sources(ranges, total_by_source(ranges))
+
+    def load(
+        self, lane: Lane, request: RequestState, promotion: Promotion | None, load: Load
+    ) -> None:
+        """Let a request, or its promotion, wait for a load that goes out with the next plan."""
+        if promotion is not None:
+            lane.promotions.wait_for_load(promotion, load)
+        else:
+            request.wait_for_load(load)
+        lane.in_flight.add_load(load)
+
+    def join(self, lane: Lane, request: RequestState) -> None:
+        """Let a request that has its first token decode with others, unless it wants logprobs."""
+        if request.batch is None and request.submit.sampling.num_logprobs is None:
+            lane.start_decoding(request)
+
+    def requeue(self, request: RequestState) -> None:
+        """Let an admitted request give back what it holds and wait again, with its known tokens.
+
+        Where its prompt came from stays as it was at its first admission.
+        """
+        lane = self._lanes[request.lane]
+        self._source.end_claim(request)
+        publish_rest(lane, request)
+        num_held_pages = request.num_held_pages
+        keep_window(lane, request, num_held_pages)
+        lane.release(request)
+        request.stop_running()
+        lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
+        self._requests.stop_running(request)
+
+    def lose_run(self, request: RequestState) -> Place:
+        """Let a request wait again whose ranks are lost; returns its place among those that wait.
+
+        Nothing is given back, and no page published: what the lane had of it goes as a whole.
+        """
+        key = order_key(request, self._settings, request.num_held_pages)
+        self._source.end_claim(request)
+        if request.batch is not None:
+            request.batch.leave(request)
+        request.stop_running()
+        self._requests.stop_running(request)
+        return key, request
+
+    def displace(self, places: Iterable[Place]) -> None:
+        """Move requests that waited on lanes whose ranks are lost to other lanes, in order."""
+        displaced = [request for _, request in sorted(places)]
+        for request in displaced:
+            request.lose_lane()
+        self._requests.displace(displaced)
+
+    def end(self, request: RequestState) -> None:
+        """End a request, wherever it is: nobody knows it any more."""
+        lane = self._lanes[request.lane]
+        self._source.forget(request)
+        if request.request_id in lane.running:
+            publish_rest(lane, request)
+            keep_window(lane, request, request.num_held_pages)
+            note_end(lane, request)
+            lane.release(request)
+        else:
+            lane.promotions.end(request.request_id)
+            lane.waiting.discard(request)
+        request.end()
+        self._requests.remove(request)
+        self._timers.forget(request.ticket)
+        self._explanations.add(request)
