@@ -3,11 +3,9 @@
 
 Rows have fixed places, so that nobody asks anybody: all ranks know how many tokens each one sends.
 A rank pushes its tokens (one copy per rank that has any of their experts), waits for those of the
-others, pushes outputs back, and sums what comes back. Pushes never wait. Their programs count
-themselves at the receiver, once what they wrote can be seen there: together they add the same
-however many they are, so that nobody needs to know. The counts only ever grow, so that launches may
-be captured in CUDA graphs and mixed with others in any order. Each rank begins with what goes to
-the rank after it, lest all write to the same one at a time.
+others (`arrivals`), pushes outputs back, and sums what comes back (`output_sum`). Pushes never
+wait. Each rank begins with what goes to the rank after it, lest all write to the same one at a
+time.
 
 A receiver's rows may be written again once it has read them. It has if its outputs have come back,
 and these have before the sender's next tokens leave on the same buffers, since a sender sums first.
@@ -24,11 +22,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.dispatch.token_buffers import Arrivals, TokenBuffers, TokenLayout
+from raydix.kernels.dispatch.arrivals import WHOLE_PUSH, signal
+from raydix.kernels.dispatch.token_buffers import TokenBuffers, TokenLayout
 from raydix.kernels.dispatch.token_inputs import check_rows, check_tokens
 
-WHOLE_PUSH = 128
-"""The sum that the programs of one push add to a count, and the most programs of a push."""
 _MIN_PROGRAMS = 32
 """The least programs of a push, a power of two like `WHOLE_PUSH`. On two H200, 128 programs of 8
 warps took 0.91 of the time of 32 of 32 for 8,192 rows of 14 KB, and 1.08 for 16 (2026-11-26).
@@ -39,14 +36,6 @@ _PUSH_WARPS = 8
 _MAX_BLOCK_ROWS = 4
 _MAX_TILE_WORDS = 2048
 """The most words (int64) of a tile, which a program holds in registers."""
-_SUM_WARPS = 8
-_SUM_BLOCK = 2048
-_MAX_SUM_PROGRAMS = 1056
-"""The most programs of a sum, which is how many fit on an H200 at a time."""
-_MAX_WAITING_PROGRAMS = 528
-"""The most programs that each wait; of more, one waits for all, to leave SMs to others."""
-_POLLS = 64
-"""The looks at device memory per look at the host's, which takes as long as many of them."""
 
 
 def push_tokens(
@@ -90,19 +79,6 @@ def push_tokens(
     )
 
 
-def await_tokens(buffers: TokenBuffers, arrivals: Arrivals) -> None:
-    """Enqueue the wait for all ranks' tokens; what comes after on the stream sees them."""
-    _await_arrivals[(1,)](
-        buffers.tokens_arrived_R,
-        arrivals.awaited_1,
-        arrivals.given_up_1,
-        WHOLE_PUSH,
-        NUM_RANKS=len(buffers.tokens_arrived_R),
-        POLLS=_POLLS,
-        num_warps=1,
-    )
-
-
 def push_outputs(
     out_NC: Tensor, buffers_R: Sequence[TokenBuffers], layout: TokenLayout, next_row: int
 ) -> None:
@@ -132,60 +108,6 @@ def push_outputs(
     )
 
 
-def sum_outputs(
-    out_NC: Tensor,
-    ids_TK: Tensor,
-    buffers: TokenBuffers,
-    arrivals: Arrivals,
-    layout: TokenLayout,
-    first_row: int,
-) -> Tensor:
-    """Enqueue the wait for all ranks' outputs, and their sum in the order of ranks: [T, C].
-
-    `out_NC`, `ids_TK`, `first_row`: what this rank has given to `push_outputs` and `push_tokens`.
-    The sum is in float32, and rounded once.
-    """
-    num_tokens, hidden = ids_TK.shape[0], out_NC.shape[1]
-    summed_TC = out_NC.new_empty((num_tokens, hidden))
-    block = min(triton.next_power_of_2(hidden), _SUM_BLOCK)
-    num_pieces = max(num_tokens * triton.cdiv(hidden, block), 1)
-    waits = num_pieces <= _MAX_WAITING_PROGRAMS
-    if not waits:
-        _await_arrivals[(1,)](
-            buffers.outputs_arrived_R,
-            arrivals.awaited_1,
-            arrivals.given_up_1,
-            0,
-            NUM_RANKS=layout.num_ranks,
-            POLLS=_POLLS,
-            num_warps=1,
-        )
-
-    _sum_outputs[(min(num_pieces, _MAX_SUM_PROGRAMS),)](
-        out_NC,
-        buffers.returned_XC,
-        ids_TK,
-        summed_TC,
-        buffers.outputs_arrived_R,
-        arrivals.awaited_1,
-        arrivals.given_up_1,
-        num_tokens,
-        first_row,
-        layout.max_tokens,
-        layout.slots_per_rank,
-        RANK=layout.rank,
-        NUM_RANKS=layout.num_ranks,
-        CHOICES=ids_TK.shape[1],
-        BLOCK_CHOICES=triton.next_power_of_2(ids_TK.shape[1]),
-        HIDDEN=hidden,
-        BLOCK=block,
-        WAITS=waits,
-        POLLS=_POLLS,
-        num_warps=_SUM_WARPS,
-    )
-    return summed_TC
-
-
 def _words(rows: Tensor) -> Tensor:
     return rows.view(-1).view(torch.int64)
 
@@ -202,29 +124,6 @@ def _tile(num_rows: int, row_words: int, num_programs: int) -> dict[str, int]:
     most = max(min(_MAX_TILE_WORDS // block_words, _MAX_BLOCK_ROWS), 1)
     fair = triton.next_power_of_2(triton.cdiv(max(num_rows, 1), num_programs))
     return {"BLOCK_ROWS": min(most, fair), "BLOCK_WORDS": block_words}
-
-
-@triton.jit
-def _signal(peer_arrived, WHOLE: tl.constexpr, RANK: tl.constexpr, NUM_RANKS: tl.constexpr):
-    """Count this program at all ranks, which then see what all of its threads have written."""
-    share = WHOLE // tl.num_programs(0)
-    tl.debug_barrier()
-    for peer in tl.static_range(NUM_RANKS):
-        tl.atomic_add(peer_arrived[peer] + RANK, share, sem="release", scope="sys")
-
-
-@triton.jit
-def _await(arrived_ptr, awaited, given_up_ptr, NUM_RANKS: tl.constexpr, POLLS: tl.constexpr):
-    """Wait for counts, by differences in int32, so that they may wrap around."""
-    for peer in tl.static_range(NUM_RANKS):
-        seen = tl.atomic_add(arrived_ptr + peer, 0, sem="acquire", scope="sys")
-        polls = 0
-        given_up = 0
-        while (seen - awaited < 0) & (given_up == 0):
-            seen = tl.atomic_add(arrived_ptr + peer, 0, sem="acquire", scope="sys")
-            polls += 1
-            if polls % POLLS == 0:
-                given_up = tl.load(given_up_ptr, volatile=True)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "slots"])
@@ -283,22 +182,7 @@ def _push_tokens(
                 x,
                 mask=is_word & is_wanted[:, None],
             )
-    _signal(peer_arrived, WHOLE, RANK, NUM_RANKS)
-
-
-@triton.jit(do_not_specialize=["expected"])
-def _await_arrivals(
-    arrived_ptr,
-    awaited_ptr,
-    given_up_ptr,
-    expected,
-    NUM_RANKS: tl.constexpr,
-    POLLS: tl.constexpr,
-):
-    """One warp. `expected`: of each rank, beyond what has been awaited so far."""
-    awaited = tl.load(awaited_ptr) + expected
-    tl.store(awaited_ptr, awaited)
-    _await(arrived_ptr, awaited, given_up_ptr, NUM_RANKS, POLLS)
+    signal(peer_arrived, WHOLE, RANK, NUM_RANKS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "next_row", "max_tokens"])
@@ -336,56 +220,4 @@ def _push_outputs(
                 place = RANK - 1 if peer < RANK else RANK
                 target = (place * max_tokens + token).to(tl.int64)[:, None] * ROW_WORDS + word
                 tl.store(peer_returned[peer] + target, out, mask=is_word & is_peers[:, None])
-    _signal(peer_arrived, WHOLE, RANK, NUM_RANKS)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "slots"])
-def _sum_outputs(
-    out_ptr,
-    returned_ptr,
-    ids_ptr,
-    summed_ptr,
-    arrived_ptr,
-    awaited_ptr,
-    given_up_ptr,
-    num_tokens,
-    first_row,
-    max_tokens,
-    slots,
-    RANK: tl.constexpr,
-    NUM_RANKS: tl.constexpr,
-    CHOICES: tl.constexpr,
-    BLOCK_CHOICES: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WAITS: tl.constexpr,
-    POLLS: tl.constexpr,
-):
-    """A grid walks (token, block of columns)."""
-    if WAITS:
-        _await(arrived_ptr, tl.load(awaited_ptr), given_up_ptr, NUM_RANKS, POLLS)
-
-    choice = tl.arange(0, BLOCK_CHOICES)
-    blocks = tl.cdiv(HIDDEN, BLOCK)
-    for work in range(tl.program_id(0), num_tokens * blocks, tl.num_programs(0)):
-        token = (work // blocks).to(tl.int64)
-        column = work % blocks * BLOCK + tl.arange(0, BLOCK)
-        ids = tl.load(ids_ptr + token * CHOICES + choice, mask=choice < CHOICES, other=-1)
-
-        summed = tl.zeros([BLOCK], tl.float32)
-        for peer in tl.static_range(NUM_RANKS):
-            slot = ids.to(tl.int32) - peer * slots
-            is_wanted = tl.max(((slot >= 0) & (slot < slots)).to(tl.int32), 0) > 0
-            if peer == RANK:
-                row_ptr = out_ptr + (first_row + token) * HIDDEN
-            else:
-                place = peer - 1 if peer > RANK else peer
-                row_ptr = returned_ptr + (place * max_tokens + token) * HIDDEN
-            part = tl.load(
-                row_ptr + column,
-                mask=is_wanted & (column < HIDDEN),
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            summed += part.to(tl.float32)
-        tl.store(summed_ptr + token * HIDDEN + column, summed, mask=column < HIDDEN)
+    signal(peer_arrived, WHOLE, RANK, NUM_RANKS)

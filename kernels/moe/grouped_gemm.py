@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.dense.activation import activate, glu_constants, offset_up
 from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.moe.choice_sum import sum_over_choices
 from raydix.kernels.moe.expert_biases import ExpertBiases
 from raydix.kernels.moe.expert_inputs import INTERLEAVED, check_biases, check_experts
 from raydix.kernels.moe.expert_tiles import TileShape, choose_tiles
@@ -25,7 +26,6 @@ from raydix.kernels.moe.permute import ExpertBlocks, permute_by_expert
 
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """The number of a block's rows from which on they are the left operand of the product."""
-_SUM_BLOCK = 1024
 _LARGE_EXPERT_BYTES = 16 << 20
 """The size of one expert's weights from which on L2 does not hold them until its next block."""
 _BLOCKS_TOGETHER = 8
@@ -74,7 +74,7 @@ def fused_experts(
     choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, hidden))
     down_EC = None if biases is None else biases.down_EC
     _down(activated_XI, down_ECI, weights_TK, blocks, tiles.down, choices_TKC, bias_EC=down_EC)
-    return _sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
+    return sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
 
 
 def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> int:
@@ -183,22 +183,6 @@ def _down(
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )
-
-
-def _sum_over_choices(choices_TKC: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Tensor:
-    num_tokens, num_choices, hidden = choices_TKC.shape
-    out_TC = choices_TKC.new_empty((num_tokens, hidden))
-    _sum_choices[(num_tokens, triton.cdiv(hidden, _SUM_BLOCK))](
-        choices_TKC,
-        expert_ids_TK,
-        out_TC,
-        num_experts,
-        CHOICES=num_choices,
-        HIDDEN=hidden,
-        BLOCK=_SUM_BLOCK,
-        num_warps=4,
-    )
-    return out_TC
 
 
 @triton.jit
@@ -356,28 +340,3 @@ def _down_weighted(
         out_row_ptr = out_ptr + slot.to(tl.int64)[:, None] * HIDDEN + column[None, :]
         is_out = is_row[:, None] & is_column[None, :]
         tl.store(out_row_ptr, total.to(out_ptr.dtype.element_ty), mask=is_out)
-
-
-@triton.jit
-def _sum_choices(
-    choices_ptr,
-    ids_ptr,
-    out_ptr,
-    num_experts,
-    CHOICES: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One block of one token; slots without an expert hold nothing."""
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_column = column < HIDDEN
-
-    total = tl.zeros([BLOCK], tl.float32)
-    for choice in tl.static_range(CHOICES):
-        slot = token * CHOICES + choice
-        expert = tl.load(ids_ptr + slot)
-        is_chosen = (expert >= 0) & (expert < num_experts)
-        value = tl.load(choices_ptr + slot * HIDDEN + column, mask=is_column & is_chosen, other=0.0)
-        total += value.to(tl.float32)
-    tl.store(out_ptr + token * HIDDEN + column, total.to(out_ptr.dtype.element_ty), mask=is_column)

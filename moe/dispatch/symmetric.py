@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.distributed import Store
 
 from raydix.kernels.device.symmetric_group import name_group
+from raydix.kernels.dispatch.arrivals import await_tokens
+from raydix.kernels.dispatch.output_sum import sum_outputs
 from raydix.kernels.dispatch.token_buffers import Arrivals, TokenBuffers, TokenLayout
 from raydix.kernels.dispatch.token_inputs import ALIGNMENT_BYTES
-from raydix.kernels.dispatch.token_push import await_tokens, push_outputs, push_tokens, sum_outputs
+from raydix.kernels.dispatch.token_push import push_outputs, push_tokens
 from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchShape, DispatchSizes, Received
 
 _NUM_SETS = 2

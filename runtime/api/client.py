@@ -1,6 +1,5 @@
 """The asynchronous engine handle: start or reach an engine, and stream tokens from it."""
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -17,12 +16,12 @@ from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.home_loop import HomeLoop
+from raydix.runtime.api.known_tokenizers import KnownTokenizers
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt, variables_of
 from raydix.runtime.api.request_options import RequestOptions, check_switch
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.paths import require_absolute_l3, resolve_l3
@@ -51,7 +50,7 @@ class AsyncLLM:
         self._has_started_engine = False
         self._handle: EngineHandle | None = None
         self._client: EngineClient | None = None
-        self._tokenizers: dict[str, Tokenizer | None] = {}
+        self._tokenizers = KnownTokenizers(is_near=address is None)
         self._home = HomeLoop()
 
     @classmethod
@@ -91,7 +90,7 @@ class AsyncLLM:
 
         engine = cls(name, cluster=address)
         # By the path as given: the engine's own may name a commit. No wait, which may be cancelled.
-        engine._tokenizers[config.model.path] = tokenizer.result()
+        engine._tokenizers.add(config.model.path, tokenizer.result())
         engine._handle = handle
         engine._has_started_engine = True
         # The caller has no handle yet to shut it down, so a failure from here on ends the engine.
@@ -364,7 +363,7 @@ class AsyncLLM:
         return self._handle
 
     async def _open(self, handle: EngineHandle) -> EngineClient:
-        tokenizer = await self._tokenizer_of(handle)
+        tokenizer = await self._tokenizers.of(handle)
         try:
             link = await dial_engine(handle.record, Role.SCHEDULER)
         except (LinkClosed, OSError) as error:
@@ -374,15 +373,3 @@ class AsyncLLM:
             ) from error
 
         return EngineClient(link, ModelLimits.of(handle.facts), tokenizer)
-
-    async def _tokenizer_of(self, handle: EngineHandle) -> Tokenizer | None:
-        if handle.model_path not in self._tokenizers:
-            self._tokenizers[handle.model_path] = await self._load_tokenizer(handle)
-        return self._tokenizers[handle.model_path]
-
-    async def _load_tokenizer(self, handle: EngineHandle) -> Tokenizer | None:
-        if self.place.address is None:
-            return await asyncio.to_thread(load_tokenizer, handle.model_path)
-        # The path means something on the engine's host; here it may hold another model.
-        files = await handle.call("tokenizer_files")
-        return await asyncio.to_thread(load_tokenizer_files, files)

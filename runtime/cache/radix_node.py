@@ -105,6 +105,12 @@ class RadixNode:
         """Whether no group holds any page of the node."""
         return not any(ids.any() for ids in self.page_ids)
 
+    def may_grow(self, segment: Segment) -> bool:
+        """Whether pages that its one lock inserts become part of the node, not one below it."""
+        is_own = self.num_hits == self.num_locks == 1 and not self.is_cut
+        is_leaf = not self.children and self.parent is not None
+        return is_own and is_leaf and self.segment is segment
+
     @property
     def is_return_point(self) -> bool:
         """Whether a request is likely to end its match where the node ends.
@@ -255,6 +261,18 @@ def chain_keys(node: RadixNode | None) -> bytes:
         parts.append(node.keys)
         node = node.parent
     return b"".join(reversed(parts))
+
+
+def require_lengths(
+    num_pages: int, num_groups: int, page_ids: tuple[Int32Array, ...], keys: bytes
+) -> None:
+    """Raise ValueError unless there is an id in each group, and a key, for each page."""
+    lengths = [len(ids) for ids in page_ids]
+    if lengths != [num_pages] * num_groups or len(keys) != num_pages * KEY_BYTES:
+        raise ValueError(
+            f"page ids per group {lengths} and {len(keys)} bytes of keys; expected "
+            f"{num_groups} x {num_pages} ids and {num_pages * KEY_BYTES} bytes"
+        )
 
 
 def use_path(node: RadixNode, priority: int, now_s: float) -> None:

@@ -23,6 +23,7 @@ from raydix.runtime.cache.radix_node import (
     Victim,
     count_shared_pages,
     join_page_ids,
+    require_lengths,
     use_path,
 )
 from raydix.runtime.cache.radix_windows import RadixWindows
@@ -196,7 +197,7 @@ class RadixTree:
         """
         node = locked = self._locked_node(lock)
         num_pages = len(packed_tokens) // self._page_bytes
-        self._require_lengths(num_pages, page_ids, keys)
+        require_lengths(num_pages, self.num_groups, page_ids, keys)
 
         existing = self._descend(node, packed_tokens, num_pages)
         num_existing = 0
@@ -308,17 +309,6 @@ class RadixTree:
         if num_found != self.num_locks:
             raise AccountingError(f"locks: counted {self.num_locks}, found {num_found}")
 
-    def _require_lengths(
-        self, num_pages: int, page_ids: tuple[Int32Array, ...], keys: bytes
-    ) -> None:
-        lengths = [len(ids) for ids in page_ids]
-        if lengths != [num_pages] * self.num_groups or len(keys) != num_pages * KEY_BYTES:
-            raise ValueError(
-                f"page ids per group {lengths} and {len(keys)} bytes of keys; expected "
-                f"{self.num_groups} x {num_pages} "
-                f"ids and {num_pages * KEY_BYTES} bytes"
-            )
-
     def _locked_node(self, lock: Lock) -> RadixNode:
         if lock.node is None:
             raise AccountingError(
@@ -372,7 +362,7 @@ class RadixTree:
 
     def _append(self, node: RadixNode, run: RadixNode) -> RadixNode:
         """Add `run`, locked once, behind a locked node. Returns the node that ends with it."""
-        if _may_grow(node, run.segment):
+        if node.may_grow(run.segment):
             self._eviction.grow(node, run)
             return node
         self._forest.attach(node, run)
@@ -380,9 +370,3 @@ class RadixTree:
             self._windows.reshape(node)
         self._eviction.lock(run)
         return run
-
-
-def _may_grow(node: RadixNode, segment: Segment) -> bool:
-    is_own = node.num_hits == node.num_locks == 1 and not node.is_cut
-    is_leaf = not node.children and node.parent is not None
-    return is_own and is_leaf and node.segment is segment

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any, assert_never
 
-from raydix.errors import AccountingError, ConfigError
+from raydix.errors import ConfigError
 from raydix.ids import ConnectionId, HostPageId, LeaseId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.events import (
@@ -31,7 +31,7 @@ from raydix.runtime.cache.host.grants import HostGrants
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.host.mirror import HostMirror
-from raydix.runtime.cache.host.pages import HostPageState
+from raydix.runtime.cache.host.page_accounts import check_holders, page_figures
 from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
@@ -336,21 +336,8 @@ class HostMemoryCore:
     def stats(self) -> dict[str, Any]:
         """Figures of L2, of what is pending and of the breaker, and all counters."""
         orders = self._storage.orders
-        pages: Counter[str] = Counter()
-        ready_bytes = 0
-        for group, page_bytes in enumerate(self._page_bytes):
-            counts = self._index.count_by_state(group)
-            ready_bytes += counts[HostPageState.READY] * page_bytes
-            for state, count in counts.items():
-                figure = f"pages_{state.name.lower()}"
-                # Of all groups together, then of this one.
-                pages[figure] += count
-                pages[f"{figure}_{group}"] = count
         stats: dict[str, Any] = {
-            **pages,
-            "slabs_unused": self._index.num_unused_slabs,
-            "slabs_taken": self._index.num_slabs_taken,
-            "ready_bytes": ready_bytes,
+            **page_figures(self._index, self._page_bytes),
             "pages_granted": self._grants.num_pages,
             "leases": self._leases.num_leases,
             "lookups": self._lookups.num_lookups,
@@ -373,27 +360,13 @@ class HostMemoryCore:
         self._staged.check()
         self._storage.writes.check()
 
-        counts: Counter[HostPageState] = Counter()
-        for group in range(self._index.num_groups):
-            counts.update(self._index.count_by_state(group))
-
-        num_granted, num_reading = self._grants.num_pages, self._storage.reads.num_filling
-        if counts[HostPageState.FILLING] != num_granted + num_reading:
-            raise AccountingError(
-                f"{counts[HostPageState.FILLING]} pages are FILLING; {num_granted} are granted and "
-                f"{num_reading} are being read"
-            )
-
-        num_held = self._quarantine.num_pages
-        if counts[HostPageState.QUARANTINED] != num_held:
-            raise AccountingError(
-                f"{counts[HostPageState.QUARANTINED]} pages are QUARANTINED; "
-                f"{num_held} are on record"
-            )
-
-        num_pinned = self._quarantine.num_pins + self._leases.num_pins + self._staged.num_pins
-        num_pinned += self._storage.writes.num_pinned
-        if self._index.num_readers != num_pinned:
-            raise AccountingError(
-                f"pages have {self._index.num_readers} readers; {num_pinned} are on record"
-            )
+        check_holders(
+            self._index,
+            num_granted=self._grants.num_pages,
+            num_reading=self._storage.reads.num_filling,
+            num_quarantined=self._quarantine.num_pages,
+            num_pins=self._quarantine.num_pins
+            + self._leases.num_pins
+            + self._staged.num_pins
+            + self._storage.writes.num_pinned,
+        )

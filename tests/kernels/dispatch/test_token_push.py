@@ -5,13 +5,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels.dispatch.token_push import (
-    WHOLE_PUSH,
-    await_tokens,
-    push_outputs,
-    push_tokens,
-    sum_outputs,
-)
+from raydix.kernels.dispatch.arrivals import WHOLE_PUSH, await_tokens
+from raydix.kernels.dispatch.output_sum import sum_outputs
+from raydix.kernels.dispatch.token_push import push_outputs, push_tokens
 from raydix.kernels.reference import token_push as reference
 from tests.kernels.dispatch.token_ranks import layouts, make_arrivals, make_buffers
 

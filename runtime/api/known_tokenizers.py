@@ -1,0 +1,33 @@
+"""The tokenizers of the models that a handle's engines have served, each read once."""
+
+import asyncio
+
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
+
+
+class KnownTokenizers:
+    """Owns: a tokenizer for each path of a model; None where a checkpoint has none."""
+
+    def __init__(self, *, is_near: bool) -> None:
+        """`is_near`: whether an engine's paths mean the same here as on its own host."""
+        self._is_near = is_near
+        self._by_path: dict[str, Tokenizer | None] = {}
+
+    def add(self, path: str, tokenizer: Tokenizer | None) -> None:
+        """Know the tokenizer of this model from now on."""
+        self._by_path[path] = tokenizer
+
+    async def of(self, handle: EngineHandle) -> Tokenizer | None:
+        """The tokenizer of the model that an engine serves, read now if it is not known."""
+        path = handle.model_path
+        if path not in self._by_path:
+            self._by_path[path] = await self._load(handle)
+        return self._by_path[path]
+
+    async def _load(self, handle: EngineHandle) -> Tokenizer | None:
+        if self._is_near:
+            return await asyncio.to_thread(load_tokenizer, handle.model_path)
+        # The path means something on the engine's host; here it may hold another model.
+        files = await handle.call("tokenizer_files")
+        return await asyncio.to_thread(load_tokenizer_files, files)
