@@ -10,7 +10,6 @@ imported only when a model is loaded: processes that merely start this actor do 
 import asyncio
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -28,31 +27,28 @@ from raydix.runtime.actors.gpu_model import (
     LoadedGpuModel,
     LoadReport,
     NoExperts,
-    PendingLoads,
     RankPlace,
-    StepOutput,
     StepTimer,
 )
 from raydix.runtime.actors.link_watch import ALONE_S, LinkWatch
 from raydix.runtime.actors.links.blocking_link import connect_blocking
-from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
+from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, send_unless_closed
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.redial import RECONNECT_S, Dial, redial
+from raydix.runtime.actors.step_results import EnqueuedStep, StepResults
 from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.actors.transfer_reports import TransferReports
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
 logger = logging.getLogger(__name__)
 
-MAX_STEPS_IN_FLIGHT = 8
-"""The most steps enqueued and not yet reported; the Scheduler plans one or two ahead."""
 FINISH_S = 5.0
 """How long a stopping rank waits for its steps in flight, which a peer may never have received."""
 
@@ -63,18 +59,6 @@ class GpuSetup:
 
     scheduler_address: str
     secret: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A plan whose work is enqueued. `output` is None if no rank of its step group has rows."""
-
-    step: int
-    link: BlockingLink
-    output: StepOutput | None
-    timer: StepTimer | None
-    loads: PendingLoads | None = None
-    """The rows that each expert was given, on their way to the host; None in most steps."""
 
 
 class GpuActor:
@@ -117,15 +101,13 @@ class GpuActor:
         self._link: BlockingLink | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._steps: queue.Queue[_Step | None] = queue.Queue(MAX_STEPS_IN_FLIGHT)
+        self._results = StepResults(rank)
         self._reports = TransferReports(rank)
         self._slots: set[int] = set()
         """The slots that hold a request; the launcher alone knows them."""
         self._next_step: int | None = None
 
-        self._num_steps = 0
         self._num_links = 0
-        self._compute_s = 0.0
         self._load_s = 0.0
 
     def __repr__(self) -> str:
@@ -201,8 +183,8 @@ class GpuActor:
             "pid": os.getpid(),
             "connected": self._link is not None,
             "num_links": self._num_links,
-            "num_steps": self._num_steps,
-            "compute_s": self._compute_s,
+            "num_steps": self._results.num_reported,
+            "compute_s": self._results.compute_s,
             "load_s": self._load_s,
             "num_running": len(self._slots),
             **self._reports.stats(),
@@ -231,7 +213,7 @@ class GpuActor:
         self._copies.drain()
         self._experts.drain()
         self._reports.flush()
-        self._steps.join()
+        self._results.wait_reported()
 
     def _shutdown(self) -> None:
         self._stop.set()
@@ -259,7 +241,7 @@ class GpuActor:
                 self._follow_watched(link)
                 self._forget_requests()
         finally:
-            self._steps.put(None)
+            self._results.close()
             self._reports.close()
 
     def _follow_watched(self, link: BlockingLink) -> None:
@@ -270,7 +252,7 @@ class GpuActor:
         Then `LinkWatch` ends this process, and all ranks that step together start afresh.
         """
         patience_s = ALONE_S if self._config.parallel.ranks_per_group == 1 else 2 * FINISH_S
-        with LinkWatch(link, lambda: self._num_steps, patience_s, self._give_up):
+        with LinkWatch(link, lambda: self._results.num_reported, patience_s, self._give_up):
             self._follow(link)
             self._drain()
 
@@ -308,17 +290,17 @@ class GpuActor:
         step = self._run_rows(plan, link)
         if len(plan.backups) and not len(plan.loads):
             self._copies.start(plan)
-        self._steps.put(step)
+        self._results.add(step)
 
-    def _run_rows(self, plan: StepPlan, link: BlockingLink) -> _Step:
+    def _run_rows(self, plan: StepPlan, link: BlockingLink) -> EnqueuedStep:
         if not (len(plan.row_slots) or plan.group_tokens.any()):
-            return _Step(plan.step, link, None, None)
+            return EnqueuedStep(plan.step, link, None, None)
         assert self._model is not None
         timer = self._model.make_timer()
         timer.begin()
         output = self._model.runner.execute(plan, partial(self._wait_layer, timer))
         timer.end()
-        return _Step(plan.step, link, output, timer, self._experts.after_step())
+        return EnqueuedStep(plan.step, link, output, timer, self._experts.after_step())
 
     def _wait_layer(self, timer: StepTimer, transfer_id: int, layer: int) -> None:
         """Wait for a load, which does not count as the step's own time."""
@@ -342,32 +324,13 @@ class GpuActor:
     def _complete(self) -> None:
         assert self._model is not None
         self._model.enter_thread()
-        while (step := self._steps.get()) is not None:
-            try:
-                self._complete_step(step)
-            finally:
-                self._steps.task_done()
-
-    def _complete_step(self, step: _Step) -> None:
-        if step.output is None or step.timer is None:
-            result = StepResult(rank=self._rank, step=step.step)
-        else:
-            compute_s = step.timer.wait_s()
-            result = step.output.to_result(self._rank, step.step, compute_s)
-            self._compute_s += compute_s
-            if step.loads is not None:
-                result = replace(result, expert_loads=step.loads.to_column())
-        copied = self._experts.take_copied()
-        if len(copied):
-            result = replace(result, copied_experts=copied)
-        self._num_steps += 1
-        _send(step.link, result)
+        self._results.report(self._experts)
 
     def _report(self) -> None:
         while (message := self._reports.take()) is not None:
             # Read once: the launcher may clear it meanwhile.
             if (link := self._link) is not None:
-                _send(link, message)
+                send_unless_closed(link, message)
             self._reports.sent()
 
     def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
@@ -389,11 +352,3 @@ class GpuActor:
         if (link := self._link) is not None:
             link.close()
         self._on_fatal()
-
-
-def _send(link: BlockingLink, message: Any) -> None:
-    """Send, unless the link is gone, which the launcher notices by itself."""
-    try:
-        link.send(message)
-    except LinkClosed as closed:
-        logger.debug("not sent: %s", closed)

@@ -1,7 +1,6 @@
 """The Scheduler actor: a shell around `SchedulerCore`, which joins its links into one stream."""
 
 import asyncio
-import itertools
 import logging
 import os
 import time
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
-from raydix.ids import ClientId, ConnectionId, RequestId
+from raydix.ids import ConnectionId, RequestId
+from raydix.runtime.actors.client_links import ClientLinks
 from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.idle_check import IdleCheck
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
-from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
 from raydix.runtime.actors.traffic import INTERVAL_S as TRAFFIC_INTERVAL_S
@@ -25,7 +24,6 @@ from raydix.runtime.actors.traffic import Traffic
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.garbage import spare_long_lived_objects
-from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
 from raydix.runtime.messages.plan import StepResult, TransfersDone
@@ -33,8 +31,6 @@ from raydix.runtime.metrics import read_samples
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
     BackUpL1,
-    ClientGone,
-    ClientMessage,
     Effect,
     EndRequests,
     Event,
@@ -60,8 +56,6 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 logger = logging.getLogger(__name__)
 
 _SLOW_CLIENT_RETRY_S = 0.02
-_CLIENT_BURST = 64
-"""The most messages of one client taken in a row, so that others get their turn if it floods us."""
 _CLIENT_EXTRA_BYTES = 256 << 10
 """The bytes of a request's frame besides its prompt; larger frames are refused unread."""
 _MAX_KILL_ORDERS = 64
@@ -79,7 +73,7 @@ class SchedulerSetup:
 
 
 class SchedulerActor:
-    """Owns: a replica's `SchedulerCore`, all its links, and what clients have not been sent.
+    """Owns: a replica's `SchedulerCore`, and all its links.
 
     State changes only in a turn, which runs on the actor's event loop and never waits.
     """
@@ -111,12 +105,7 @@ class SchedulerActor:
         self._num_connections = 0
         self._num_ranks = 0
 
-        self._clients: dict[ClientId, ClientOutbox] = {}
-        self._num_clients = 0
-        self._num_slow_clients = 0
-        self._unsent: set[ClientId] = set()
-        """The clients that have news waiting."""
-
+        self._clients = ClientLinks(self._turns.post)
         self._flushes: list[asyncio.Future[int]] = []
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_MAX_KILL_ORDERS)
@@ -163,8 +152,8 @@ class SchedulerActor:
         return {
             **self._running_core().stats(),
             "scheduler_cpu_s": time.thread_time() - self._cpu_start_s,
-            "num_clients": len(self._clients),
-            "num_slow_clients": self._num_slow_clients,
+            "num_clients": self._clients.num_connected,
+            "num_slow_clients": self._clients.num_slow,
             "incarnation": self._incarnation,
         }
 
@@ -228,7 +217,7 @@ class SchedulerActor:
             case Role.HOST_MEMORY:
                 await self._serve_host(link)
             case Role.CLIENT:
-                await self._serve_client(link)
+                await self._clients.serve(link)
             case Role.SCHEDULER | Role.STORAGE | Role.SUPERVISOR:
                 logger.warning("%s has no business with the Scheduler", link.hello)
         link.close()
@@ -307,55 +296,22 @@ class SchedulerActor:
         del self._links[connection]
         return connection
 
-    async def _serve_client(self, link: Link) -> None:
-        self._num_clients += 1
-        client_id = ClientId(f"{link.hello.name}#{self._num_clients}")
-        outbox = self._clients[client_id] = ClientOutbox(link)
-        try:
-            await self._hear_client(client_id, link)
-        except LinkClosed:
-            pass
-        finally:
-            del self._clients[client_id]
-            self._unsent.discard(client_id)
-            self._num_slow_clients += outbox.was_too_slow
-            self._turns.post(ClientGone(client_id=client_id))
-
-    async def _hear_client(self, client_id: ClientId, link: Link) -> None:
-        """Pass on what a client asks until it says something else. Raises LinkClosed."""
-        for num_taken in itertools.count(1):
-            message = await link.receive()
-            if not isinstance(message, SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest):
-                logger.warning(
-                    "%s sends a %s; its link is closed", link.hello, type(message).__name__
-                )
-                return
-            self._turns.post(ClientMessage(client_id=client_id, message=message))
-            if num_taken % _CLIENT_BURST == 0:
-                await asyncio.sleep(0)
-
     def _finish_turn(self, now_s: float) -> float | None:
         """Send clients their news and check invariants. Returns when to come back to either."""
         core = self._running_core()
         if core.is_attached:
             self._attached.set()
-        self._send_news()
+        is_all_sent = self._clients.send_news()
         check_s = self._idle_check.advance(core, now_s)
-        retry_s = now_s + _SLOW_CLIENT_RETRY_S if self._unsent else None
+        retry_s = None if is_all_sent else now_s + _SLOW_CLIENT_RETRY_S
         return min((time_s for time_s in (check_s, retry_s) if time_s is not None), default=None)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case SendClient():
-                outbox = self._clients.get(effect.client_id)
-                if outbox is not None:
-                    outbox.add(effect.delta)
-                    self._unsent.add(effect.client_id)
+                self._clients.add(effect.client_id, effect.delta)
             case SendTokens():
-                outbox = self._clients.get(effect.client_id)
-                if outbox is not None:
-                    outbox.add_tokens(effect.askings, effect.token_ids)
-                    self._unsent.add(effect.client_id)
+                self._clients.add_tokens(effect.client_id, effect.askings, effect.token_ids)
 
             case SendPlan():
                 for connection in effect.connections:
@@ -380,13 +336,6 @@ class SchedulerActor:
                         flush.set_result(effect.num_pages)
             case _:
                 assert_never(effect)
-
-    def _send_news(self) -> None:
-        """One frame per client and turn, unless that would be a large one."""
-        for client_id in tuple(self._unsent):
-            outbox = self._clients.get(client_id)
-            if outbox is None or outbox.flush():
-                self._unsent.discard(client_id)
 
     def _running_core(self) -> SchedulerCore:
         if self._core is None:

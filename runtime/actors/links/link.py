@@ -105,3 +105,11 @@ class BlockingLink(Protocol):
 
     def close(self) -> None:
         """End the link and wake those in `send` or `receive`. Thread-safe; may be called twice."""
+
+
+def send_unless_closed(link: BlockingLink, message: Message) -> None:
+    """Send, unless the link is gone, which the thread that receives notices by itself."""
+    try:
+        link.send(message)
+    except LinkClosed as closed:
+        logger.debug("not sent: %s", closed)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
+from raydix.runtime.api.sampling_values import MAX_SAMPLES
 from raydix.runtime.server.wire.base import (
     Nothing,
     OrAbsent,
@@ -15,7 +16,7 @@ from raydix.runtime.server.wire.base import (
     WireAnswer,
     WireRequest,
 )
-from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
+from raydix.runtime.server.wire.generation import GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message, ending_of_prompt
 from raydix.runtime.server.wire.prompt_logprobs import PromptLogprobs

@@ -8,10 +8,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.sampling_values import MAX_SAMPLES
 from raydix.runtime.server.wire.base import Items, OrAbsent, Text, WireAnswer
 from raydix.runtime.server.wire.generation import (
     MAX_CHOICES,
-    MAX_SAMPLES,
     GenerationFields,
     StreamOptions,
 )

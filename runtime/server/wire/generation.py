@@ -7,16 +7,11 @@ from typing import Annotated
 from pydantic import Field
 
 from raydix.errors import BadParameter
-from raydix.runtime.api.sampling_params import (
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    OutputKind,
-    SamplingParams,
-)
+from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.api.sampling_values import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
 
-MAX_SAMPLES = 128
 MAX_CHOICES = 1024
 """Of one HTTP request: prompts times samples."""
 

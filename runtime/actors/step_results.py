@@ -1,0 +1,73 @@
+"""The steps that a rank has enqueued: their results are reported in order, once they are there."""
+
+import queue
+from dataclasses import dataclass, replace
+
+from raydix.runtime.actors.gpu_model import Experts, PendingLoads, StepOutput, StepTimer
+from raydix.runtime.actors.links.link import BlockingLink, send_unless_closed
+from raydix.runtime.messages.plan import StepResult
+
+MAX_STEPS_IN_FLIGHT = 8
+"""The most steps enqueued and not yet reported; the Scheduler plans one or two ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueuedStep:
+    """A plan whose work is enqueued. `output` is None if no rank of its step group has rows."""
+
+    step: int
+    link: BlockingLink
+    output: StepOutput | None
+    timer: StepTimer | None
+    loads: PendingLoads | None = None
+    """The rows that each expert was given, on their way to the host; None in most steps."""
+
+
+class StepResults:
+    """Owns: the steps that are enqueued and not yet reported, and how many have been.
+
+    One thread adds steps, one reports them.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._steps: queue.Queue[EnqueuedStep | None] = queue.Queue(MAX_STEPS_IN_FLIGHT)
+        self.num_reported = 0
+        self.compute_s = 0.0
+        """The time that the reported steps took on the device, without their waits for loads."""
+
+    def add(self, step: EnqueuedStep) -> None:
+        """Report this step in its turn. Waits while as many as may be are in flight."""
+        self._steps.put(step)
+
+    def close(self) -> None:
+        """No step comes any more: `report` returns after the last one."""
+        self._steps.put(None)
+
+    def wait_reported(self) -> None:
+        """Wait until every step that was added has been reported."""
+        self._steps.join()
+
+    def report(self, experts: Experts) -> None:
+        """Wait for each step and send its result, until `close`."""
+        while (step := self._steps.get()) is not None:
+            try:
+                self._report_step(step, experts)
+            finally:
+                self._steps.task_done()
+
+    def _report_step(self, step: EnqueuedStep, experts: Experts) -> None:
+        if step.output is None or step.timer is None:
+            result = StepResult(rank=self._rank, step=step.step)
+        else:
+            compute_s = step.timer.wait_s()
+            result = step.output.to_result(self._rank, step.step, compute_s)
+            self.compute_s += compute_s
+            if step.loads is not None:
+                result = replace(result, expert_loads=step.loads.to_column())
+
+        copied = experts.take_copied()
+        if len(copied):
+            result = replace(result, copied_experts=copied)
+        self.num_reported += 1
+        send_unless_closed(step.link, result)
