@@ -18,15 +18,21 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
 import torch
-from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, Store
 
+from benchmarks.device.exchange_times import (
+    CHOICES,
+    EXPERTS,
+    HIDDEN,
+    draw,
+    time_captured,
+    time_eager,
+)
 from benchmarks.device.gpus import require_gpus
 from benchmarks.records.command_line import add_commit, add_results, count, make_parser, run
 from benchmarks.records.record import Figure, name_with_ranks, report
@@ -36,12 +42,8 @@ from raydix.moe.dispatch.protocol import (
     Dispatcher,
     DispatchForm,
     DispatchShape,
-    DispatchSizes,
-    Exchange,
-    Received,
 )
 
-HIDDEN, EXPERTS, CHOICES = 7168, 256, 8
 LOW_LATENCY_TOKENS = (1, 16, 64, 128, 512)
 NORMAL_TOKENS = (128, 1024, 4096, 8192)
 OURS = "symmetric"
@@ -51,11 +53,6 @@ MAX_LATENCY_US = {2: 60, 4: 100}
 BANDWIDTH, MIN_GBPS = (DispatchForm.NORMAL, 4096), 250
 _REPEATS = 50
 _POLL_S = 0.5
-_GRAPH_CYCLES = 10
-"""Dispatches and combines in a graph, whose time is divided by this."""
-_SLEEP_CYCLES = 2_000_000
-"""In which the host enqueues an exchange that is timed: about 1 ms."""
-
 Connect = Callable[[Store, int, DispatchShape, torch.device], Dispatcher]
 
 
@@ -98,102 +95,6 @@ class Times:
     def gbps(self) -> float:
         """Out of a GPU."""
         return self.sent_bytes / self.dispatch_us / 1e3
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tokens:
-    """What one rank sends."""
-
-    x_TC: Tensor
-    weights_TK: Tensor
-    ids_TK: Tensor
-    sizes: DispatchSizes
-
-    def sent_bytes(self, rank: int) -> int:
-        """Of hidden states, to other ranks."""
-        num_ranks = len(self.sizes.tokens_R)
-        owners_TK = self.ids_TK // (EXPERTS // num_ranks)
-        pairs = sum(int((owners_TK == peer).any(1).sum()) for peer in range(num_ranks))
-        pairs -= int((owners_TK == rank).any(1).sum())
-        return pairs * HIDDEN * self.x_TC.itemsize
-
-
-def draw(num_tokens: int, num_ranks: int, form: DispatchForm, device: torch.device) -> Tokens:
-    """Random tokens and choices."""
-    scores_TE = torch.rand(num_tokens, EXPERTS, device=device)
-    return Tokens(
-        x_TC=torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device=device),
-        weights_TK=torch.rand(num_tokens, CHOICES, device=device),
-        ids_TK=scores_TE.topk(CHOICES, dim=1).indices,
-        sizes=DispatchSizes((num_tokens,) * num_ranks, form),
-    )
-
-
-def dispatch(dispatcher: Dispatcher, tokens: Tokens) -> tuple[Exchange, Received]:
-    """Enqueue it."""
-    exchange = dispatcher.send(tokens.x_TC, tokens.weights_TK, tokens.ids_TK, tokens.sizes)
-    return exchange, exchange.receive()
-
-
-def combine(exchange: Exchange, received: Received) -> Tensor:
-    """Enqueue it."""
-    exchange.send_back(received.x_NC)
-    return exchange.combine()
-
-
-def time_eager(dispatcher: Dispatcher, tokens: Tokens, repeats: int) -> list[tuple[float, float]]:
-    """Of each exchange, in us: dispatch, combine."""
-    times = []
-    for _ in range(repeats):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-        torch.cuda._sleep(_SLEEP_CYCLES)
-        combine(*dispatch(dispatcher, tokens))
-        events[0].record()
-        under_way = dispatch(dispatcher, tokens)
-        events[1].record()
-        combine(*under_way)
-        events[2].record()
-        dispatch_us, combine_us = _elapsed_us(events)
-        times.append((dispatch_us, combine_us))
-    return times
-
-
-def time_captured(
-    dispatcher: Dispatcher, tokens: Tokens, repeats: int
-) -> list[tuple[float, float, float]]:
-    """Of each exchange, in us: dispatch, combine, both as one of many in a graph."""
-    combine(*dispatch(dispatcher, tokens))
-    torch.cuda.synchronize()
-    one, other, many = (torch.cuda.CUDAGraph() for _ in range(3))
-    with torch.cuda.graph(one, capture_error_mode="thread_local"):
-        under_way = dispatch(dispatcher, tokens)
-    with torch.cuda.graph(other, capture_error_mode="thread_local"):
-        combine(*under_way)
-    with torch.cuda.graph(many, capture_error_mode="thread_local"):
-        for _ in range(_GRAPH_CYCLES):
-            combine(*dispatch(dispatcher, tokens))
-
-    times = []
-    for _ in range(repeats):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
-        torch.cuda._sleep(_SLEEP_CYCLES)
-        one.replay()
-        other.replay()
-        events[0].record()
-        one.replay()
-        events[1].record()
-        other.replay()
-        events[2].record()
-        many.replay()
-        events[3].record()
-        dispatch_us, combine_us, many_us = _elapsed_us(events)
-        times.append((dispatch_us, combine_us, many_us / _GRAPH_CYCLES))
-    return times
-
-
-def _elapsed_us(events: Sequence[torch.cuda.Event]) -> tuple[float, ...]:
-    events[-1].synchronize()
-    return tuple(1e3 * one.elapsed_time(other) for one, other in pairwise(events))
 
 
 def measure(

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("raydix", "runtime", "kernels", "moe", "tests", "benchmarks", "examples")
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 380
+MAX_LONG_FILE_LINES = 400
+LONG_FILES = ("runtime/scheduler/", "tests/")
+"""Folders whose files may be a little longer so far."""
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 150
 MAX_POSITIONAL = 6
@@ -15,8 +18,9 @@ MAX_POSITIONAL = 6
 def breaches(path: Path, source: str, max_function_lines: int) -> Iterator[str]:
     """Describe each limit that one file breaks."""
     num_lines = len(source.splitlines())
-    if num_lines > MAX_FILE_LINES:
-        yield f"{path}: {num_lines} lines; at most {MAX_FILE_LINES}"
+    most = MAX_LONG_FILE_LINES if path.as_posix().startswith(LONG_FILES) else MAX_FILE_LINES
+    if num_lines > most:
+        yield f"{path}: {num_lines} lines; at most {most}"
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -1,7 +1,6 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ from raydix.runtime.actors.gpu_model import (
     NoExperts,
     RankPlace,
 )
+from raydix.runtime.actors.page_room import pages_with_room
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
-from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.policies import Overlap
-from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
+from raydix.runtime.config.pool_sizes import max_context_pages
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.checkpoint.checkpoint_config import (
     CheckpointConfig,
@@ -107,7 +105,7 @@ def load_gpu_model(
     step_bytes, halving = 0, Halving(config.experts.overlap)
     if device.type == "cuda":
         step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
-    num_pages = _num_pages(config, shard, step_bytes, device)
+    num_pages = pages_with_room(config, shard, step_bytes, device)
 
     return LoadedGpuModel(
         report=_report(loaded, shard, num_pages),
@@ -305,48 +303,6 @@ def _warm_up(
         runner.capture_graphs()
     torch.cuda.empty_cache()
     return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes, halving
-
-
-def _num_pages(
-    config: EngineConfig, shard: KvShard, step_bytes: int, device: torch.device
-) -> tuple[int, ...]:
-    """Pages of each KV group that there is room for."""
-    layout, l1 = shard.layout, config.cache.l1
-    page_bytes = [shard.page_bytes(group) for group in range(len(layout.groups))]
-    if l1.num_pages is not None:
-        if device.type == "cpu":
-            _require_memory(config, layout, page_bytes, l1.num_pages)
-        return pool_pages(config, layout, l1.num_pages)
-    assert l1.memory_fraction is not None, "the configuration has one of the two"
-    torch.cuda.empty_cache()
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-
-    free_bytes = (
-        int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
-    )
-    num_pages = largest_pools(config, layout, page_bytes, free_bytes)
-    if num_pages < 1:
-        raise ConfigError(
-            f"cache.l1.memory_fraction {l1.memory_fraction} of {total_bytes} bytes leaves "
-            f"{free_bytes} bytes for KV "
-            "after the weights and the largest steps; expected room for a page. Raise it, or use "
-            "a smaller model."
-        )
-    return pool_pages(config, layout, num_pages)
-
-
-def _require_memory(
-    config: EngineConfig, layout: KvLayout, page_bytes: Sequence[int], num_pages: int
-) -> None:
-    """Ask first, because the system hands out memory that it may not have."""
-    available = available_memory_bytes()
-    most = largest_pools(config, layout, page_bytes, available)
-    if num_pages > most:
-        raise ConfigError(
-            f"cache.l1.num_pages is {num_pages}; at {sum(page_bytes)} bytes a page of all layers "
-            f"that is more than the {available} bytes that are available. Set cache.l1.num_pages "
-            f"to at most {most}."
-        )
 
 
 def _report(loaded: LoadedModel, shard: KvShard, num_pages: tuple[int, ...]) -> LoadReport:

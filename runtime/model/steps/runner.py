@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from raydix.errors import AccountingError
-from raydix.kernels.attention.rows import AttentionRows
-from raydix.kernels.sampling.columns import as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.decoder.decoder import Decoder
@@ -20,8 +18,8 @@ from raydix.runtime.model.decoder.in_turns import MicroBatch
 from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.slots.slot_sampling import SAMPLES_NOTHING, SamplingRows
-from raydix.runtime.model.staging.columns import Column
-from raydix.runtime.model.steps.captured_steps import CapturedOutput, CapturedSteps
+from raydix.runtime.model.steps.captured_steps import CapturedSteps
+from raydix.runtime.model.steps.column_steps import ColumnSteps
 from raydix.runtime.model.steps.group_place import (
     GroupPlace,
     LaneSizes,
@@ -37,12 +35,11 @@ from raydix.runtime.model.steps.shape_choice import (
     choose_own_shape,
     shapes_of,
 )
-from raydix.runtime.model.steps.step_inputs import BatchInputs, InputMaker, decode_tiles
+from raydix.runtime.model.steps.step_inputs import BatchInputs, InputMaker
 from raydix.runtime.model.steps.step_output import StepOutput, finish_step, make_output
 from raydix.runtime.model.steps.step_rows import (
     StepRows,
     idle_row,
-    padding_columns,
     padding_row,
     prompts_of_padding,
     read_rows,
@@ -107,6 +104,7 @@ class ModelRunner:
             rules=rules,
         )
         self._inputs = InputMaker(decoder, pools, self.slots, device)
+        self._columns = ColumnSteps(decoder, self.slots, self._inputs, self._group)
         # Of high priority: rows are sent at once while the other micro-batch computes.
         self._stream = torch.cuda.Stream(priority=-1) if device.type == "cuda" else None
         self.num_halved_steps = 0
@@ -155,9 +153,9 @@ class ModelRunner:
         """
         if self._decoder.is_capturable:
             self._captured = CapturedSteps(
-                self._run_columns,
-                self._cut_columns,
-                padding=self._padding,
+                self._columns.run,
+                self._columns.cut,
+                padding=self._columns.padding,
                 shapes=self.captured_shapes(),
                 device=self._device,
             )
@@ -309,49 +307,6 @@ class ModelRunner:
             sampling,
             prompts,
         )
-
-    def _run_columns(
-        self,
-        packed: Tensor,
-        shape: StepShape,
-        on_layer: Callable[[int], None] | None = None,
-        /,
-    ) -> CapturedOutput:
-        """The step that `step_columns` describes. Reads nothing from the host but the shape."""
-        columns = shape.layout.split(packed)
-        tiles = decode_tiles(columns, shape.tokens_per_tile, self.slots.max_model_len)
-        tiles_X4 = columns["tiles_X4"] if shape.num_prompt_tiles else None
-        attention_rows = AttentionRows(decode=(tiles,), tiles_X4=tiles_X4)
-        batch = MicroBatch(
-            token_ids_T=self.slots.tokens_XL.view(-1)[columns["token_index_T"]],
-            attention=self._inputs.attention(attention_rows, columns),
-            sent=self._padded(shape, columns["token_index_T"]),
-        )
-        [hidden_TC] = self._decoder([batch], on_layer)
-
-        sampled_RC = hidden_TC if shape.is_decode else hidden_TC[columns["last_tokens_R"]]
-        logits_RV = self._decoder.logits(sampled_RC)
-        token_ids_R = self._decoder.ops.sample_whole(logits_RV, as_sampling_columns(columns))
-        self.slots.keep_sampled(columns["next_index_R"], token_ids_R)
-        return CapturedOutput(hidden_TC=hidden_TC, logits_RV=logits_RV, token_ids_R=token_ids_R)
-
-    def _padded(self, shape: StepShape, token_index_T: Tensor) -> SentRows | None:
-        """What this rank sends in a captured step with these tokens."""
-        if self._group is None:
-            return None
-        # The scratch slot is the last, and padding is the only thing there.
-        is_padding_T = token_index_T >= self.slots.scratch_slot * self.slots.tokens_per_slot
-        return self._group.padded(shape, is_padding_T)
-
-    def _cut_columns(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
-        """The sampling of its rows that cut tokens, after `_run_columns`."""
-        columns = shape.layout.split(packed)
-        sampling = as_sampling_columns(columns)
-        self._decoder.ops.sample_cut(output.logits_RV, sampling, output.token_ids_R)
-        self.slots.keep_sampled(columns["next_index_R"], output.token_ids_R)
-
-    def _padding(self, shape: StepShape) -> Column:
-        return padding_columns(self.slots, shape)
 
     def _sample(self, ran: _Ran, sampling: SamplingRows) -> StepOutput:
         """Sample as captured steps do, but enqueue one operation after another."""

@@ -77,7 +77,7 @@ async def test_the_tokenizer_comes_from_the_engine_and_not_from_a_folder_of_that
     remote: RemoteEngine, secret_file: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[str] = []
-    monkeypatch.setattr("raydix.runtime.api.client.load_tokenizer", looked_at.append)
+    monkeypatch.setattr("raydix.runtime.api.known_tokenizers.load_tokenizer", looked_at.append)
     async with await AsyncLLM.connect(NAME, remote.address, secret_file=secret_file) as engine:
         ids = await engine.encode("hello")
         assert await engine.decode(ids) == "hello"

@@ -14,8 +14,8 @@ class UncapturedSteps:
     """Stands in for `CapturedSteps` without graphs: the same columns, operation by operation."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._run = runner._run_columns
-        self._cut = runner._cut_columns
+        self._run = runner._columns.run
+        self._cut = runner._columns.cut
         self._last: tuple[torch.Tensor, StepShape, CapturedOutput] | None = None
         self.shapes: Sequence[StepShape] = runner.captured_shapes()
         self.replayed: list[StepShape] = []
