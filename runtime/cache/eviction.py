@@ -74,15 +74,21 @@ class EvictionOrder:
         self._last_ticket = 0
 
     def add(self, node: RadixNode) -> None:
-        """Enter a leaf, or move it to where its key now belongs, as one not yet inspected."""
+        """Enter a leaf, or move one that was used to where its key now belongs.
+
+        One that was inspected before it became a leaf stays so, if it goes before all others.
+        """
         if node.ticket:
             self.discard(node)
-        else:
-            self.note_use(node)
 
         self._last_ticket += 1
         node.enter_order(self._last_ticket, self._policy_key(node))
-        self._others.add(_entry_of(node))
+        entry, other = _entry_of(node), self._others.first()
+        if node.is_inspected and (other is None or entry < other):
+            self._inspected.add(entry)
+        else:
+            self.note_use(node)
+            self._others.add(entry)
 
     def discard(self, node: RadixNode) -> None:
         """Take out a leaf that is in."""
@@ -92,7 +98,7 @@ class EvictionOrder:
         node.leave_order()
 
     def note_use(self, node: RadixNode) -> None:
-        """Note that a node is used, or has become a leaf: it is to be inspected anew."""
+        """Note that a node is used, or goes later than others: it is to be inspected anew."""
         if node.is_inspected:
             self.num_inspected_pages -= node.num_pages
             node.end_inspection()

@@ -276,7 +276,8 @@ class RadixTree:
 
         They are yielded as whole leaves, in the order of eviction, each behind the nodes above it
         that it is the last to hold, and stay in the tree. A node that is locked or touched
-        afterwards, or becomes a leaf, is inspected no more, until it is yielded again.
+        afterwards, or becomes a leaf that goes after others, is inspected no more, until it is
+        yielded again.
         """
         return self._eviction.inspect_ahead(num_pages)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from raydix.ids import PageKey
-from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.radix_tree import RadixTree
@@ -85,8 +85,8 @@ class BackupQueue:
         """Per KV group, pages allocated since the pages to be evicted next were last inspected."""
         self._most_taken = self._num_taken.copy()
         """Per KV group, the largest value that `_num_taken` ever had."""
-        self._inspected: dict[bytes, tuple[NewPage, RadixNode]] = {}
-        """Pages that go next and that L2 has or is to get, by short key, each with the node with
+        self._inspected: dict[bytes, RadixNode] = {}
+        """Short keys of pages that go next and that L2 has or is to get, each with the node with
         which it was inspected: while that one is not used, they still go next.
         """
         self._lost: OrderedDict[bytes, None] = OrderedDict()
@@ -202,8 +202,8 @@ class BackupQueue:
         """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
         for _ in range(min(len(self._lost), _MAX_INSPECTED_PAGES)):
             short, _ = self._lost.popitem(last=False)
-            page, node = self._inspected[short]
-            if node.is_inspected:
+            page = _inspected_page(self._inspected[short], short)
+            if page is not None:
                 self._clean(page)
             else:
                 # It has been used since: it is inspected anew when it goes next once more.
@@ -223,14 +223,13 @@ class BackupQueue:
 
     def _clean_node(self, node: RadixNode) -> None:
         keys = split_keys(node.keys)
-        pages = list(pages_with_keys(keys, node.page_ids))
-        self._inspected.update((page[0][:MIRROR_KEY_BYTES], (page, node)) for page in pages)
-        # As a rule L2 has all of them.
+        self._inspected.update(dict.fromkeys([key[:MIRROR_KEY_BYTES] for key in keys], node))
         groups = range(len(self._dirty))
         lacking = {key for group in groups for key in self._host.lacking(group, keys)}
-        for page in pages if lacking else ():
-            if page[0] in lacking:
-                self._clean(page)
+        if lacking:
+            for page in pages_with_keys(keys, node.page_ids):
+                if page[0] in lacking:
+                    self._clean(page)
 
     def is_worth_a_copy(self, now_s: float) -> bool:
         """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""
@@ -348,6 +347,19 @@ class BackupQueue:
             self._counters.count(Count.BACKUP_QUEUE_FULL)
         else:
             dirty[key] = page_id
+
+
+def _inspected_page(node: RadixNode | None, short_key: bytes) -> NewPage | None:
+    """The page of this key that was inspected with `node`; None: it has been used since."""
+    while node is not None and node.parent is not None:
+        start = node.keys.find(short_key)
+        if start >= 0:
+            page_ids = tuple([int(ids[start // KEY_BYTES]) for ids in node.page_ids])
+            page = PageKey(node.keys[start : start + KEY_BYTES]), page_ids
+            return page if node.is_inspected else None
+        # The node has been split, and the page is in the upper part.
+        node = node.parent
+    return None
 
 
 def _drop(pages: dict[_Key, Any], keys: Iterable[_Key]) -> None:

@@ -192,11 +192,11 @@ class CheckedCache:
 
     def inspect_ahead(self, num_pages: int) -> None:
         """Afterwards the first `num_pages` pages to go were inspected, and no leaf was twice."""
+        inspected = {node for node in self.tree._forest if node.is_inspected}
         for found in self.tree.inspect_ahead(num_pages):
-            assert found == self.order.inspect()
-        are_inspected = [self.order.is_inspected(leaf) for leaf in self.order.leaves()]
+            assert found == self.order.inspect(inspected)
+        are_inspected = [leaf.is_inspected for leaf in self.order.leaves()]
         assert are_inspected == sorted(are_inspected, reverse=True), "the first to go come first"
-        inspected = filter(self.order.is_inspected, self.tree._forest)
         assert all(are_inspected) or sum(node.num_pages for node in inspected) >= num_pages
 
     def flush(self) -> None:
@@ -211,7 +211,10 @@ class CheckedCache:
             assert self.tree.num_locked_pages(group) == len(self.model.locked(group))
         assert self.tree.num_locks == len(self.running)
         for node in self.tree._forest:
-            assert node.is_inspected == self.order.is_inspected(node)
+            if node.is_inspected:
+                assert self.order.may_be_inspected(node)
+            else:
+                assert not self.order.must_be_inspected(node)
 
     def end(self) -> None:
         """Finish and flush everything: nothing may be left."""

@@ -161,23 +161,32 @@ class EvictionModel:
                 next_ticket += 1
         return victims
 
-    def is_inspected(self, node: RadixNode) -> bool:
+    def may_be_inspected(self, node: RadixNode) -> bool:
+        """Whether the node was handed out since it was used. As a leaf it may be so anew."""
+        ticket, last_use_s = self._handed_out.get(node, (0, None))
+        is_same = ticket in (0, node.ticket) and last_use_s == node.last_use_s
+        return is_same and not node.num_locks
+
+    def must_be_inspected(self, node: RadixNode) -> bool:
         """Whether the node was handed out since it was used, or became a leaf."""
         is_out = self._handed_out.get(node) == (node.ticket, node.last_use_s)
         return is_out and not node.num_locks
 
-    def inspect(self) -> list[RadixNode]:
-        """Hand the next leaf out, behind those above that go when all are out that they hold."""
-        leaf = next((leaf for leaf in self.leaves() if not self.is_inspected(leaf)), None)
+    def inspect(self, inspected: set[RadixNode]) -> list[RadixNode]:
+        """Hand the next leaf out, behind those above that go when all are out that they hold.
+
+        `inspected`: what is out already, to which they are added.
+        """
+        leaf = next((leaf for leaf in self.leaves() if leaf not in inspected), None)
         nodes = [] if leaf is None else [leaf]
         while nodes:
             node = nodes[0]
+            inspected.add(node)
             self._handed_out[node] = (node.ticket, node.last_use_s)
             parent = node.parent
             assert parent is not None
-            is_held = any(not self.is_inspected(child) for child in parent.children.values())
-            is_new = not self.is_inspected(parent)
-            if parent.parent is None or parent.num_locks or is_held or not is_new:
+            is_held = bool(parent.num_locks or set(parent.children.values()) - inspected)
+            if parent.parent is None or is_held or parent in inspected:
                 break
             nodes.insert(0, parent)
         return nodes

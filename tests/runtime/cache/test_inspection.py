@@ -60,7 +60,20 @@ def test_what_branches_share_is_inspected_with_the_last_of_them() -> None:
     assert inspected(cache, 6) == []
     cache.evict(2)
     cache.check()
-    assert inspected(cache, 4) == [4], "it is a leaf with a place of its own now"
+    assert inspected(cache, 4) == [], "it is a leaf with a place of its own now"
+
+
+def test_what_becomes_a_leaf_behind_others_is_inspected_after_them() -> None:
+    cache = Cache(eviction=EvictionPolicy.LFU)
+    cache.run([1, 2, 3])
+    cache.run([1, 2, 4])
+    cache.run(B)
+    assert inspected(cache, 4) == [1, 2, 1]
+
+    cache.evict(2)
+    cache.check()
+
+    assert inspected(cache, 4) == [2, 2], "it was used twice, and goes after what was used once"
 
 
 def test_a_new_branch_of_what_was_inspected_makes_others_go_first() -> None:
