@@ -36,7 +36,8 @@ from benchmarks.device.exchange_times import (
 from benchmarks.device.gpus import require_gpus
 from benchmarks.records.command_line import add_commit, add_results, count, make_parser, run
 from benchmarks.records.record import Figure, name_with_ranks, report
-from raydix.moe.dispatch.libraries import ADAPTERS, connect_library
+from raydix.moe.dispatch.libraries import connect_library
+from raydix.moe.dispatch.library import find_library, library_names
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import (
     Dispatcher,
@@ -63,10 +64,16 @@ def _symmetric(store: Store, rank: int, shape: DispatchShape, device: torch.devi
     return connect_symmetric(store, rank, shape, device)
 
 
+def _connect_library(
+    backend: str, store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> Dispatcher:
+    return connect_library(find_library(backend), store, rank, shape, device)
+
+
 BACKENDS: Mapping[str, Connect] = {
     OURS: _symmetric,
     "nccl": NcclDispatcher,
-    **{backend: partial(connect_library, backend) for backend in ADAPTERS},
+    **{backend: partial(_connect_library, backend) for backend in library_names()},
 }
 DEFAULT_BACKENDS = (OURS, "nccl")
 """Those that every machine with GPUs has. Records are named after the others."""

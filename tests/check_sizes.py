@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("raydix", "runtime", "kernels", "moe", "tests", "benchmarks", "examples")
+FOLDERS = ("raydix", "runtime", "kernels", "moe", "plugins", "tests", "benchmarks", "examples")
 MAX_FILE_LINES = 380
 MAX_LONG_FILE_LINES = 400
 LONG_FILES = ("runtime/scheduler/", "tests/")

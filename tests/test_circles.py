@@ -14,6 +14,7 @@ PACKAGES = {
     "raydix.runtime": "runtime",
     "raydix.kernels": "kernels",
     "raydix.moe": "moe",
+    "raydix.plugins": "plugins",
     "benchmarks": "benchmarks",
 }
 """The folders of modules, by the names that these begin with."""

@@ -15,7 +15,9 @@ _ITEM = re.compile(
     flags=re.MULTILINE,
 )
 _CODE = re.compile(r"`([^`]+)`")
-_PATH = re.compile(r"(?:runtime|kernels|moe|tests|benchmarks|docs|configs|examples)/[\w/.]*")
+_PATH = re.compile(
+    r"(?:runtime|kernels|moe|plugins|tests|benchmarks|docs|configs|examples)/[\w/.]*"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

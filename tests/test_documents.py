@@ -11,7 +11,13 @@ from raydix.runtime.model.families.table import Family
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "tests/**/*.md", "benchmarks/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "tests/**/*.md",
+        "benchmarks/**/*.md",
+        "plugins/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 

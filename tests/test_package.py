@@ -15,7 +15,7 @@ from raydix import errors
 from tests.clean_venv import make_clean_venv
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE_FOLDERS = ("raydix", "runtime", "kernels", "moe")
+CODE_FOLDERS = ("raydix", "runtime", "kernels", "moe", "plugins")
 
 
 def output_of(python: Path | str, code: str, folder: Path) -> str:
@@ -135,7 +135,7 @@ def test_the_wheel_holds_real_files_and_one_package(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"raydix"}
     sources = {
         f"raydix/{path.relative_to(wheel.parent / 'source')}"
-        for folder in ("runtime", "kernels", "moe")
+        for folder in ("runtime", "kernels", "moe", "plugins")
         for path in (wheel.parent / "source" / folder).rglob("*.py")
     }
     assert sources <= set(names)

@@ -1,18 +1,11 @@
 """Dispatchers over libraries of others: probed first, tried last, by all ranks alike."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch.distributed import Store
 
-from raydix.moe.dispatch.deepep import DeepEpDispatcher, deepep_obstacle
-from raydix.moe.dispatch.expert_major import expert_major_obstacle
+from raydix.moe.dispatch.library import Library
 from raydix.moe.dispatch.machine import Machine
-from raydix.moe.dispatch.mooncake_ep import connect_mooncake_ep, mooncake_ep_obstacle
-from raydix.moe.dispatch.mori import MoriDispatcher, mori_obstacle
-from raydix.moe.dispatch.nixl_ep import connect_nixl_ep
-from raydix.moe.dispatch.probes import probe
+from raydix.moe.dispatch.probes import probe_library
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape, DispatchSizes
 from raydix.moe.dispatch.store_group import StoreGroup
 
@@ -20,33 +13,16 @@ _NUM_TRIAL_TOKENS = 4
 _TRIAL_TOLERANCE = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """What a backend can serve, and how ranks connect once all of them can."""
-
-    shape_obstacle: Callable[[DispatchShape], str | None]
-    connect: Callable[[Store, int, DispatchShape, torch.device], Dispatcher]
-
-
-ADAPTERS = {
-    "deepep": Adapter(deepep_obstacle, DeepEpDispatcher),
-    "nixl_ep": Adapter(expert_major_obstacle, connect_nixl_ep),
-    "mooncake_ep": Adapter(mooncake_ep_obstacle, connect_mooncake_ep),
-    "mori": Adapter(mori_obstacle, MoriDispatcher),
-}
-"""The adapter of each backend in `probes.LIBRARIES`."""
-
-
 def connect_library(
-    backend: str, store: Store, rank: int, shape: DispatchShape, device: torch.device
+    library: Library, store: Store, rank: int, shape: DispatchShape, device: torch.device
 ) -> Dispatcher:
     """Connect with the other ranks; the calling thread is on `device`, this rank's.
 
     Raises ConfigError on all ranks if one of them lacks what the backend needs, and says what.
     """
-    adapter = ADAPTERS[backend]
+    backend, adapter = library.backend, library.load_adapter()
     group = StoreGroup(f"{backend} agreement", store, rank, shape.num_ranks)
-    obstacle = adapter.shape_obstacle(shape) or probe(backend, Machine()).obstacle
+    obstacle = adapter.shape_obstacle(shape) or probe_library(library, Machine()).obstacle
     group.agree(backend, obstacle)
 
     dispatcher = adapter.connect(store, rank, shape, device)

@@ -3,12 +3,14 @@
 Legend: T tokens of this rank, C hidden, K experts per token, R ranks, N rows that reach this rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed import Store
 
 
 class DispatchForm(Enum):
@@ -97,3 +99,11 @@ class Dispatcher(Protocol):
 
     def close(self) -> None:
         """End it, from any thread: no rank waits for another any longer, though one may fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What a backend can serve, and how ranks connect once all of them can."""
+
+    shape_obstacle: Callable[[DispatchShape], str | None]
+    connect: Callable[[Store, int, DispatchShape, torch.device], Dispatcher]

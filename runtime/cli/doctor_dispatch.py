@@ -5,8 +5,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from raydix.errors import ConfigError
+from raydix.moe.dispatch.library import find_library, library_names
 from raydix.moe.dispatch.packages import Packages
-from raydix.moe.dispatch.probes import BUILT_IN, LIBRARIES, Verdict, missing
+from raydix.moe.dispatch.probes import BUILT_IN, Verdict, missing
 
 _PROBE_TIMEOUT_S = 60.0
 
@@ -14,7 +16,8 @@ _PROBE_TIMEOUT_S = 60.0
 def examine_dispatch() -> list[Verdict]:
     """Probe each backend. Those of libraries that are installed have a process each."""
     packages = Packages()
-    absent = {backend: missing(backend, packages) for backend in LIBRARIES}
+    libraries = library_names()
+    absent = {backend: _missing(backend, packages) for backend in libraries}
     installed = [backend for backend, verdict in absent.items() if verdict is None]
 
     # All at once: each imports torch, and a library that does not fit may end its process.
@@ -26,7 +29,14 @@ def examine_dispatch() -> list[Verdict]:
         for verdict in _finish(batch, process)
     }
     found |= {backend: verdict for backend, verdict in absent.items() if verdict is not None}
-    return [found[backend] for backend in (*BUILT_IN, *LIBRARIES)]
+    return [found[backend] for backend in (*BUILT_IN, *libraries)]
+
+
+def _missing(backend: str, packages: Packages) -> Verdict | None:
+    try:
+        return missing(find_library(backend), packages)
+    except ConfigError as error:
+        return Verdict(backend, str(error), "")
 
 
 def _start(backends: Sequence[str]) -> "subprocess.Popen[bytes]":

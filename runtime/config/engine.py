@@ -92,7 +92,7 @@ class EngineConfig(Section):
                 raise ValueError(
                     "cache.l1.memory_fraction is for cuda; on cpu set cache.l1.num_pages."
                 )
-            if not self.experts.dispatch.is_for_cpu:
+            if self.experts.dispatch_needs_gpus:
                 raise ValueError(
                     f"experts.dispatch is {self.experts.dispatch}, which needs GPUs, and "
                     "model.device is cpu. Set experts.dispatch to auto, or model.device to cuda."

@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from raydix.runtime.config.dispatch import DispatchName
 from raydix.runtime.config.policies import DispatchBackend, Overlap, Rebalance
 from raydix.runtime.config.values import Choice, Count, Section
 
@@ -11,11 +12,11 @@ from raydix.runtime.config.values import Choice, Count, Section
 class ExpertsSection(Section):
     """Where experts are and how tokens reach them, if `parallel.ep` is more than 1."""
 
-    dispatch: Choice[DispatchBackend] = Field(
+    dispatch: DispatchName = Field(
         DispatchBackend.AUTO,
         description="What carries them: `gloo` (through the host's memory); `nccl`; `symmetric` "
-        "(kernels that write other GPUs' memory); `deepep`, `nixl_ep`, `mooncake_ep` or `mori`, "
-        "libraries of others that docs/dispatch.md describes; or `auto`, the fastest that needs "
+        "(kernels that write other GPUs' memory); `deepep`, a library of others; the name of an "
+        "installed plugin, which docs/dispatch.md describes; or `auto`, the fastest that needs "
         "none of these.",
     )
     overlap: Choice[Overlap] = Field(
@@ -51,6 +52,11 @@ class ExpertsSection(Section):
     copies_per_step: Count = Field(
         2, description="Most experts that a rank starts to copy beside one step."
     )
+
+    @property
+    def dispatch_needs_gpus(self) -> bool:
+        """Whether ranks without GPUs cannot use what `dispatch` names."""
+        return self.dispatch not in (DispatchBackend.AUTO, DispatchBackend.GLOO)
 
     @model_validator(mode="after")
     def _rebalancing_has_what_it_needs(self) -> Self:

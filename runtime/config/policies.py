@@ -48,21 +48,13 @@ class LoadPolicy(StrEnum):
 
 
 class DispatchBackend(StrEnum):
-    """What carries rows to experts on other ranks."""
+    """What carries rows to experts on other ranks, of what is no plugin."""
 
     AUTO = "auto"
     GLOO = "gloo"
     NCCL = "nccl"
     SYMMETRIC = "symmetric"
     DEEPEP = "deepep"
-    NIXL_EP = "nixl_ep"
-    MOONCAKE_EP = "mooncake_ep"
-    MORI = "mori"
-
-    @property
-    def is_for_cpu(self) -> bool:
-        """Whether ranks without GPUs can use it."""
-        return self in (DispatchBackend.AUTO, DispatchBackend.GLOO)
 
 
 class Rebalance(StrEnum):

@@ -1,108 +1,33 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from raydix.moe.dispatch.libraries import ADAPTERS
 from raydix.moe.dispatch.machine import Machine
 from raydix.moe.dispatch.packages import Packages
-from raydix.moe.dispatch.probes import BUILT_IN, LIBRARIES, probe
-
-VERSIONS = {
-    "sgl-deep-ep": "0.1.2.post1",
-    "nixl-cu13": "1.2.0",
-    "mooncake-transfer-engine-cuda13": "0.3.13.post1",
-    "amd-mori": "1.0",
-}
+from raydix.moe.dispatch.probes import BUILT_IN, probe
+from tests.moe.fake_machine import VERSIONS, FakeMachine
 
 
-class FakePackages(Packages):
-    """Not those of this environment."""
-
-    def __init__(self, versions: Mapping[str, str], pinned_torch: str, *, has_triton: bool) -> None:
-        self._versions = versions
-        self._pinned_torch = pinned_torch
-        self._has_triton = has_triton
-
-    def version(self, distribution: str) -> str | None:
-        return self._versions.get(distribution)
-
-    def has_module(self, module: str) -> bool:
-        return self._has_triton and module == "triton"
-
-    def required_torch(self, distribution: str) -> str | None:
-        return self._pinned_torch
-
-
-class FakeMachine(Machine):
-    """Two GPUs that reach each other, with all libraries, none of which is really there."""
-
-    def __init__(
-        self,
-        *,
-        torch_version: str = "2.11.0+cu130",
-        rocm: bool = False,
-        num_gpus: int = 2,
-        strangers: tuple[tuple[int, int], ...] = (),
-        versions: Mapping[str, str] = VERSIONS,
-        pinned_torch: str = "2.11.0",
-        missing: str | None = None,
-        import_error: str | None = None,
-        nics: Path = Path("/nonexistent"),
-        has_triton: bool = True,
-        torch_libraries: tuple[str, ...] = ("gloo", "nccl"),
-    ) -> None:
-        super().__init__(nics)
-        self.packages = FakePackages(versions, pinned_torch, has_triton=has_triton)
-        self.torch_libraries = frozenset(torch_libraries)
-        self.torch_version = torch_version
-        self.is_rocm = rocm
-        self.num_gpus = num_gpus
-        self._strangers = strangers
-        self._missing = missing
-        self._error = import_error
-        self.imported: list[str] = []
-
-    def unreachable_peers(self) -> list[tuple[int, int]]:
-        return list(self._strangers)
-
-    def symbol_error(self, library: str, symbol: str, symbol_version: str | None) -> str | None:
-        return f"{library} is missing" if library == self._missing else None
-
-    def import_error(self, module: str, attribute: str) -> str | None:
-        self.imported.append(module)
-        return self._error
-
-
-@pytest.mark.parametrize("backend", ["deepep", "nixl_ep"])
-def test_a_library_that_fits_is_available_and_says_its_version(backend: str) -> None:
+def test_a_library_that_fits_is_available_and_says_its_version() -> None:
     machine = FakeMachine()
-    verdict = probe(backend, machine)
+    verdict = probe("deepep", machine)
 
     assert verdict.obstacle is None
-    assert any(f"{name} {version}" in str(verdict) for name, version in VERSIONS.items())
-    assert machine.imported == [LIBRARIES[backend].module]
-
-
-def test_mori_is_for_rocm_alone() -> None:
-    assert probe("mori", FakeMachine(rocm=True)).obstacle is None
-    assert "AMD" in str(probe("mori", FakeMachine()))
-    assert "NVIDIA" in str(probe("nixl_ep", FakeMachine(rocm=True)))
+    assert f"sgl-deep-ep {VERSIONS['sgl-deep-ep']}" in str(verdict)
+    assert machine.imported == ["deep_ep"]
 
 
 @pytest.mark.parametrize(
     ("backend", "machine", "reason"),
     [
         ("deepep", FakeMachine(versions={}), "not installed; pip install"),
+        ("deepep", FakeMachine(rocm=True), "needs NVIDIA GPUs"),
         ("deepep", FakeMachine(pinned_torch="2.14.1"), "built for torch 2.14.1, this is 2.11.0"),
-        ("nixl_ep", FakeMachine(torch_version="2.13.0"), "built for torch 2.11 and 2.12"),
-        ("nixl_ep", FakeMachine(versions={"nixl-cu13": "9.0.1"}), "not known which torch"),
-        ("nixl_ep", FakeMachine(num_gpus=1), "at least 2 GPUs that this process sees, there are 1"),
-        ("mooncake_ep", FakeMachine(strangers=((0, 1),)), "GPUs 0 and 1 cannot read"),
-        ("mooncake_ep", FakeMachine(missing="libmlx5.so.1"), "install the system's ibverbs-prov"),
+        ("deepep", FakeMachine(num_gpus=1), "at least 2 GPUs that this process sees, there are 1"),
+        ("deepep", FakeMachine(strangers=((0, 1),)), "GPUs 0 and 1 cannot read"),
     ],
 )
 def test_what_does_not_fit_is_not_even_imported(
@@ -148,19 +73,15 @@ def test_the_probe_of_deepep_says_which_nics_it_finds(tmp_path: Path) -> None:
     assert "could use mlx5_0," in probe("deepep", FakeMachine(nics=tmp_path)).detail
 
 
-def test_every_adapter_has_a_probe() -> None:
-    assert ADAPTERS.keys() == LIBRARIES.keys()
-
-
 def test_a_probe_in_a_process_of_its_own_prints_its_verdict() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "raydix.moe.dispatch.verdicts", "mori"],
+        [sys.executable, "-m", "raydix.moe.dispatch.verdicts", "deepep"],
         capture_output=True,
         text=True,
         check=True,
     )
     verdict = json.loads(result.stdout)
-    assert verdict["backend"] == "mori"
+    assert verdict["backend"] == "deepep"
     assert verdict["obstacle"]
 
 

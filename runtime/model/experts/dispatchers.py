@@ -15,6 +15,7 @@ from raydix.moe.dispatch.choose import winners
 from raydix.moe.dispatch.fastest import FastestDispatcher
 from raydix.moe.dispatch.gloo import GlooDispatcher
 from raydix.moe.dispatch.libraries import connect_library
+from raydix.moe.dispatch.library import find_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchShape
 from raydix.runtime.config.policies import DispatchBackend
@@ -29,9 +30,16 @@ _NO_GPU = "the model does not run on GPUs"
 
 
 def connect_dispatcher(
-    backend: DispatchBackend, file: Path, rank: int, shape: DispatchShape, *, device: torch.device
+    backend: DispatchBackend | str,
+    file: Path,
+    rank: int,
+    shape: DispatchShape,
+    *,
+    device: torch.device,
 ) -> Dispatcher:
     """Wait for the other ranks of a step group, and return what takes rows to their experts.
+
+    `backend`: one of Raydix's own, or the name of a plugin.
 
     `file`: one that only these incarnations of the ranks name, and for this alone, in a folder that
     exists and that nobody else may enter. The calling thread is on `device`. Raises ConfigError, on
@@ -52,13 +60,8 @@ def connect_dispatcher(
             places = exchange_places(store, rank, shape.num_ranks, device)
             _require(_symmetric_obstacle(places, shape), backend)
             return _connect_symmetric(store, rank, shape, device)
-        case (
-            DispatchBackend.DEEPEP
-            | DispatchBackend.NIXL_EP
-            | DispatchBackend.MOONCAKE_EP
-            | DispatchBackend.MORI
-        ):
-            return connect_library(backend.value, store, rank, shape, device)
+        case DispatchBackend.DEEPEP | str():
+            return connect_library(find_library(backend), store, rank, shape, device)
         case _:
             assert_never(backend)
 
@@ -102,7 +105,7 @@ def _symmetric_obstacle(places: list[tuple[int, int]], shape: DispatchShape) -> 
     return peer_obstacle({index for _, index in places}, shape.num_ranks)
 
 
-def _require(obstacle: str | None, backend: DispatchBackend) -> None:
+def _require(obstacle: str | None, backend: str) -> None:
     if obstacle is not None:
         raise ConfigError(
             f"experts.dispatch is {backend}, but {obstacle}. Set experts.dispatch to auto."

@@ -13,6 +13,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.errors import all_keys
 from raydix.runtime.config.loading import load_config
+from tests.dispatch_plugins import install_plugins
 from tests.runtime.config.allowed_values import allowed_values
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,11 +67,34 @@ def test_rebalancing_is_refused_without_what_it_needs(tmp_path: Path, missing: d
     load_config(tmp_path, {"experts": {**missing, "rebalance": "none"}})
 
 
-@pytest.mark.parametrize("dispatch", ["nccl", "symmetric", "deepep", "mori"])
-def test_what_carries_tokens_between_gpus_is_refused_on_cpu(tmp_path: Path, dispatch: str) -> None:
+@pytest.mark.parametrize("dispatch", ["nccl", "symmetric", "deepep", "pigeon"])
+def test_what_carries_tokens_between_gpus_is_refused_on_cpu(
+    tmp_path: Path, dispatch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_plugins(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
     with pytest.raises(ConfigError, match=rf"experts\.dispatch is {dispatch}, which needs GPUs"):
         load_config(tmp_path, {"experts": {"dispatch": dispatch}})
     load_config(tmp_path, {"experts": {"dispatch": "gloo"}})
+
+
+def test_a_plugin_is_named_like_what_is_no_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {
+        "experts": {"dispatch": "pigeon"},
+        "model": {"device": "cuda"},
+        "cache": {"l2": None},
+    }
+    with pytest.raises(ConfigError, match=r"experts.dispatch is 'pigeon'.*an installed plugin"):
+        load_config(tmp_path, asked)
+
+    install_plugins(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert load_config(tmp_path, asked).experts.dispatch == "pigeon"
+    with pytest.raises(ConfigError, match=r"an installed plugin \(.*dodo, .*pigeon, stork\)"):
+        load_config(tmp_path, {**asked, "experts": {"dispatch": "crow"}})
 
 
 def test_rebalancing_can_be_turned_off_as_the_documentation_writes_it(tmp_path: Path) -> None:

@@ -142,9 +142,9 @@ def test_a_library_that_is_not_here_is_refused_by_every_rank(tmp_path: Path) -> 
     )
 
     def refuse(rank: int) -> None:
-        with pytest.raises(ConfigError, match="nixl_ep is unavailable: "):
+        with pytest.raises(ConfigError, match="deepep is unavailable: "):
             connect_dispatcher(
-                DispatchBackend.NIXL_EP, tmp_path / "meeting", rank, shape, device=CPU
+                DispatchBackend.DEEPEP, tmp_path / "meeting", rank, shape, device=CPU
             )
 
     with ThreadPoolExecutor(2) as pool:

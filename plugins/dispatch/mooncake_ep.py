@@ -2,9 +2,9 @@
 
 With release 0.3.13.post1 a combine now and then takes the experts of another exchange's tokens, if
 that exchange was dispatched through the same buffer after its own dispatch: one of twelve pairs
-on two H200, by the library's calls alone (`tests/moe/mooncake_alone.py`), and none of thousands of
-exchanges that had a buffer to themselves. So each open exchange has one; and prompts, whose many
-parts would want too many buffers, travel by NCCL.
+on two H200, by the library's calls alone (`tests/plugins/dispatch/mooncake_alone.py`), and none of
+thousands of exchanges that had a buffer to themselves. So each open exchange has one; and prompts,
+whose many parts would want too many buffers, travel by NCCL.
 """
 
 import importlib
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
-from raydix.moe.dispatch.expert_major import (
+from raydix.moe.dispatch.nccl import NcclDispatcher
+from raydix.moe.dispatch.protocol import DispatchShape
+from raydix.moe.dispatch.store_group import StoreGroup
+from raydix.plugins.dispatch.expert_major import (
     BufferPerExchange,
     ExpertMajor,
     Landed,
     expert_major_obstacle,
     low_latency_tokens,
 )
-from raydix.moe.dispatch.nccl import NcclDispatcher
-from raydix.moe.dispatch.protocol import DispatchShape
-from raydix.moe.dispatch.store_group import StoreGroup
 
 _MOST_OPEN = 2
 _FOREVER_US = -1

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from raydix.moe.dispatch.libraries import trial_obstacle
-from raydix.moe.dispatch.mori import MoriDispatcher, mori_obstacle
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm
+from raydix.plugins.dispatch.mori import MoriDispatcher, mori_obstacle
 from tests.moe.dispatch_conformance import (
     CPU,
     SMALL,
@@ -17,7 +17,7 @@ from tests.moe.dispatch_conformance import (
     check_rounds,
     on_threads,
 )
-from tests.moe.fake_mori import FakeMori
+from tests.plugins.dispatch.fake_mori import FakeMori
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from raydix.moe.dispatch.expert_major import (
+from raydix.moe.dispatch.libraries import trial_obstacle
+from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape
+from raydix.plugins.dispatch.expert_major import (
     MAX_BUFFER_BYTES,
     BufferPerExchange,
     ExpertMajor,
@@ -19,8 +21,7 @@ from raydix.moe.dispatch.expert_major import (
     low_latency_tokens,
     part_tokens,
 )
-from raydix.moe.dispatch.libraries import ADAPTERS, trial_obstacle
-from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape
+from raydix.plugins.dispatch.libraries import MOONCAKE_EP, NIXL_EP
 from tests.moe.board import Board
 from tests.moe.dispatch_conformance import (
     CPU,
@@ -31,7 +32,7 @@ from tests.moe.dispatch_conformance import (
     on_threads,
     rounds,
 )
-from tests.moe.fake_expert_major import FakeExpertMajorBuffer
+from tests.plugins.dispatch.fake_expert_major import FakeExpertMajorBuffer
 
 SERVED = replace(
     SMALL,
@@ -138,7 +139,7 @@ def test_shapes_that_kernels_lack_are_refused(change: dict[str, object], reason:
 
 def test_mooncake_ep_is_refused_what_its_kernels_cannot_do() -> None:
     odd = replace(SERVED, num_ranks=3, slots_per_rank=5)
-    obstacle_of = ADAPTERS["mooncake_ep"].shape_obstacle
+    obstacle_of = MOONCAKE_EP.load_adapter().shape_obstacle
 
     assert obstacle_of(odd) == (
         "all ranks together must have an even number of experts, here are 15"
@@ -146,7 +147,7 @@ def test_mooncake_ep_is_refused_what_its_kernels_cannot_do() -> None:
     assert obstacle_of(replace(odd, num_ranks=2)) is None
     assert "low-latency form" in str(obstacle_of(replace(odd, max_low_latency_tokens=0)))
     assert "float32" in str(obstacle_of(replace(odd, num_ranks=2, dtype=torch.float32)))
-    assert ADAPTERS["nixl_ep"].shape_obstacle(odd) is None
+    assert NIXL_EP.load_adapter().shape_obstacle(odd) is None
 
 
 def test_a_part_is_as_large_as_memory_allows_and_no_larger_than_prompts_need() -> None:

@@ -1,6 +1,6 @@
 """Does Mooncake EP, by its calls alone, mix up two exchanges of one buffer? By hand, on two GPUs:
 
-    python -m tests.moe.mooncake_alone
+    python -m tests.plugins.dispatch.mooncake_alone
 
 Both ranks dispatch two exchanges, then combine them in the same order; experts scale their rows.
 Each exchange is compared with its plain sum: through one buffer, and with a buffer each. Prints how

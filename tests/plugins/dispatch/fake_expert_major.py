@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raydix.moe.dispatch.expert_major import Landed
 from raydix.moe.dispatch.protocol import DispatchShape
+from raydix.plugins.dispatch.expert_major import Landed
 from tests.moe.board import Board
 
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from raydix.moe.dispatch.expert_major import (
+from raydix.moe.dispatch.protocol import DispatchShape
+from raydix.moe.dispatch.store_group import StoreGroup
+from raydix.plugins.dispatch.expert_major import (
     ExpertMajor,
     InParts,
     Landed,
     low_latency_tokens,
     part_tokens,
 )
-from raydix.moe.dispatch.protocol import DispatchShape
-from raydix.moe.dispatch.store_group import StoreGroup
 
 _TIMEOUT_MS = 24 * 60 * 60 * 1000
 """The time after which the kernels silently leave out a rank's tokens: so long that the Supervisor
