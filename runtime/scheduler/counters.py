@@ -145,3 +145,23 @@ class Timings:
     def figures(self) -> dict[str, dict[str, Any]]:
         """Every distribution, by name."""
         return {timing.value: histogram.figure() for timing, histogram in self._times.items()}
+
+
+class CopyTimes:
+    """Owns: the seconds that each rank of a lane has spent copying pages."""
+
+    def __init__(self, ranks: range) -> None:
+        self._seconds = dict.fromkeys(ranks, 0.0)
+
+    def add(self, rank: int, seconds: float) -> None:
+        """Add to the seconds of a rank."""
+        self._seconds[rank] += seconds
+
+    @property
+    def total_s(self) -> float:
+        """The seconds of all ranks together."""
+        return sum(self._seconds.values())
+
+    def figures(self) -> list[dict[str, float]]:
+        """The seconds of each rank, by name."""
+        return [{Duration.COPY.value: seconds} for seconds in self._seconds.values()]

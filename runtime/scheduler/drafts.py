@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from raydix.ids import TransferId
-from raydix.runtime.messages.plan import AddedRequest
 from raydix.runtime.scheduler.admission_turns import AdmissionTurns, Backlog
 from raydix.runtime.scheduler.counters import Count, Counters
-from raydix.runtime.scheduler.decodes import DecodeRows
+from raydix.runtime.scheduler.draft import Draft, GroupWork
 from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.life.state import COMPUTING, State
@@ -20,68 +19,6 @@ from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.request_order import level_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Timers
-from raydix.runtime.scheduler.transfers import Backup, Load
-
-
-@dataclass(slots=True)
-class Draft:
-    """A lane's plan in the making."""
-
-    room: StepRoom
-    """The room for prompt tokens, known once the decode rows are drafted."""
-    decodes: DecodeRows | None = None
-    rows: list[PlannedRow] = field(default_factory=list)
-    added: list[AddedRequest] = field(default_factory=list)
-    row_columns: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
-    table_columns: list[tuple[int, int, int]] = field(default_factory=list)
-    table_pages: list[list[list[int]]] = field(default_factory=list)
-    """The new page ids of each changed block table, per KV group."""
-    num_tokens: int = 0
-    load_ends_s: dict[TransferId, float] | None = None
-    """When each load under way will end, in seconds; computed once, for all rows that wait for
-    loads.
-    """
-    loads: list[Load] = field(default_factory=list)
-    backups: list[Backup] = field(default_factory=list)
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether there is something to compute."""
-        return self.decodes is not None or bool(self.rows)
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows, of the decode batch and others together."""
-        return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
-
-    def add_copies(self, loads: list[Load], backups: list[Backup]) -> None:
-        """Let the plan start these copies, too."""
-        self.loads += loads
-        self.backups += backups
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupWork:
-    """What the lanes of a step group have to do in a step: each waits for all of them."""
-
-    most_decodes: int
-    """The number of decode rows of the lane that has the most."""
-    num_decodes: int
-    num_prompts: int
-
-    @classmethod
-    def of(cls, drafts: Sequence[tuple[Lane, Draft]]) -> "GroupWork":
-        """Add up the work of lanes whose decode rows are drafted."""
-        decodes = [draft.num_rows for _, draft in drafts]
-        longer = [
-            sum(request.num_to_plan > 1 for request in lane.prefilling.values())
-            for lane, _ in drafts
-        ]
-        return cls(
-            most_decodes=max(decodes),
-            num_decodes=sum(decodes),
-            num_prompts=sum(longer) + sum([len(lane.waiting) for lane, _ in drafts]),
-        )
 
 
 class Drafter:

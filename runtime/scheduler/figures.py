@@ -17,7 +17,7 @@ def counted(counters: Counters, lanes: Sequence[Lane]) -> dict[str, float]:
     total: Counter[str] = Counter()
     for each in (counters, *(lane.counters for lane in lanes)):
         total.update(each.figures())
-    copy_s = sum(lane.copy_s for lane in lanes)
+    copy_s = sum(lane.copy_times.total_s for lane in lanes)
     return {**total, Duration.COPY.value: copy_s}
 
 
@@ -39,7 +39,7 @@ def of_ranks(lanes: Sequence[Lane], groups: Sequence[StepGroup], now_s: float) -
 
 def of_requests(requests: Requests, lanes: Sequence[Lane]) -> dict[str, int]:
     """How many requests run, load and wait."""
-    num_loading = sum(lane.num_loading for lane in lanes)
+    num_loading = sum(one.is_loading for lane in lanes for one in lane.prefilling.values())
     num_placed = sum(len(lane.waiting) for lane in lanes)
     return {
         "num_requests_running": sum(len(lane.running) for lane in lanes) - num_loading,

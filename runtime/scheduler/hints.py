@@ -120,14 +120,20 @@ class Hints:
                 self._timers.add(now_s)
                 return
 
-            if not num_full or not self._source.view.is_usable:
-                hint.prefetch.make_due((0,) * self._settings.num_groups, num_full)
-                self.end(hint, PageSource.IO_ERROR)
-            else:
-                matches = [lane.match(hint.chain) for lane in self._lanes]
-                longest = max(matches, key=lambda match: match.num_pages)
-                self._source.send_lookup(hint, longest, Urgency.HINT)
-                num_looked_up += 1
+            num_looked_up += self._look_up(hint)
+
+    def _look_up(self, hint: PrefetchHint) -> bool:
+        """Look a hint up whose keys are hashed; False: it has ended, as nobody can be asked."""
+        num_full = hint.chain.num_prompt_pages
+        if not num_full or not self._source.view.is_usable:
+            num_groups = self._settings.num_groups
+            hint.prefetch.rule_out(PageSource.IO_ERROR, num_full, num_groups=num_groups)
+            self.end(hint, PageSource.IO_ERROR)
+            return False
+        matches = [lane.match(hint.chain) for lane in self._lanes]
+        longest = max(matches, key=lambda match: match.num_pages)
+        self._source.send_lookup(hint, longest, Urgency.HINT)
+        return True
 
     def end(self, hint: PrefetchHint, missed: PageSource) -> None:
         """Tell the client where the prompt's pages were; `missed`: why the pending did not come."""

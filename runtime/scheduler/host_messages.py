@@ -5,14 +5,12 @@ from typing import assert_never
 
 from raydix.ids import ConnectionId, LeaseId, LookupId
 from raydix.runtime.messages.host import (
-    CopiesDrained,
     FromHost,
     LookupProgress,
     MirrorUpdate,
     PagesGranted,
     PagesLeased,
     PageSource,
-    ProcessDrained,
     StorageStatus,
 )
 from raydix.runtime.scheduler.counters import Count, Counters
@@ -105,22 +103,19 @@ class HostMessages:
         if any(transfer.host_connection != view.connection for transfer in transfers):
             return
 
-        view.note_drained()
         # A rank may have said hello while no HostMemory was attached: tell this one that it lives.
-        for group in self._groups:
-            for rank in group.attached.values():
-                self._source.tell(ProcessDrained(pid=rank.pid))
-        self._source.tell(CopiesDrained())
+        pids = [rank.pid for group in self._groups for rank in group.attached.values()]
+        self._source.tell_drained(pids)
 
     def take(self, message: FromHost) -> None:
         """Take a report of the HostMemory that is attached."""
-        self._source.view.hear()
+        self._source.hear()
 
         match message:
             case PagesGranted():
-                self._source.view.stock(message)
+                self._source.stock(message)
             case MirrorUpdate():
-                ready, dropped = self._source.view.mirror(message)
+                ready, dropped = self._source.mirror(message)
                 for lane in self._lanes:
                     lane.note_mirrored(ready, dropped)
             case StorageStatus():

@@ -4,16 +4,20 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
+from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey, RequestId
 from raydix.runtime.cache.page_pools import join_columns
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.host import (
     AbandonPages,
     CancelLookup,
+    CopiesDrained,
     LeasePages,
     Lookup,
     LookupProgress,
+    MirrorUpdate,
+    PagesGranted,
     PageSource,
+    ProcessDrained,
     ReleaseLeases,
     StorageStatus,
     ToHost,
@@ -24,7 +28,7 @@ from raydix.runtime.scheduler.claims import Pages
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendHost
 from raydix.runtime.scheduler.host_view import HostView
-from raydix.runtime.scheduler.life.state import State
+from raydix.runtime.scheduler.lease_wanted import LeaseWanted
 from raydix.runtime.scheduler.lookups import Asker, Lookups, Unanswered
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.request import RequestState
@@ -35,25 +39,6 @@ from raydix.runtime.scheduler.transfers import Backup, Load, Promotion
 
 _NARROWED_FRACTION = 0.125
 """A claim on room in L2 is narrowed once at least this fraction of it is not needed any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseWanted:
-    """Who asked for a lease: a promotion of a request, or else the request's run number `run`.
-
-    The request is held itself and not by its name, which a later request may have. The answer is
-    stale if the request has ended or is in another run, or if the promotion waits for another lease
-    or for none.
-    """
-
-    request: RequestState
-    run: int
-    promotion: Promotion | None = None
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the run that asked still waits for this lease."""
-        return self.request.run == self.run and self.request.state is State.LEASING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +71,6 @@ class KvSource:
         self._alarm = Alarm()
         """The alarm for the time at which the next unanswered question is late."""
         self._ids = itertools.count(1)
-
-    # What there is.
 
     def find_prefix(
         self, request: RequestState, match: Match, most_pages: int | None = None
@@ -123,8 +106,6 @@ class KvSource:
             "l2_claimed_pages": self._lookups.num_claimed_pages,
         }
 
-    # Its link.
-
     def attach(self, connection: ConnectionId) -> None:
         """Note that HostMemory is there, which was lost before if it was there already."""
         self.view.attach(connection)
@@ -149,6 +130,25 @@ class KvSource:
         if self.view.connection is not None:
             self._outbox.emit(SendHost(connection=self.view.connection, message=message))
 
+    def tell_drained(self, pids: Iterable[int]) -> None:
+        """Tell HostMemory to grant pages: no copy of these processes is of an earlier link."""
+        self.view.note_drained()
+        for pid in pids:
+            self.tell(ProcessDrained(pid=pid))
+        self.tell(CopiesDrained())
+
+    def hear(self) -> None:
+        """Note that HostMemory has said something."""
+        self.view.hear()
+
+    def stock(self, grant: PagesGranted) -> None:
+        """Take granted free host pages, for backups."""
+        self.view.stock(grant)
+
+    def mirror(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
+        """Follow L2's changes; returns short keys of what became READY and was dropped."""
+        return self.view.mirror(update)
+
     def note_storage(self, status: StorageStatus) -> None:
         """Take what HostMemory says of L3, and how much of L2 it keeps for what L3 brings."""
         self.view.note_storage(status)
@@ -156,8 +156,6 @@ class KvSource:
         pairs = zip(status.max_staged_pages, self._settings.reaches, strict=True)
         full = [num_pages for num_pages, reach in pairs if reach is None]
         self._lookups.set_room(min(full or status.max_staged_pages))
-
-    # What it owes.
 
     def start_clocks(self, now_s: float) -> None:
         """Note that what was asked with earlier events has been sent by now."""
@@ -189,8 +187,6 @@ class KvSource:
     def give_up(self, question: LeaseId | LookupId) -> bool:
         """Give up waiting for an answer that is late; False if it has come meanwhile."""
         return self._unanswered.give_up(question)
-
-    # Leases.
 
     def ask_lease(
         self,
@@ -236,8 +232,6 @@ class KvSource:
                 pids=pids,
             )
             self.tell(message)
-
-    # Lookups.
 
     def want_lookup(self, request: RequestState, found: CachedPrefix, place: OrderKey) -> None:
         """Have a waiting request looked up: at once, or in its turn if L3 may have some of it."""

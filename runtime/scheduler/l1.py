@@ -76,6 +76,17 @@ class L1:
         """Keep the first pages of a match, which somebody is about to use."""
         return self.tree.lock(match, num_pages, now_s=now_s)
 
+    def unlock(self, lock: Lock, *, last_step: int) -> None:
+        """Give a lock back. `last_step`: the last step that may name its pages."""
+        self.tree.unlock(lock, last_step=last_step)
+
+    def heal(self, lock: Lock, start: int, page_ids: PageIds) -> PageIds:
+        """Give the tree pages of windows that it lacks before the end of `lock`, from `start` on.
+
+        Returns those that it has now.
+        """
+        return self.tree.heal(lock, start, page_ids)
+
     def withdraw(self, lock: Lock) -> None:
         """Give back a lock that came to nothing: it is no hit, and no step was sent for it."""
         take_back_hit(lock.node)

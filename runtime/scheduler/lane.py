@@ -1,27 +1,27 @@
 """One lane: the ranks that share an L1, and the requests that wait for them or run."""
 
-import heapq
 from collections.abc import Sequence
 
 from raydix.errors import AccountingError
-from raydix.ids import ConnectionId, PageKey, RequestId, Slot, TransferId
-from raydix.runtime.cache.page_pools import PageIds
+from raydix.ids import ConnectionId, PageKey, RequestId, TransferId
+from raydix.runtime.cache.page_pools import PageIds, num_pages_of
 from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.scheduler.backups import BackupQueue
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
-from raydix.runtime.scheduler.counters import Counters, Duration
+from raydix.runtime.scheduler.counters import CopyTimes, Counters
 from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.in_flight import InFlight, PlannedRow, StepInFlight
-from raydix.runtime.scheduler.l1 import L1, NO_STEP
+from raydix.runtime.scheduler.l1 import L1, NO_STEP, duplicates
 from raydix.runtime.scheduler.life.run import Start
 from raydix.runtime.scheduler.page_needs import PageCounts, total_pages_to_compute
 from raydix.runtime.scheduler.promotion import Promotions
 from raydix.runtime.scheduler.prompt_needs import PromptNeeds
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.slots import Slots
 from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.transfers import Backup, Load
 from raydix.runtime.scheduler.use_counts import UseCounts
@@ -50,7 +50,7 @@ class Lane:
         self._host, self._uses = host, uses
         self.counters = Counters()
         """What is counted of this lane; the counts go on when its ranks are replaced."""
-        self._copy_s = dict.fromkeys(self.ranks, 0.0)
+        self.copy_times = CopyTimes(self.ranks)
         self._reset()
 
     def _reset(self) -> None:
@@ -60,11 +60,10 @@ class Lane:
         self.l1 = L1(self.settings, self.backups)
         self.promotions = Promotions(self.settings, self.l1, self.waiting)
         self.in_flight = InFlight(self.ranks)
-        num_slots = self.settings.max_running_requests
         self.running: dict[RequestId, RequestState] = {}
         """Admitted requests: those in `batch` decode, those in `prefilling` do not."""
         self.batch = DecodeBatch(
-            num_slots=num_slots,
+            num_slots=self.settings.max_running_requests,
             page_size=self.settings.page_size,
             publish_tokens=self.settings.publish_tokens,
         )
@@ -73,9 +72,7 @@ class Lane:
         self._needs = PromptNeeds(self.settings.page_size)
         self._changed_tables: dict[RequestId, RequestState] = {}
         """Decoding requests whose block table on the device is out of date."""
-        self._removed_slots: list[int] = []
-        """Slots that the device is to forget with the next plan."""
-        self._free_slots = [Slot(slot) for slot in range(num_slots)]
+        self._slots = Slots(self.settings.max_running_requests)
 
     @property
     def is_attached(self) -> bool:
@@ -107,7 +104,7 @@ class Lane:
     @property
     def has_free_slot(self) -> bool:
         """Whether another request can be admitted."""
-        return bool(self._free_slots)
+        return self._slots.num_free > 0
 
     @property
     def num_tokens_to_compute(self) -> int:
@@ -146,16 +143,13 @@ class Lane:
         self._reset()
         return places
 
-    def admit(
+    def start_run(
         self, request: RequestState, lock: Lock, table: BlockTable, start: Start, now_s: float
     ) -> None:
-        """Give a waiting request a slot and `lock`; `table` also names pages to load."""
-        self.waiting.take(request)
-        self.promotions.end(request.request_id)
-        request.begin_run(heapq.heappop(self._free_slots), lock, table, start, now_s)
+        """Give a request a slot and `lock`; `table` also names pages to load."""
+        request.begin_run(self._slots.take(), lock, table, start, now_s)
         self.running[request.request_id] = self.prefilling[request.request_id] = request
         self._needs.note(request)
-        self.waiting.admitted(request)
 
     def start_decoding(self, request: RequestState) -> None:
         """Let a request that has its first token join the batch."""
@@ -195,8 +189,7 @@ class Lane:
 
     def take_removed_slots(self) -> list[int]:
         """Slots that the device forgets with the next plan."""
-        removed, self._removed_slots = self._removed_slots, []
-        return removed
+        return self._slots.take_removed()
 
     def give_way(self, num_pages: PageCounts) -> None:
         """End promotions until so many pages are free, will be, or can be evicted."""
@@ -217,39 +210,45 @@ class Lane:
             key = request.chain.key(page)
         self.waiting.lead(request.request_id, key)
 
-    def note_changed_table(self, request: RequestState) -> None:
-        """Note that pages in a request's table have changed: its next row tells the device."""
-        if request.batch is not None:
-            self._changed_tables[request.request_id] = request
+    def use_pages_of_tree(
+        self, request: RequestState, start: int, own: PageIds, kept: PageIds
+    ) -> None:
+        """Let a running request use pages of the tree where it has others for the same tokens.
+
+        `own`: its pages from `start` on; `kept`: those that the tree keeps.
+        """
+        twice = duplicates(own, kept)
+        if num_pages_of(twice):
+            self.l1.release(twice)
+            request.table.replace(start, kept)
+            # Its next row tells the device, unless it has none of its own.
+            if request.batch is not None:
+                self._changed_tables[request.request_id] = request
 
     def release(self, request: RequestState) -> None:
-        """Give back everything that an admitted request holds, except its load, which goes on.
+        """Give back the slot and the pages of an admitted request that does not decode.
 
-        It is about to wait again, or to end.
+        Its load goes on. It is about to wait again, or to end.
         """
         lock, slot = request.lock, request.slot
         assert lock is not None, "an admitted request holds its match"
         assert slot is not None, "an admitted request has a slot"
-        if request.batch is not None:
-            request.batch.leave(request)
         self.prefilling.pop(request.request_id, None)
         self._needs.forget(request)
         self._changed_tables.pop(request.request_id, None)
-        self.waiting.lead(request.request_id, None)
 
         # Most requests end with their last row: their pages are free at once.
         last_step = self.l1.last_step if request.has_rows_in_flight else NO_STEP
         if any(request.unhealed):
             self.l1.release(request.table.at(request.unhealed), last_step=last_step)
         private = request.table.cut(lock.num_pages)
-        self.l1.tree.unlock(lock, last_step=last_step)
+        self.l1.unlock(lock, last_step=last_step)
         self.l1.release(private, last_step=last_step)
 
         if request.is_on_device:
-            self._removed_slots.append(slot)
-        heapq.heappush(self._free_slots, slot)
+            self._slots.note_told(slot)
+        self._slots.give_back(slot)
         del self.running[request.request_id]
-        self.waiting.released(request)
 
     def start_backup(self, now_s: float) -> Backup | None:
         """Make a copy to L2 of the oldest dirty pages for which there is room in L2."""
@@ -308,7 +307,6 @@ class Lane:
         flight = self.in_flight.take_done_step(now_s)
         if flight is not None:
             self.l1.pools.settle(flight.step)
-            self.group.note_step(self.index)
         return flight
 
     def acknowledge_transfer(
@@ -322,24 +320,10 @@ class Lane:
             self.l1.pools.unhold(transfer.page_ids)
         return transfer
 
-    def note_copy(self, rank: int, seconds: float) -> None:
-        """Add to the seconds that a rank has spent copying pages."""
-        self._copy_s[rank] += seconds
-
-    @property
-    def copy_s(self) -> float:
-        """The seconds that all ranks of the lane together have spent copying pages."""
-        return sum(self._copy_s.values())
-
     def figures_by_rank(self) -> list[dict[str, float]]:
         """What is counted of each rank; all hold the same pages and make the same steps."""
         shared = {**self.counters.figures(), **self.l1.figures()}
-        return [{**shared, Duration.COPY.value: copy_s} for copy_s in self._copy_s.values()]
-
-    @property
-    def num_loading(self) -> int:
-        """Admitted requests whose pages from L2 are not there yet."""
-        return sum(request.is_loading for request in self.prefilling.values())
+        return [{**shared, **figures} for figures in self.copy_times.figures()]
 
     def check(self) -> None:
         """Raise AccountingError unless the lane's parts agree with its requests."""
@@ -393,5 +377,5 @@ class Lane:
                 f"the device is not to hear of {len(outdated)} changed block tables: {figures}"
             )
 
-        if len(self._free_slots) + len(self.running) != self.settings.max_running_requests:
-            raise AccountingError(f"slots are lost: {len(self._free_slots)} free; {figures}")
+        if self._slots.num_free + len(self.running) != self.settings.max_running_requests:
+            raise AccountingError(f"slots are lost: {self._slots.num_free} free; {figures}")

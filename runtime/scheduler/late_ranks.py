@@ -54,9 +54,7 @@ class LateRanks:
         look_again_s = now_s + settings.step_deadline_s
         if group.is_warm and not is_late:
             look_again_s = due_s
-        if group.set_alarm(look_again_s, now_s):
-            self._timers.add(look_again_s)
-
+        self._look_again(group, look_again_s, now_s)
         for rank in sorted(ranks) if is_late else ():
             incarnation = group.attached[rank].incarnation
             reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
@@ -64,6 +62,10 @@ class LateRanks:
             self._outbox.emit(
                 KillRank(rank=rank, incarnation=incarnation, cause=cause, reason=reason)
             )
+
+    def _look_again(self, group: StepGroup, time_s: float, now_s: float) -> None:
+        if group.set_alarm(time_s, now_s):
+            self._timers.add(time_s)
 
     def _dues(self, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:
         """The times at which a step group's oldest step and each lane's oldest copy are due.

@@ -9,8 +9,9 @@ from raydix.ids import LeaseId
 from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PagesLeased
-from raydix.runtime.scheduler.kv_source import KvSource, LeaseWanted
+from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.lease_wanted import LeaseWanted
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -63,6 +64,7 @@ class LeaseAnswers:
             request_id=wanted.request.request_id,
         )
         self._life.load(lane, wanted.request, wanted.promotion, load)
+        lane.in_flight.add_load(load)
 
     def give_up(self, lease_id: LeaseId) -> None:
         """Give up a lease that HostMemory will not grant any more, or grants too late."""

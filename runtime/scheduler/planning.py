@@ -8,7 +8,8 @@ import numpy as np
 
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
 from raydix.runtime.messages.plan import StepPlan, TableChanges
-from raydix.runtime.scheduler.drafts import Draft, Drafter
+from raydix.runtime.scheduler.draft import Draft
+from raydix.runtime.scheduler.drafts import Drafter
 from raydix.runtime.scheduler.expert_balance import ExpertOrders
 from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.lane import Lane

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raydix.ids import PageKey
 from raydix.runtime.cache.checkpoints import checkpoints_between, window_before
 from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.cache.page_key import split_keys
-from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
+from raydix.runtime.cache.page_pools import PageIds, pages_between
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.scheduler.backups import NewPage, pages_with_keys
-from raydix.runtime.scheduler.l1 import duplicates
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.request import RequestState
 
@@ -39,6 +39,8 @@ def publish_rest(lane: Lane, request: RequestState) -> None:
 
 def publish_computed(lane: Lane, request: RequestState, now_s: float) -> None:
     """Publish what the request has computed, of which L2 may want a copy."""
+    if request.batch is not None:
+        request.batch.flush_tokens(request)
     lane.backups.offer_new(publish(lane, request, now_s))
     count_use(lane, request)
 
@@ -56,9 +58,9 @@ def count_use(lane: Lane, request: RequestState) -> None:
             request.note_return()
 
 
-def note_end(lane: Lane, request: RequestState) -> None:
-    """Note that a running request ends: its last page is where its conversation may go on."""
-    if num_pages := request.num_held_pages:
+def note_end(lane: Lane, request: RequestState, num_pages: int) -> None:
+    """Note that a request ends, whose last cached page is where its conversation may go on."""
+    if num_pages:
         [key] = split_keys(request.chain.keys(num_pages, num_pages - 1))
         lane.backups.note_end(key)
 
@@ -71,9 +73,6 @@ def publish(lane: Lane, request: RequestState, now_s: float) -> list[NewPage]:
     """
     lock = request.lock
     assert lock is not None, "only a running request publishes"
-    if request.batch is not None:
-        request.batch.flush_tokens(request)
-
     new: list[NewPage] = []
     num_full = min(request.num_computed, request.num_tokens) // lane.settings.page_size
     for segment, stop in (
@@ -81,15 +80,17 @@ def publish(lane: Lane, request: RequestState, now_s: float) -> list[NewPage]:
         (Segment.OUTPUT, num_full),
     ):
         if lock.num_pages < stop:
-            new += _publish_segment(lane, request, segment, stop, now_s)
+            keys, pages = _publish_segment(lane, request, segment, stop, now_s)
+            lane.waiting.pages_came(keys)
+            new += pages
     lane.lead(request, request.num_held_pages)
     return new
 
 
 def _publish_segment(
     lane: Lane, request: RequestState, segment: Segment, stop: int, now_s: float
-) -> list[NewPage]:
-    """Enter the pages up to `stop`, all of one segment; returns those that are new."""
+) -> tuple[list[PageKey], list[NewPage]]:
+    """Enter the pages up to `stop`, all of one segment; returns their keys and what is new."""
     lock = request.lock
     assert lock is not None, "only a running request publishes"
     start = lock.num_pages
@@ -103,27 +104,20 @@ def _publish_segment(
         now_s=now_s,
     )
     keys = split_keys(request.chain.keys(stop, start))
-    lane.waiting.pages_came(keys)
-
-    twice = duplicates(own, insertion.page_ids)
-    if num_pages_of(twice):
-        lane.l1.release(twice)
-        request.table.replace(start, insertion.page_ids)
-        lane.note_changed_table(request)
-
+    lane.use_pages_of_tree(request, start, own, insertion.page_ids)
     if lane.settings.has_windows:
-        _keep_windows(lane, request, start, stop)
-        request.table.leave(first_needed(lane.settings.reaches, stop))
+        _leave_windows(lane, request, start, stop)
     first_new = insertion.num_existing_pages
-    return list(pages_with_keys(keys[first_new:], pages_between(own, first_new)))
+    return keys, list(pages_with_keys(keys[first_new:], pages_between(own, first_new)))
 
 
-def _keep_windows(lane: Lane, request: RequestState, start: int, stop: int) -> None:
-    """Offer to L2 the windows before the checkpoints that have just been passed."""
+def _leave_windows(lane: Lane, request: RequestState, start: int, stop: int) -> None:
+    """Offer to L2 the windows before the checkpoints just passed; give up what lies behind."""
     distance = lane.settings.checkpoint_distance
     assert distance is not None, "there are windows"
     for end in checkpoints_between(start, stop, distance, request.start.checkpoints):
         keep_window(lane, request, end)
+    request.table.leave(first_needed(lane.settings.reaches, stop))
 
 
 def places_to_return(request: RequestState, num_known_pages: int) -> tuple[int, ...]:
@@ -167,18 +161,14 @@ def heal(lane: Lane, request: RequestState) -> None:
     run = request.table.pages(start, lock.num_pages)
     own = tuple([_only(ids, pages, start) for ids, pages in zip(run, places, strict=True)])
 
-    held = lane.l1.tree.heal(lock, start, own)
+    held = lane.l1.heal(lock, start, own)
     kept: PageIds = tuple(
         [
             int32_array(np.where(given != 0, in_tree, ids))
             for given, in_tree, ids in zip(own, held, run, strict=True)
         ]
     )
-    twice = duplicates(run, kept)
-    if num_pages_of(twice):
-        lane.l1.release(twice)
-        request.table.replace(start, kept)
-        lane.note_changed_table(request)
+    lane.use_pages_of_tree(request, start, run, kept)
 
 
 def _only(page_ids: Int32Array, pages: Sequence[int], start: int) -> Int32Array:

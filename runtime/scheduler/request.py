@@ -9,7 +9,7 @@ from raydix.errors import AccountingError
 from raydix.ids import ClientId, RequestId, Slot
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.client import FinishReason, SubmitRequest
+from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.messages.plan import AddedRequest, PromptLogprobs
 from raydix.runtime.scheduler.block_table import BlockTable
@@ -375,11 +375,3 @@ class RequestState:
     def is_suspect(self) -> bool:
         """Whether the request may be what ends the ranks that it runs on."""
         return self.num_losses >= MAX_LOSSES
-
-    def finish_reason(self, token_id: int) -> FinishReason | None:
-        """Why the request is complete, `token_id` being its last known token; None if it is not."""
-        num_output = self.num_output
-        is_stop = token_id in self.submit.stop_token_ids
-        if is_stop and num_output >= self.submit.sampling.min_tokens:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if num_output >= self.max_tokens else None

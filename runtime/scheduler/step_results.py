@@ -59,6 +59,7 @@ class StepResults:
     def _apply_results(self, lane: Lane, flight: StepInFlight, now_s: float) -> None:
         result = flight.result
         assert result is not None, "every rank has answered"
+        lane.group.note_step(lane.index)
         if accept_time(lane, result.compute_s):
             self._learn_step(lane, flight, result.compute_s, now_s)
         num_decodes = flight.num_decodes
@@ -180,7 +181,7 @@ class StepResults:
             return
         for slot, token in zip(new.slots[ended].tolist(), new.token_ids[ended], strict=True):
             request = batch.request(slot)
-            reason = request.finish_reason(int(token))
+            reason = _finish_reason(request, int(token))
             assert reason is not None, "the batch and the request agree about the end"
             self._count_latency(request, reason, now_s)
             self._news.send_tokens(request, int32_array((token,)), (), reason)
@@ -226,7 +227,7 @@ class StepResults:
         if request.acquit():
             lane.waiting.leader_stopped(request.request_id)
 
-        reason = request.finish_reason(int(outcome.token_ids[0]))
+        reason = _finish_reason(request, int(outcome.token_ids[0]))
         self._counters.count(Count.GENERATION_TOKENS)
         self._count_latency(request, reason, now_s)
         logprobs = () if outcome.logprobs is None else (outcome.logprobs,)
@@ -256,3 +257,12 @@ def accept_time(lane: Lane, seconds: float) -> bool:
     if not is_possible:
         lane.counters.count(Count.WRONG_TIMES)
     return is_possible
+
+
+def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
+    """Why the request is complete, `token_id` being its last known token; None if it is not."""
+    num_output = request.num_output
+    is_stop = token_id in request.submit.stop_token_ids
+    if is_stop and num_output >= request.submit.sampling.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_output >= request.max_tokens else None

@@ -46,11 +46,7 @@ class Submission:
         """Queue a request, or refuse it with a typed failure."""
         failure = self._refusal(message)
         if failure is not None:
-            self._counters.count_failure(failure.kind)
-            delta = RequestDelta(
-                asking=message.asking, request_id=message.request_id, failure=failure
-            )
-            self._outbox.emit(SendClient(client_id=client_id, delta=delta))
+            self._refuse(client_id, message, failure)
             return
 
         room = self._settings.max_model_len - len(message.token_ids)
@@ -70,6 +66,11 @@ class Submission:
         self._adopt_keys(request)
         self._endings.drop_orphan(request.request_id)
         self._requests.add(request)
+
+    def _refuse(self, client_id: ClientId, message: SubmitRequest, failure: RequestFailure) -> None:
+        self._counters.count_failure(failure.kind)
+        delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
+        self._outbox.emit(SendClient(client_id=client_id, delta=delta))
 
     def _adopt_keys(self, request: RequestState) -> None:
         """Take the keys of what L1 holds of the prompt: of a chat only new pages are hashed."""

@@ -44,7 +44,7 @@ class TransferResults:
     def take(self, lane: Lane, done: TransfersDone, now_s: float) -> None:
         """One rank has done loads or backups. Each counts once every rank of the lane has."""
         if accept_time(lane, done.seconds):
-            lane.note_copy(done.rank, done.seconds)
+            lane.copy_times.add(done.rank, done.seconds)
             if done.num_bytes:
                 _note_copied(lane, done)
 

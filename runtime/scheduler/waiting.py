@@ -101,15 +101,15 @@ class WaitingQueue:
         if request.request_id in self._turns:
             self._enter(request)
 
-    def discard(self, request: RequestState) -> bool:
-        """Take a request out; False if it did not wait here."""
+    def discard(self, request: RequestState) -> None:
+        """Take a request out that will not run, if it waits here."""
         self.coming.discard(request)
-        return self.take(request)
+        self._take(request)
 
-    def take(self, request: RequestState) -> bool:
-        """Take out a request that runs now: its prompt still comes, unlike after `discard`."""
+    def _take(self, request: RequestState) -> None:
+        """Take a request out, whose prompt may still come."""
         if self.requests.pop(request.request_id, None) is None:
-            return False
+            return
         self.num_tokens -= self._new.pop(request.request_id)
         del self._work[request.request_id], self._num_coming[request.request_id]
         del self._keys[request.request_id]
@@ -118,7 +118,6 @@ class WaitingQueue:
         self._take_turn(request)
         self._unpark(request)
         self._lack(request, None)
-        return True
 
     def prompt_key(self, request: RequestState, page: int) -> PageKey | None:
         """The key by which other requests may bring a full prompt page; None if they may not."""
@@ -151,12 +150,14 @@ class WaitingQueue:
         """Tokens of a waiting request that neither L1 nor L2 has."""
         return self._work[request.request_id]
 
-    def admitted(self, request: RequestState) -> None:
-        """Note that a request runs on the lane: under `routing_key` others of its key go first."""
+    def admit(self, request: RequestState) -> None:
+        """Take out a request that runs now: under `routing_key` others of its key go first."""
+        self._take(request)
         self._running_keys.add(request.submit.routing_key)
 
-    def released(self, request: RequestState) -> None:
-        """Note that a request runs no more."""
+    def stop_running(self, request: RequestState) -> None:
+        """Note that a request runs no more, and so brings no page to others."""
+        self.lead(request.request_id, None)
         self._running_keys.remove(request.submit.routing_key)
         self.coming.discard(request)
 

@@ -8,8 +8,9 @@ import pytest
 from raydix.ids import ConnectionId, LeaseId, RequestId
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
-from raydix.runtime.scheduler.kv_source import KvSource, LeaseWanted
+from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.late_ranks import LateRanks
+from raydix.runtime.scheduler.lease_wanted import LeaseWanted
 from raydix.runtime.scheduler.lookups import Lookups
 from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.request import RequestState

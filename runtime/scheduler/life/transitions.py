@@ -108,7 +108,9 @@ class Transitions:
         `num_l1_pages`: others may wait for the page behind these. Returns the lease that was asked
         for, if any.
         """
-        lane.admit(request, lock, table, start, now_s)
+        lane.waiting.admit(request)
+        lane.promotions.end(request.request_id)
+        lane.start_run(request, lock, table, start, now_s)
         lane.lead(request, num_l1_pages)
         lease_id = None
         if any(start.loads):
@@ -144,12 +146,11 @@ class Transitions:
     def load(
         self, lane: Lane, request: RequestState, promotion: Promotion | None, load: Load
     ) -> None:
-        """Let a request, or its promotion, wait for a load that goes out with the next plan."""
+        """Let a request, or its promotion, wait for a load that is about to be sent."""
         if promotion is not None:
             lane.promotions.wait_for_load(promotion, load)
         else:
             request.wait_for_load(load)
-        lane.in_flight.add_load(load)
 
     def join(self, lane: Lane, request: RequestState) -> None:
         """Let a request that has its first token decode with others, unless it wants logprobs."""
@@ -162,14 +163,9 @@ class Transitions:
         Where its prompt came from stays as it was at its first admission.
         """
         lane = self._lanes[request.lane]
-        self._source.end_claim(request)
-        publish_rest(lane, request)
-        num_held_pages = request.num_held_pages
-        keep_window(lane, request, num_held_pages)
-        lane.release(request)
-        request.stop_running()
+        num_held_pages = self._give_back(lane, request)
+        self._wait_again(request)
         lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
-        self._requests.stop_running(request)
 
     def lose_run(self, request: RequestState) -> Place:
         """Let a request wait again whose ranks are lost; returns its place among those that wait.
@@ -177,12 +173,29 @@ class Transitions:
         Nothing is given back, and no page published: what the lane had of it goes as a whole.
         """
         key = order_key(request, self._settings, request.num_held_pages)
-        self._source.end_claim(request)
         if request.batch is not None:
             request.batch.leave(request)
+        self._wait_again(request)
+        return key, request
+
+    def _wait_again(self, request: RequestState) -> None:
+        self._source.end_claim(request)
         request.stop_running()
         self._requests.stop_running(request)
-        return key, request
+
+    def _give_back(self, lane: Lane, request: RequestState) -> int:
+        """Let a run end: what it has computed stays cached, what it holds goes back.
+
+        Returns how many of its pages the tree held for it.
+        """
+        publish_rest(lane, request)
+        num_held_pages = request.num_held_pages
+        keep_window(lane, request, num_held_pages)
+        if request.batch is not None:
+            request.batch.leave(request)
+        lane.release(request)
+        lane.waiting.stop_running(request)
+        return num_held_pages
 
     def displace(self, places: Iterable[Place]) -> None:
         """Move requests that waited on lanes whose ranks are lost to other lanes, in order."""
@@ -196,10 +209,8 @@ class Transitions:
         lane = self._lanes[request.lane]
         self._source.forget(request)
         if request.request_id in lane.running:
-            publish_rest(lane, request)
-            keep_window(lane, request, request.num_held_pages)
-            note_end(lane, request)
-            lane.release(request)
+            num_held_pages = self._give_back(lane, request)
+            note_end(lane, request, num_held_pages)
         else:
             lane.promotions.end(request.request_id)
             lane.waiting.discard(request)

@@ -112,7 +112,7 @@ def test_no_event_ends_all_requests_of_a_client_that_is_gone(
 def test_no_request_of_a_client_that_is_gone_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = crowded()
     driver.submit([5, 6, 7], max_tokens=1, name="of another", client=OTHER)
-    counts = calls_by_event(monkeypatch, driver, Lane, "admit")
+    counts = calls_by_event(monkeypatch, driver, Transitions, "admit")
     driver.send(events.ClientGone(client_id=CLIENT))
     driver.wait(0.0)
     driver.run()
