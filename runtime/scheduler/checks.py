@@ -24,7 +24,7 @@ def check_requests(requests: Requests, lanes: Sequence[Lane], source: KvSource) 
     """Raise AccountingError unless each request is with the owner that its state names, alone."""
     require_states("nobody", requests.unplaced.values(), {State.PLACING})
     for lane in lanes:
-        decoding = [one for one in lane.running.values() if one.batch is not None]
+        decoding = [one for one in lane.running.values() if one.is_decoding]
         require_states("a queue", lane.waiting.requests.values(), {State.WAITING})
         require_states("a lane", lane.prefilling.values(), PREPARING)
         require_states("a batch", decoding, {State.DECODING})

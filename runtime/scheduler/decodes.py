@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, Slot
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
+from raydix.runtime.scheduler.decode_progress import DecodeProgress
 from raydix.runtime.scheduler.request import RequestState
 
 _NO_STOP = -1
@@ -66,6 +67,7 @@ class DecodeBatch:
         self._num_prompt: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sampled: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_known: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._progress = DecodeProgress(self._num_sampled, self._num_known)
         self._max_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._min_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_paged: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
@@ -115,7 +117,7 @@ class DecodeBatch:
 
         self.table_grew(request)
         self._num_sure_steps = 0
-        request.join(self)
+        request.join(self._progress)
 
     def leave(self, request: RequestState) -> None:
         """Let a request go whose run ends; it keeps its progress itself again."""
@@ -141,14 +143,6 @@ class DecodeBatch:
     def table_grew(self, request: RequestState) -> None:
         """Note that the block table of a request has more pages than before."""
         self._num_paged[self.slot_of(request)] = len(request.table) * self._page_size
-
-    def num_sampled(self, request: RequestState) -> int:
-        """Output tokens of a request that were planned."""
-        return int(self._num_sampled[self.slot_of(request)])
-
-    def num_known(self, request: RequestState) -> int:
-        """Output tokens of a request that are known."""
-        return int(self._num_known[self.slot_of(request)])
 
     def num_pages_to_come(self) -> int:
         """The number of pages that decoding requests still need before every token has one."""

@@ -1,7 +1,7 @@
 """A lane's plan in the making, and what the lanes of its step group have to do together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raydix.ids import TransferId
 from raydix.runtime.messages.plan import AddedRequest
@@ -9,12 +9,13 @@ from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.prompt_shares import StepRoom
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 
 @dataclass(slots=True)
 class Draft:
-    """A lane's plan in the making."""
+    """Owns: a lane's plan in the making."""
 
     room: StepRoom
     """The room for prompt tokens, known once the decode rows are drafted."""
@@ -42,6 +43,67 @@ class Draft:
     def num_rows(self) -> int:
         """The number of rows, of the decode batch and others together."""
         return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
+
+    def set_budget(self, budget_tokens: int, shared_tokens: int) -> None:
+        """Set how many prompt tokens the step may take, given its decode rows."""
+        self.room = replace(self.room, budget_tokens=budget_tokens, shared_tokens=shared_tokens)
+
+    def charge(self, num_tokens: int) -> None:
+        """Take room for a prompt's row of so many tokens."""
+        self.room = self.room.less(num_tokens)
+
+    def add_decodes(self, rows: DecodeRows, changed: Sequence[RequestState]) -> None:
+        """Add the rows of the decode batch, some of whose block tables have changed."""
+        self.decodes = rows
+        self.num_tokens += len(rows.slots)
+        for request in changed:
+            self._add_table(request)
+
+    def add_row(
+        self, request: RequestState, start: int, num_tokens: int, position: int | None
+    ) -> None:
+        """Add a row that is not of the batch, for the tokens from `start` on.
+
+        `position`: of the output token that it samples, if any.
+        """
+        assert request.slot is not None, "only a running request has rows"
+        added = request.introduce()
+        if added is not None:
+            self.added.append(added)
+        self._add_table(request)
+
+        end = start + num_tokens
+        row = PlannedRow(
+            request=request, run=request.run, num_computed=end, output_position=position
+        )
+        self.rows.append(row)
+        columns = (
+            request.slot,
+            start,
+            num_tokens,
+            max(start, min(request.write_start, end)),
+            -1 if position is None else position,
+            -1 if request.load is None else request.load.transfer_id,
+        )
+        self.row_columns.append(columns)
+        self.num_tokens += num_tokens
+
+    def _add_table(self, request: RequestState) -> None:
+        """Tell the device what is new in a request's block table."""
+        if request.table.has_unsent:
+            assert request.slot is not None, "only a running request has a table"
+            start, page_ids = request.table.take_unsent()
+            self.table_columns.append((request.slot, start, len(page_ids[0])))
+            self.table_pages.append(page_ids)
+
+    def note_load_ends(self, ends_s: dict[TransferId, float]) -> None:
+        """Note when each load under way will end."""
+        self.load_ends_s = ends_s
+
+    def load_end_s(self, load: Load) -> float:
+        """When a load under way will end; `note_load_ends` has told."""
+        assert self.load_ends_s is not None, "it is known by now"
+        return self.load_ends_s[load.transfer_id]
 
     def add_copies(self, loads: list[Load], backups: list[Backup]) -> None:
         """Let the plan start these copies, too."""

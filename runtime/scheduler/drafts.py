@@ -8,7 +8,6 @@ from raydix.ids import TransferId
 from raydix.runtime.scheduler.admission_turns import AdmissionTurns, Backlog
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.draft import Draft, GroupWork
-from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.life.state import COMPUTING, State
 from raydix.runtime.scheduler.life.transitions import Transitions
@@ -94,7 +93,7 @@ class Drafter:
         size = settings.page_size
         budget = max(size, int(min(settings.prefill_budget_tokens, most)) // size * size)
         shared = int(min(budget, shared_tokens(times, _waiting_tokens(lane))))
-        draft.room = replace(draft.room, budget_tokens=budget, shared_tokens=shared)
+        draft.set_budget(budget, shared)
 
     def _backlog(self, lane: Lane, draft: Draft, now_s: float) -> Backlog:
         """The prompt tokens that admitted requests leave to later steps.
@@ -117,15 +116,12 @@ class Drafter:
         if short:
             self._make_room(lane, len(short))
         for request in short:
-            if request.batch is not None:
+            if request.is_decoding:
                 self._extend_table(lane, request)
 
-        draft.decodes = lane.batch.plan()
-        if draft.decodes is None:
-            return
-        draft.num_tokens += len(draft.decodes.slots)
-        for request in lane.take_changed_tables():
-            _send_table(draft, request)
+        decodes = lane.batch.plan()
+        if decodes is not None:
+            draft.add_decodes(decodes, lane.take_changed_tables())
 
     def _make_room(self, lane: Lane, num_short: int) -> None:
         """Evict pages for all short requests at once, and for the next ones, too.
@@ -183,7 +179,7 @@ class Drafter:
                 if not num_tokens:
                     continue
                 if self._draft_row(lane, draft, request, num_tokens):
-                    draft.room = draft.room.less(num_tokens)
+                    draft.charge(num_tokens)
                 else:
                     has_failed = True
             left = [request for request, part in zip(left, parts, strict=True) if not part]
@@ -235,8 +231,8 @@ class Drafter:
             return False
 
         if draft.load_ends_s is None:
-            draft.load_ends_s = self._load_ends_s(lane, now_s)
-        early_s = draft.load_ends_s[load.transfer_id] - now_s
+            draft.note_load_ends(self._load_ends_s(lane, now_s))
+        early_s = draft.load_end_s(load) - now_s
         early_s -= self._rates.prefill.predict_s(num_tokens, now_s)
         if draft.decodes is None:
             # Nobody waits beside it while its layers are enqueued.
@@ -292,37 +288,6 @@ def _let_others_lead(
 
 
 def _add_row(lane: Lane, draft: Draft, request: RequestState, num_tokens: int) -> None:
-    assert request.slot is not None
     start = request.num_planned
-    end = start + num_tokens
-    added = request.introduce()
-    if added is not None:
-        draft.added.append(added)
-
-    _send_table(draft, request)
     position = lane.plan_row(request, num_tokens)
-    draft.rows.append(
-        PlannedRow(request=request, run=request.run, num_computed=end, output_position=position)
-    )
-
-    write_start = max(start, min(request.write_start, end))
-    draft.row_columns.append(
-        (
-            request.slot,
-            start,
-            num_tokens,
-            write_start,
-            -1 if position is None else position,
-            -1 if request.load is None else request.load.transfer_id,
-        )
-    )
-    draft.num_tokens += num_tokens
-
-
-def _send_table(draft: Draft, request: RequestState) -> None:
-    """Tell the device what is new in a request's block table."""
-    if request.table.has_unsent:
-        assert request.slot is not None, "only a running request has a table"
-        start, page_ids = request.table.take_unsent()
-        draft.table_columns.append((request.slot, start, len(page_ids[0])))
-        draft.table_pages.append(page_ids)
+    draft.add_row(request, start, num_tokens, position)

@@ -164,7 +164,7 @@ class Lane:
     def extend_table(self, request: RequestState, page_ids: PageIds) -> None:
         """Give a running request more pages."""
         request.table.extend(page_ids)
-        if request.batch is not None:
+        if request.is_decoding:
             self.batch.table_grew(request)
             self._changed_tables[request.request_id] = request
         else:
@@ -222,7 +222,7 @@ class Lane:
             self.l1.release(twice)
             request.table.replace(start, kept)
             # Its next row tells the device, unless it has none of its own.
-            if request.batch is not None:
+            if request.is_decoding:
                 self._changed_tables[request.request_id] = request
 
     def release(self, request: RequestState) -> None:
@@ -363,13 +363,12 @@ class Lane:
 
     def _check_requests(self, figures: str) -> None:
         """Check that each running request is where its state says, with a slot of its own."""
-        decoding = {name for name, request in self.running.items() if request.batch is not None}
+        decoding = {name for name, request in self.running.items() if request.is_decoding}
         others = self.running.keys() - decoding
         if len(decoding) != len(self.batch) or others != self.prefilling.keys():
             raise AccountingError(
                 f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}"
             )
-
         self._needs.check(self.prefilling.values(), figures)
         outdated = {name for name in decoding if self.running[name].table.has_unsent}
         if not outdated <= self._changed_tables.keys():

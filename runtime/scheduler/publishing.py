@@ -33,14 +33,14 @@ def publish_rest(lane: Lane, request: RequestState) -> None:
 
     What a load may still bring is not there: such a request does not decode.
     """
-    if request.batch is not None:
+    if request.is_decoding:
         advance(lane, request, lane.batch.tokens_s)
 
 
 def publish_computed(lane: Lane, request: RequestState, now_s: float) -> None:
     """Publish what the request has computed, of which L2 may want a copy."""
-    if request.batch is not None:
-        request.batch.flush_tokens(request)
+    if request.is_decoding:
+        lane.batch.flush_tokens(request)
     lane.backups.offer_new(publish(lane, request, now_s))
     count_use(lane, request)
 

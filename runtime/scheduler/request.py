@@ -3,7 +3,6 @@
 import bisect
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, RequestId, Slot
@@ -14,19 +13,15 @@ from raydix.runtime.messages.host import PageSource
 from raydix.runtime.messages.plan import AddedRequest, PromptLogprobs
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
+from raydix.runtime.scheduler.decode_progress import DecodeProgress
 from raydix.runtime.scheduler.life.run import NOWHERE, RowOutcome, Start
 from raydix.runtime.scheduler.life.state import State, require_move
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.transfers import Load
 
-if TYPE_CHECKING:
-    from raydix.runtime.scheduler.decodes import DecodeBatch
-
 MAX_LOSSES = 2
-"""Ranks that may be lost under a request between two of its tokens.
-
-After so many it may be what ends them: it runs beside no other such request, and one more loss is
-its end.
+"""Ranks that may be lost under a request between two of its tokens. After so many it may be what
+ends them: it runs beside no other such request, and one more loss is its end.
 """
 
 
@@ -77,8 +72,8 @@ class RequestState:
         self.source_ranges: list[tuple[int, int, PageSource]] = []
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
-        self.batch: DecodeBatch | None = None
-        """The batch that the request decodes with; None while it does not decode."""
+        self._progress: DecodeProgress | None = None
+        """What its batch says of all that decode; None while the request does not decode."""
 
         self.num_shared_pages: int | None = None
         """The number of leading pages shared with an earlier prompt; None: none was compared."""
@@ -146,9 +141,8 @@ class RequestState:
     def shorten_start(self, num_pages: int) -> Start:
         """Begin behind fewer cached pages, as L2 has fewer for the request than was known."""
         loads = tuple([[page for page in pages if page < num_pages] for pages in self.start.loads])
-        self.start = replace(
-            self.start, num_pages=num_pages, tiers=self.start.tiers[:num_pages], loads=loads
-        )
+        tiers = self.start.tiers[:num_pages]
+        self.start = replace(self.start, num_pages=num_pages, tiers=tiers, loads=loads)
         return self.start
 
     def wait_for_lease(self) -> None:
@@ -160,6 +154,11 @@ class RequestState:
         self._move(State.PREFILLING)
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a batch keeps the request's progress."""
+        return self._progress is not None
 
     @property
     def is_loading(self) -> bool:
@@ -228,14 +227,14 @@ class RequestState:
         deferred, self._deferred = self._deferred, []
         return deferred
 
-    def join(self, batch: "DecodeBatch") -> None:
-        """Let `batch` keep the request's progress from now on."""
+    def join(self, progress: DecodeProgress) -> None:
+        """Let a batch keep the request's progress from now on, where it reads it."""
         self._move(State.DECODING)
-        self.batch = batch
+        self._progress = progress
 
     def leave(self, *, num_sampled: int) -> None:
         """Keep the progress here again, before the run ends; all known tokens were handed over."""
-        self.batch = None
+        self._progress = None
         self._num_sampled = num_sampled
         self._num_planned = self.num_prompt + num_sampled - 1
         self._num_computed = self.num_prompt + self.chain.num_output - 1
@@ -287,10 +286,10 @@ class RequestState:
 
     def note_first_token(self, now_s: float) -> bool:
         """Note that the request has a token; returns whether it is the first."""
-        is_first = self.first_token_s is None
-        if is_first:
-            self.first_token_s = now_s
-        return is_first
+        if self.first_token_s is not None:
+            return False
+        self.first_token_s = now_s
+        return True
 
     def note_loss(self) -> None:
         """Note that a rank was lost under the request."""
@@ -298,8 +297,7 @@ class RequestState:
 
     def acquit(self) -> bool:
         """Clear the request of suspicion, as it sampled a token; True: it was a suspect."""
-        was_suspected = self.num_losses > 0
-        self.num_losses = 0
+        was_suspected, self.num_losses = self.num_losses > 0, 0
         return was_suspected
 
     def count_pages(self) -> range:
@@ -329,7 +327,9 @@ class RequestState:
     @property
     def num_output(self) -> int:
         """The number of known output tokens."""
-        return self.chain.num_output if self.batch is None else self.batch.num_known(self)
+        if self._progress is None:
+            return self.chain.num_output
+        return int(self._progress.num_known[self.slot])
 
     @property
     def num_tokens(self) -> int:
@@ -339,17 +339,19 @@ class RequestState:
     @property
     def num_sampled(self) -> int:
         """The number of output tokens that were planned."""
-        return self._num_sampled if self.batch is None else self.batch.num_sampled(self)
+        if self._progress is None:
+            return self._num_sampled
+        return int(self._progress.num_sampled[self.slot])
 
     @property
     def num_planned(self) -> int:
         """The number of tokens whose keys and values are in plans that were sent."""
-        return self._num_planned if self.batch is None else self.num_target - 1
+        return self._num_planned if self._progress is None else self.num_target - 1
 
     @property
     def num_computed(self) -> int:
         """The number of tokens whose keys and values are in plans that were acknowledged."""
-        return self._num_computed if self.batch is None else self.num_tokens - 1
+        return self._num_computed if self._progress is None else self.num_tokens - 1
 
     @property
     def has_rows_in_flight(self) -> bool:

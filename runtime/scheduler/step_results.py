@@ -120,8 +120,8 @@ class StepResults:
                 continue
             if request.slot in not_finite:
                 tokens = _NO_TOKENS
-            if request.batch is not None:
-                slots.append(request.batch.slot_of(request))
+            if request.is_decoding:
+                slots.append(lane.batch.slot_of(request))
                 token_ids.append(int(tokens[0]))
                 continue
             of_prompt = of_prompts.get(request.slot) if of_prompts else None
@@ -195,9 +195,9 @@ class StepResults:
         for outcome in outcomes:
             if request.run != run:
                 return
-            if request.batch is not None:
+            if request.is_decoding:
                 # The first of these outcomes has let it join the batch.
-                slots = int32_array((request.batch.slot_of(request),))
+                slots = int32_array((lane.batch.slot_of(request),))
                 self._apply_tokens(lane, slots, outcome.token_ids, now_s)
             else:
                 self._apply_outcome(lane, request, outcome, now_s)
@@ -206,7 +206,7 @@ class StepResults:
         self, lane: Lane, request: RequestState, outcome: RowOutcome, now_s: float
     ) -> None:
         """Apply the outcome of a row that is not of the batch: full pages, a token, the end."""
-        assert request.batch is None, "tokens of what decodes go to the batch"
+        assert not request.is_decoding, "tokens of what decodes go to the batch"
         if len(outcome.token_ids) and outcome.token_ids[0] == NO_TOKEN:
             # First of all: pages with such numbers would spoil the prompts that find them.
             self._fail_without_token(request)

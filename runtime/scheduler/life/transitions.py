@@ -154,7 +154,7 @@ class Transitions:
 
     def join(self, lane: Lane, request: RequestState) -> None:
         """Let a request that has its first token decode with others, unless it wants logprobs."""
-        if request.batch is None and request.submit.sampling.num_logprobs is None:
+        if not request.is_decoding and request.submit.sampling.num_logprobs is None:
             lane.start_decoding(request)
 
     def requeue(self, request: RequestState) -> None:
@@ -173,8 +173,8 @@ class Transitions:
         Nothing is given back, and no page published: what the lane had of it goes as a whole.
         """
         key = order_key(request, self._settings, request.num_held_pages)
-        if request.batch is not None:
-            request.batch.leave(request)
+        if request.is_decoding:
+            self._lanes[request.lane].batch.leave(request)
         self._wait_again(request)
         return key, request
 
@@ -191,8 +191,8 @@ class Transitions:
         publish_rest(lane, request)
         num_held_pages = request.num_held_pages
         keep_window(lane, request, num_held_pages)
-        if request.batch is not None:
-            request.batch.leave(request)
+        if request.is_decoding:
+            lane.batch.leave(request)
         lane.release(request)
         lane.waiting.stop_running(request)
         return num_held_pages

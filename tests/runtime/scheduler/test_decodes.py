@@ -196,7 +196,7 @@ def test_a_request_whose_last_prompt_page_was_there_decodes_from_the_one_that_is
     note_tables(driver, tables)
 
     request = driver.core._requests.living[RequestId(reader)]
-    assert request.batch is not None
+    assert request.is_decoding
     assert list(tables[reader].values()) == request.table.pages(0)[0].tolist()
 
 

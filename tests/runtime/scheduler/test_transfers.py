@@ -301,5 +301,5 @@ def test_device_hears_that_its_page_is_a_duplicate_when_the_request_begins_to_de
         plans.append(driver.step())
         tables = device_tables([*plans, *driver.plans[0]])
         for request in lane.running.values():
-            if request.batch is not None:
+            if request.is_decoding:
                 assert list(tables[request.slot].values()) == request.table.pages(0)[0].tolist()
