@@ -278,11 +278,15 @@ class BackupQueue:
         self._counters.count_eviction(victim.num_pages, num_dropped=len(dropped))
 
     def _unclean_of(self, keys: list[PageKey]) -> set[PageKey]:
-        """Which of these pages L2 lacks in some KV group in which it should have them."""
+        """Which of these pages L2 lacks in some KV group in which it should have them.
+
+        Those that are being copied are on their way: an evicted page is not filled before.
+        """
         unclean: set[PageKey] = set()
         for group, windows in enumerate(self._windows):
             wanted = keys if windows is None else [key for key in keys if key in windows]
-            unclean.update(self._host.lacking(group, wanted))
+            lacking = self._host.lacking(group, wanted)
+            unclean.update(key for key in lacking if key not in self._copying[group])
         return unclean
 
     def forget(self, victim: Victim) -> None:

@@ -23,6 +23,22 @@ def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() 
     assert driver.ready == set(split_keys(driver.keys(PROMPT)))
 
 
+def test_a_page_that_is_evicted_while_it_is_copied_is_not_lost() -> None:
+    driver = driver_with(num_pages=(8,))
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    assert len(driver.plans[0][-1].backups) == 4
+    driver.step()
+    driver.submit([100 + token for token in range(25)], max_tokens=1)
+    driver.host_turn()
+    assert driver.core.stats()["evicted_pages"] > 0
+    assert driver.core.stats().get("dropped_pages", 0) == 0
+
+    driver.run()
+    assert driver.ready >= set(split_keys(driver.keys(PROMPT)))
+
+
 def backups_of_steps(driver: CoreDriver, seconds: float, num_steps: int) -> list[int]:
     """Pages that each of the next plans backs up, in steps of so many seconds."""
     backups = []
