@@ -14,8 +14,7 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
-from raydix.runtime.scheduler.expert_balance import PlanningWanted
-from raydix.runtime.scheduler.expert_plans import ExpertPlan
+from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

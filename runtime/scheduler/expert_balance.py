@@ -16,7 +16,7 @@ from raydix.runtime.config.policies import Rebalance
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.plan import ExpertCopies, PlacementChange
 from raydix.runtime.scheduler.column_ids import next_id
-from raydix.runtime.scheduler.expert_plans import ExpertPlan
+from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
 from raydix.runtime.scheduler.settings import ExpertSettings
 
 _HALF_LIFE_WINDOWS = 4.0
@@ -30,15 +30,6 @@ class ExpertOrders:
 
     copies: ExpertCopies = field(default_factory=ExpertCopies)
     change: PlacementChange | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanningWanted:
-    """What a plan is to be made of; `number` tells this request for one from later ones."""
-
-    number: int
-    current: Placement
-    rows_per_step_LE: FloatArray
 
 
 class ExpertBalance:

@@ -34,6 +34,15 @@ class ExpertFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanningWanted:
+    """What a plan is to be made of; `number` tells this request for one from later ones."""
+
+    number: int
+    current: Placement
+    rows_per_step_LE: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertPlan:
     """The result of planning where experts go."""
 

@@ -11,8 +11,7 @@ from raydix.runtime.actors import expert_planner
 from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.config.policies import Rebalance
 from raydix.runtime.scheduler.events import ExpertsPlanned, PlanExperts
-from raydix.runtime.scheduler.expert_balance import PlanningWanted
-from raydix.runtime.scheduler.expert_plans import ExpertFacts, plan_experts
+from raydix.runtime.scheduler.expert_plans import ExpertFacts, PlanningWanted, plan_experts
 
 WAIT_S = 60
 TIME = ExpertTime(
