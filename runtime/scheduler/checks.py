@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from raydix.errors import AccountingError
-from raydix.runtime.scheduler.kv_source import KvSource
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.life.state import PREPARING, State, require_states
-from raydix.runtime.scheduler.requests import Requests
-from raydix.runtime.scheduler.step_group import StepGroup
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.step_group import StepGroup
+from raydix.runtime.scheduler.request.state import PREPARING, State, require_states
+from raydix.runtime.scheduler.sources.kv_source import KvSource
 
 
 def check_lanes(lanes: Sequence[Lane], groups: Sequence[StepGroup]) -> None:

@@ -10,40 +10,40 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
 )
 from raydix.runtime.scheduler import checks, events, figures
-from raydix.runtime.scheduler.admission import Admission
-from raydix.runtime.scheduler.admission_turns import AdmissionTurns
-from raydix.runtime.scheduler.client_news import ClientNews
 from raydix.runtime.scheduler.counters import Count, Counters, Timings
-from raydix.runtime.scheduler.drafts import Drafter
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
-from raydix.runtime.scheduler.expert_events import on_experts_planned
-from raydix.runtime.scheduler.explanations import Explanations
-from raydix.runtime.scheduler.hints import Hints
 from raydix.runtime.scheduler.host_messages import HostMessages
-from raydix.runtime.scheduler.host_view import HostView
-from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.l1_flush import L1Flush
-from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.late_ranks import LateRanks
-from raydix.runtime.scheduler.leases import LeaseAnswers
+from raydix.runtime.scheduler.life.admission import Admission
+from raydix.runtime.scheduler.life.admission_turns import AdmissionTurns
+from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
+from raydix.runtime.scheduler.life.explanations import Explanations
+from raydix.runtime.scheduler.life.hints import Hints
+from raydix.runtime.scheduler.life.leases import LeaseAnswers
+from raydix.runtime.scheduler.life.load_choice import LoadChoice
+from raydix.runtime.scheduler.life.placing import Placing
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.submission import Submission
 from raydix.runtime.scheduler.life.transitions import Transitions
-from raydix.runtime.scheduler.load_choice import LoadChoice
+from raydix.runtime.scheduler.life.trials import Trials
 from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.pages.use_counts import UseCounts
 from raydix.runtime.scheduler.pieces import Pieces
-from raydix.runtime.scheduler.placing import Placing
-from raydix.runtime.scheduler.planning import Planner
 from raydix.runtime.scheduler.rank_events import RankEvents
+from raydix.runtime.scheduler.ranks.expert_events import on_experts_planned
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.step_group import StepGroup, step_groups
 from raydix.runtime.scheduler.rates import Rates
-from raydix.runtime.scheduler.requests import Requests
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.step_group import StepGroup, step_groups
-from raydix.runtime.scheduler.step_results import StepResults
-from raydix.runtime.scheduler.submission import Submission
+from raydix.runtime.scheduler.sources.host_view import HostView
+from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.steps.drafts import Drafter
+from raydix.runtime.scheduler.steps.planning import Planner
+from raydix.runtime.scheduler.steps.step_results import StepResults
+from raydix.runtime.scheduler.steps.transfer_results import TransferResults
 from raydix.runtime.scheduler.timers import Timers
-from raydix.runtime.scheduler.transfer_results import TransferResults
-from raydix.runtime.scheduler.trials import Trials
-from raydix.runtime.scheduler.use_counts import UseCounts
 
 _MAX_DUE = 256
 """The most requests whose deadlines one tick looks at; if more are due, the next tick comes at

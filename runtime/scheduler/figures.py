@@ -6,10 +6,10 @@ from typing import Any
 
 from raydix.runtime.metrics import BY_RANK
 from raydix.runtime.scheduler.counters import Counters, Duration
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.requests import Requests
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.step_group import StepGroup
 
 
 def counted(counters: Counters, lanes: Sequence[Lane]) -> dict[str, float]:

@@ -14,14 +14,14 @@ from raydix.runtime.messages.host import (
     StorageStatus,
 )
 from raydix.runtime.scheduler.counters import Count, Counters
-from raydix.runtime.scheduler.hints import Hints
-from raydix.runtime.scheduler.kv_source import KvSource
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.leases import LeaseAnswers
+from raydix.runtime.scheduler.life.hints import Hints
+from raydix.runtime.scheduler.life.leases import LeaseAnswers
+from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.pieces import Pieces
-from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
-from raydix.runtime.scheduler.requests import Requests
-from raydix.runtime.scheduler.step_group import StepGroup
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.step_group import StepGroup
+from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
+from raydix.runtime.scheduler.sources.kv_source import KvSource
 
 _FREED_KEYS = 64
 """The number of keys of a lost HostMemory that are freed as one item of a piece of work."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.scheduler.events import L1Flushed
-from raydix.runtime.scheduler.l1 import L1
-from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.pages.l1 import L1
 from raydix.runtime.scheduler.pieces import Pieces
+from raydix.runtime.scheduler.ranks.lane import Lane
 
 
 class L1Flush:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from raydix.runtime.scheduler.events import KillCause, KillRank
-from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.timers import Timers
 
 _PATIENCE = 10

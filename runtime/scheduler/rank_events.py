@@ -9,18 +9,18 @@ from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import KillCause, KillRank
-from raydix.runtime.scheduler.expert_events import on_expert_step
-from raydix.runtime.scheduler.kv_source import KvSource
-from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.outbox import Outbox
-from raydix.runtime.scheduler.request import MAX_LOSSES, RequestState
+from raydix.runtime.scheduler.queue.waiting import Place
+from raydix.runtime.scheduler.ranks.expert_events import on_expert_step
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.step_group import AttachedRank, StepGroup
+from raydix.runtime.scheduler.request.request import MAX_LOSSES, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
-from raydix.runtime.scheduler.step_results import StepResults
-from raydix.runtime.scheduler.transfer_results import TransferResults
-from raydix.runtime.scheduler.waiting import Place
+from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.steps.step_results import StepResults
+from raydix.runtime.scheduler.steps.transfer_results import TransferResults
 
 
 class RankEvents:

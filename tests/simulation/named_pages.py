@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from raydix.ids import TransferId
 from raydix.runtime.messages.plan import PageCopies, StepPlan
-from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.ranks.lane import Lane
 
 Page = tuple[int, int]
 """KV group and page id."""

@@ -8,7 +8,7 @@ import pytest
 
 from raydix.moe.migration import Migration
 from raydix.runtime.config.policies import Rebalance
-from raydix.runtime.scheduler.expert_balance import ExpertBalance
+from raydix.runtime.scheduler.ranks.expert_balance import ExpertBalance
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.simulation.faults import Faults
 from tests.simulation.ranks import SimulatedRank

@@ -15,7 +15,8 @@ import pytest
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.recent_prefixes import RecentPrefixes
 from raydix.runtime.config.policies import WritePolicy
-from raydix.runtime.scheduler import events, publishing
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.life import publishing
 from tests.runtime.scheduler.storage_cluster import cluster_with, flush, serve, settle
 from tests.simulation.cluster import Cluster
 from tests.simulation.layouts import LAYOUT, draw_windows

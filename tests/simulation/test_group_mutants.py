@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.scheduler import planning
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.planning import Planner
 from raydix.runtime.scheduler.rank_events import RankEvents
-from raydix.runtime.scheduler.step_group import StepGroup
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.step_group import StepGroup
+from raydix.runtime.scheduler.steps import planning
+from raydix.runtime.scheduler.steps.planning import Planner
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.ranks import SimulatedRank

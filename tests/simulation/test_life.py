@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import AccountingError
-from raydix.runtime.scheduler import request
-from raydix.runtime.scheduler.life.state import MOVES, State, require_move
+from raydix.runtime.scheduler.request import request
+from raydix.runtime.scheduler.request.state import MOVES, State, require_move
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.l2_driver import PROMPT
 from tests.simulation.workload import draw_workload, run_workload

@@ -8,14 +8,14 @@ import pytest
 from raydix.ids import ConnectionId, LeaseId, RequestId
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
-from raydix.runtime.scheduler.kv_source import KvSource
 from raydix.runtime.scheduler.late_ranks import LateRanks
-from raydix.runtime.scheduler.lease_wanted import LeaseWanted
-from raydix.runtime.scheduler.lookups import Lookups
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.queue.waiting import WaitingQueue
 from raydix.runtime.scheduler.rank_events import RankEvents
-from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.requests import Requests
-from raydix.runtime.scheduler.waiting import WaitingQueue
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.sources.lease_wanted import LeaseWanted
+from raydix.runtime.scheduler.sources.lookups import Lookups
 from tests.simulation.faults import Faults
 from tests.simulation.host_process import HostProcess
 from tests.simulation.scheduler_process import SchedulerProcess

@@ -18,13 +18,13 @@ from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import AddedRequest
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.planning import Planner
 from raydix.runtime.scheduler.rank_events import RankEvents
-from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from raydix.runtime.scheduler.step_results import StepResults
-from raydix.runtime.scheduler.transfer_results import TransferResults
+from raydix.runtime.scheduler.steps.planning import Planner
+from raydix.runtime.scheduler.steps.step_results import StepResults
+from raydix.runtime.scheduler.steps.transfer_results import TransferResults
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import LATENT
 from tests.simulation.ranks import SimulatedRank

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.request.request import RequestState
 from tests.simulation.named_pages import PageInUse
 from tests.simulation.workload import draw_workload, run_workload
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from raydix.runtime.cache.host import fetch_turns, lookups, reads, storage
-from raydix.runtime.scheduler import core, pieces, waiting
+from raydix.runtime.scheduler import core, pieces
+from raydix.runtime.scheduler.queue import waiting
 from tests.simulation.checks import sources_of, storage_share
 from tests.simulation.layouts import least_pages
 from tests.simulation.workload import Workload, draw_workload, run_workload

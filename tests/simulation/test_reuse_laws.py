@@ -9,7 +9,7 @@ from raydix.runtime.cache.host.answer_times import AnswerTimes
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.unwritten import UnwrittenPages
 from raydix.runtime.config.policies import LoadPolicy
-from raydix.runtime.scheduler import admission, load_choice
+from raydix.runtime.scheduler.life import admission, load_choice
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import FULL_AND_WINDOW
 from tests.simulation.reuse_laws import Law, Probe, check_reuse

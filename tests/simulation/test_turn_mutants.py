@@ -7,13 +7,13 @@ import pytest
 
 from raydix.ids import ConnectionId
 from raydix.runtime.messages.host import Urgency
-from raydix.runtime.scheduler.kv_source import KvSource
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.planning import Planner
-from raydix.runtime.scheduler.promotion import Promotions
-from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.transfers import Load
-from raydix.runtime.scheduler.waiting import WaitingQueue
+from raydix.runtime.scheduler.pages.promotion import Promotions
+from raydix.runtime.scheduler.queue.waiting import WaitingQueue
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.transfers import Load
+from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.steps.planning import Planner
 from tests.simulation.faults import Faults
 from tests.simulation.test_mutants import FROM_STORAGE, Case, find
 from tests.simulation.workload import Workload

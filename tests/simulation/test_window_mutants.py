@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from raydix.runtime.cache.radix_tree import RadixTree
-from raydix.runtime.scheduler import publishing
-from raydix.runtime.scheduler.backups import BackupQueue
-from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.life import publishing
+from raydix.runtime.scheduler.pages.backups import BackupQueue
+from raydix.runtime.scheduler.request.request import RequestState
 from tests.simulation.layouts import FULL_AND_LATENT, FULL_AND_WINDOW, WINDOWED
 from tests.simulation.test_mutants import (
     NO_QUARANTINE,

@@ -1,1 +1,0 @@
-"""The states of a request, and the moves between them."""

@@ -9,12 +9,12 @@ from raydix.runtime.messages.client import (
     RequestFailure,
     StopRequest,
 )
-from raydix.runtime.scheduler.client_news import ClientNews
 from raydix.runtime.scheduler.counters import Counters
+from raydix.runtime.scheduler.life.client_news import ClientNews
+from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.pieces import Pieces
-from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.requests import Requests
+from raydix.runtime.scheduler.request.request import RequestState
 
 _END_WEIGHT = 8
 """The weight of ending one request that decodes: some 0.1 ms, as its last pages are published."""

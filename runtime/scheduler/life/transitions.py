@@ -8,21 +8,21 @@ from collections.abc import Iterable, Sequence
 from raydix.ids import LeaseId
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.host import PageSource, Urgency
-from raydix.runtime.scheduler.attribution import attribute, total_by_source
-from raydix.runtime.scheduler.block_table import BlockTable
-from raydix.runtime.scheduler.cached_prefix import CachedPrefix
-from raydix.runtime.scheduler.explanations import Explanations
-from raydix.runtime.scheduler.kv_source import KvSource
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.life.run import Start
-from raydix.runtime.scheduler.publishing import keep_window, note_end, publish_rest
-from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.request_order import order_key
-from raydix.runtime.scheduler.requests import Requests
+from raydix.runtime.scheduler.life.explanations import Explanations
+from raydix.runtime.scheduler.life.publishing import keep_window, note_end, publish_rest
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.queue.waiting import Place
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.request.block_table import BlockTable
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.request_order import order_key
+from raydix.runtime.scheduler.request.run import Start
+from raydix.runtime.scheduler.request.transfers import Load, Promotion
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
+from raydix.runtime.scheduler.sources.cached_prefix import CachedPrefix
+from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
-from raydix.runtime.scheduler.transfers import Load, Promotion
-from raydix.runtime.scheduler.waiting import Place
 
 
 class Transitions:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.ranks.lane import Lane
 
 
 def check_pages(lane: Lane) -> None:

@@ -16,7 +16,7 @@ from raydix.runtime.config.policies import (
 )
 from raydix.runtime.config.pool_sizes import least_window_pages
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.request import MAX_LOSSES
+from raydix.runtime.scheduler.request.request import MAX_LOSSES
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import BASE, CLIENT, CoreDriver
 from tests.runtime.scheduler.page_census import check_pages

@@ -31,10 +31,10 @@ import pytest
 from raydix.ids import LeaseId
 from raydix.moe.placement import Placement
 from raydix.runtime.messages import codec
-from raydix.runtime.scheduler.column_ids import MAX_ID, next_id
-from raydix.runtime.scheduler.expert_balance import ExpertBalance
+from raydix.runtime.scheduler.ranks.column_ids import MAX_ID, next_id
+from raydix.runtime.scheduler.ranks.expert_balance import ExpertBalance
 from tests.runtime.scheduler.core_driver import CoreDriver
-from tests.runtime.scheduler.test_expert_balance import SETTINGS
+from tests.runtime.scheduler.ranks.test_expert_balance import SETTINGS
 
 FAR = (2**31 - 1, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1)
 

@@ -11,7 +11,7 @@ from raydix.runtime.cache.recent_prefixes import RecentPrefixes
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.policies import PrefetchStrategy, WritePolicy
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.chain import Chain
+from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.storage_cluster import cluster_with, flush, serve, settle
 from tests.simulation.cluster import Cluster

@@ -4,9 +4,9 @@ from raydix.ids import AskingId, ClientId, RequestId
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.scheduler.lookups import Lookups
-from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.request_order import OrderKey
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.request_order import OrderKey
+from raydix.runtime.scheduler.sources.lookups import Lookups
 
 
 def request(name: str) -> RequestState:

@@ -13,12 +13,12 @@ from raydix.runtime.messages.arrays import empty
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler import pieces as pieces_module
-from raydix.runtime.scheduler.kv_source import KvSource
-from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.pieces import Pieces
+from raydix.runtime.scheduler.queue.waiting import WaitingQueue
+from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from raydix.runtime.scheduler.waiting import WaitingQueue
+from raydix.runtime.scheduler.sources.kv_source import KvSource
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 NUM_WAITING = 1000

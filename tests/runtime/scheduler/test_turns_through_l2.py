@@ -14,14 +14,14 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.keys import mirror_keys
-from tests.runtime.scheduler.storage_cluster import PATIENT, ask, cluster_with, flush, serve, settle
-from tests.runtime.scheduler.test_promotion import (
+from tests.runtime.scheduler.pages.test_promotion import (
     NUM_PAGES,
     PROMPT,
     driver_with,
     require_all_given_back,
     sent_loads,
 )
+from tests.runtime.scheduler.storage_cluster import PATIENT, ask, cluster_with, flush, serve, settle
 from tests.simulation.checks import check_answers
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults

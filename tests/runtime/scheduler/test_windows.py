@@ -10,7 +10,7 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.host import LeasePages
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.ranks.lane import Lane
 from tests.runtime.scheduler import storage_cluster
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.storage_cluster import cluster_with

@@ -1,0 +1,181 @@
+"""Prefetch hints: bring to L2 what L3 has of a prompt before a request asks for it.
+
+Nothing is computed. A hint is a lookup without a request. It goes after the requests everywhere:
+its keys are hashed when theirs are, few hints are looked up at a time, and HostMemory reads for
+them when no request's pages wait.
+"""
+
+from collections.abc import Sequence
+
+from raydix.ids import ClientId
+from raydix.runtime.cache.kv_match import match_groups
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    PrefetchPrompt,
+    RequestDelta,
+    RequestFailure,
+    StopRequest,
+)
+from raydix.runtime.messages.host import PageSource, Urgency
+from raydix.runtime.scheduler.counters import Count, Counters
+from raydix.runtime.scheduler.events import SendClient
+from raydix.runtime.scheduler.life.refusals import refuse_as_closing, refuse_prefetch
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.request.chain import Chain
+from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
+from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.timers import Timers
+
+_MAX_HINTS = 256
+"""The most hints of all clients together; each keeps its prompt in memory until it is answered."""
+_MAX_LOOKED_UP = 4
+"""The most hints whose lookups are open in HostMemory at a time."""
+_RETRY_AFTER_S = 1.0
+
+
+class Hints:
+    """Takes in prefetch hints, looks them up and answers them."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        requests: Requests,
+        lanes: Sequence[Lane],
+        source: KvSource,
+        outbox: Outbox,
+        timers: Timers,
+        counters: Counters,
+    ) -> None:
+        self._settings = settings
+        self._requests = requests
+        self._lanes = lanes
+        self._source = source
+        self._outbox = outbox
+        self._timers = timers
+        self._counters = counters
+
+    def submit(self, client_id: ClientId, message: PrefetchPrompt) -> None:
+        """Queue a hint, or refuse it with a typed failure."""
+        failure = self._refusal(message)
+        if failure is not None:
+            delta = RequestDelta(
+                asking=message.asking, request_id=message.request_id, failure=failure
+            )
+            self._outbox.emit(SendClient(client_id=client_id, delta=delta))
+            return
+
+        self._requests.add_hint(
+            PrefetchHint(
+                asking=message.asking,
+                request_id=message.request_id,
+                client_id=client_id,
+                chain=Chain(
+                    message.token_ids,
+                    cache_salt=message.cache_salt,
+                    page_size=self._settings.page_size,
+                ),
+            )
+        )
+
+    def _refusal(self, message: PrefetchPrompt) -> RequestFailure | None:
+        if self._requests.is_closing:
+            return refuse_as_closing()
+        if self._requests.is_in_use(message.request_id):
+            text = f"request_id {message.request_id!r} is in use; expected a new one."
+            return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+
+        refusal = refuse_prefetch(message, self._settings)
+        if refusal is not None:
+            return refusal
+
+        if len(self._requests.hints) >= _MAX_HINTS:
+            text = (
+                f"{_MAX_HINTS} prefetches wait, which is the most. Try again in "
+                f"{_RETRY_AFTER_S:g} s."
+            )
+            return RequestFailure(
+                kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
+            )
+        return None
+
+    def look_up_some(self, num_pages: int, now_s: float) -> None:
+        """Hash at most `num_pages` keys of hints, oldest first, and look up those that are done."""
+        num_looked_up = sum(hint.prefetch.is_pending for hint in self._requests.hints.values())
+        for hint in list(self._requests.hints.values()):
+            if num_looked_up >= _MAX_LOOKED_UP:
+                return
+            if hint.prefetch.is_pending:
+                continue
+
+            num_full = hint.chain.num_prompt_pages
+            num_pages -= hint.chain.extend_keys(num_full, num_pages)
+            if hint.chain.num_keys < num_full:
+                self._timers.add(now_s)
+                return
+
+            num_looked_up += self._look_up(hint)
+
+    def _look_up(self, hint: PrefetchHint) -> bool:
+        """Look a hint up whose keys are hashed; False: it has ended, as nobody can be asked."""
+        num_full = hint.chain.num_prompt_pages
+        if not num_full or not self._source.view.is_usable:
+            num_groups = self._settings.num_groups
+            hint.prefetch.rule_out(PageSource.IO_ERROR, num_full, num_groups=num_groups)
+            self.end(hint, PageSource.IO_ERROR)
+            return False
+        matches = [lane.match(hint.chain) for lane in self._lanes]
+        longest = max(matches, key=lambda match: match.num_pages)
+        self._source.send_lookup(hint, longest, Urgency.HINT)
+        return True
+
+    def end(self, hint: PrefetchHint, missed: PageSource) -> None:
+        """Tell the client where the prompt's pages were; `missed`: why the pending did not come."""
+        hint.prefetch.give_up(missed)
+        layout = self._settings.layout
+        found = match_groups(layout.groups, hint.prefetch.by_group, page_size=layout.page_size)
+
+        ranges = attribute(
+            hint.chain.num_prompt,
+            hint.prefetch,
+            self._settings,
+            tiers=bytes([PageSource.L2]) * found.num_pages,
+            num_left_pages=0,
+        )
+
+        self._counters.count(Count.PREFETCHES)
+        self._answer(hint, FinishReason.PREFETCH, total_by_source(ranges))
+
+    def abort(self, client_id: ClientId, message: AbortRequest | StopRequest) -> None:
+        """End a hint as its client asks, unless that means an earlier one of this name."""
+        hint = self._requests.hints.get(message.request_id)
+        if hint is not None and (hint.client_id, hint.asking) == (client_id, message.asking):
+            self._source.cancel_lookup(hint)
+            self._answer(hint, FinishReason.ABORT, None)
+
+    def drop_all(self, client_id: ClientId) -> None:
+        """End all hints of a client that is gone."""
+        for hint in [hint for hint in self._requests.hints.values() if hint.client_id == client_id]:
+            self._source.cancel_lookup(hint)
+            self._requests.remove_hint(hint)
+
+    def _answer(
+        self,
+        hint: PrefetchHint,
+        reason: FinishReason,
+        tokens_by_source: dict[str, int] | None,
+    ) -> None:
+        self._requests.remove_hint(hint)
+        delta = RequestDelta(
+            asking=hint.asking,
+            request_id=hint.request_id,
+            cached_tokens_by_source=tokens_by_source,
+            finished=reason,
+        )
+        self._outbox.emit(SendClient(client_id=hint.client_id, delta=delta))

@@ -1,0 +1,85 @@
+"""Which requests and prefetch hints there are."""
+
+import itertools
+from collections.abc import Iterable
+
+from raydix.ids import RequestId
+from raydix.runtime.scheduler.life.orphans import Orphans
+from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
+from raydix.runtime.scheduler.request.request import RequestState
+
+
+class Requests:
+    """Owns: which requests and hints exist, and which requests have no lane or no client."""
+
+    def __init__(self) -> None:
+        self.is_closing = False
+        """Whether the engine is about to stop, and takes no new requests."""
+        self.living: dict[RequestId, RequestState] = {}
+        """All requests that have not ended."""
+        self.unplaced: dict[RequestId, RequestState] = {}
+        """Requests without a lane, in the order in which they get one; new ones wait for page keys.
+        """
+        self.orphans = Orphans()
+        self.hints: dict[RequestId, PrefetchHint] = {}
+        """Prefetch hints that were not answered yet, oldest first."""
+        self._serials = itertools.count(1)
+
+    def next_serial(self) -> int:
+        """A number that no other request has had."""
+        return next(self._serials)
+
+    def is_in_use(self, name: RequestId) -> bool:
+        """Whether a request or hint of this name is not answered or ended yet."""
+        return name in self.hints or (name in self.living and name not in self.orphans)
+
+    def num_waiting(self, num_placed: int) -> int:
+        """The number of requests that are not admitted, of which `num_placed` wait on lanes.
+
+        Those whose client is gone do not count.
+        """
+        return len(self.unplaced) + num_placed - self.orphans.num_waiting
+
+    def first_of_samples(self, request: RequestState) -> RequestState | None:
+        """The living request whose prompt this one is a further sample of, if it is on a lane."""
+        name = request.submit.sample_of
+        # A suspect runs on the lane of suspects, wherever its prompt is cached.
+        first = None if name is None or request.is_suspect else self.living.get(name)
+        if first is None or first.client_id != request.client_id or name in self.unplaced:
+            return None
+        return None if first is request else first
+
+    def close(self) -> None:
+        """Take no new requests from now on."""
+        self.is_closing = True
+
+    def add(self, request: RequestState) -> None:
+        """Add a new request; its page keys are hashed before it is queued on a lane."""
+        self.living[request.request_id] = request
+        self.unplaced[request.request_id] = request
+
+    def remove(self, request: RequestState) -> None:
+        """Remove a request that has ended."""
+        del self.living[request.request_id]
+        self.unplaced.pop(request.request_id, None)
+        self.orphans.discard(request.request_id)
+
+    def place(self, request: RequestState) -> None:
+        """Note that a request has got a lane."""
+        del self.unplaced[request.request_id]
+
+    def displace(self, requests: Iterable[RequestState]) -> None:
+        """Note that requests have lost their lane: they get others in this order."""
+        self.unplaced.update((request.request_id, request) for request in requests)
+
+    def stop_running(self, request: RequestState) -> None:
+        """Note that an admitted request waits again."""
+        self.orphans.stopped_running(request.request_id)
+
+    def add_hint(self, hint: PrefetchHint) -> None:
+        """Add a new hint."""
+        self.hints[hint.request_id] = hint
+
+    def remove_hint(self, hint: PrefetchHint) -> None:
+        """Remove a hint that was answered, or whose client is gone."""
+        del self.hints[hint.request_id]

@@ -1,0 +1,378 @@
+"""Which pages are copied from L1 to L2, and when."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from raydix.ids import PageKey
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
+from raydix.runtime.cache.page_pools import PageIds
+from raydix.runtime.cache.radix_node import RadixNode, Victim
+from raydix.runtime.cache.radix_tree import RadixTree
+from raydix.runtime.config.policies import WritePolicy
+from raydix.runtime.scheduler.counters import Count, Counters
+from raydix.runtime.scheduler.pages.use_counts import UseCounts
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sources.host_view import HostView
+
+NewPage = tuple[PageKey, tuple[int, ...]]
+"""A page's key, and its id in each KV group; 0 where the group holds nothing of it."""
+
+_Key = TypeVar("_Key", bound=bytes)
+
+_MAX_PAGES_PER_PLAN = 256
+"""The most pages of each KV group that one plan copies to L2."""
+_FEW_PAGES = 32
+"""Fewer dirty pages than this wait for more while steps run, as even a small copy takes a turn of
+every actor.
+"""
+_PAGES_PER_FEW = 64
+"""The most dirty pages that wait for more in a small pool: one in so many, as a small pool needs
+its pages again before long.
+"""
+_GATHER_S = 0.02
+"""Seconds after the last copy began, from which on even one dirty page is worth a copy."""
+_MAX_DIRTY_PAGES = 65_536
+_MAX_INSPECTED_PAGES = 256
+"""The most pages, of those that are evicted next, that are inspected per step."""
+_PAGES_PER_CLEAN_PAGE = 16
+"""One page in so many is kept free, or clean (copied to L2), before pages are needed."""
+_STEPS_AHEAD = 2
+"""The number of steps that may take pages before a copy sent with the first of them is done."""
+_PAGES_PER_STEP_PAGE = 4
+"""Pages that `_STEPS_AHEAD` steps may take are kept free or clean, up to one page in so many."""
+_PAGES_PER_TAKEN_PAGE = 2
+"""The most pages ever taken between two looks ahead are kept free or clean, up to one page in so
+many, since loads take whole prefixes. Pages to be evicted next are thus copied earlier than need
+be, which is in vain only if they are used again.
+"""
+
+
+class BackupQueue:
+    """Owns: which pages of one lane are to be copied to L2."""
+
+    def __init__(
+        self, settings: SchedulerSettings, host: HostView, counters: Counters, uses: UseCounts
+    ) -> None:
+        """Start with nothing to copy. `uses` counts uses of the pages of all lanes under
+        `write_through_selective`, and notes under `write_back` which pages were lost.
+        """
+        self._settings = settings
+        self._host = host
+        self._counters = counters
+        self._uses = uses
+        self._dirty: list[OrderedDict[PageKey, int]] = [
+            OrderedDict() for _ in settings.layout.groups
+        ]
+        """Per KV group, pages to be copied and not evicted yet, oldest first: key to page id.
+
+        To look for the first item of a dict takes as long as all that have left its front.
+        """
+        self._taken_s = float("-inf")
+        """The time at which pages were last taken for a copy."""
+        self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
+        self._windows: list[dict[PageKey, int] | None] = [
+            None if reach is None else {} for reach in settings.reaches
+        ]
+        """Per WINDOW group, pages in L1 that L2 is to keep, before checkpoints: key to page id."""
+        self._unclean: list[OrderedDict[PageKey, int]] = [
+            OrderedDict() for _ in settings.layout.groups
+        ]
+        """Pages of `_windows` that are copied when their pool runs short, under `write_back` only.
+        """
+        self._num_taken = [0] * settings.num_groups
+        """Per KV group, pages allocated since the pages to be evicted next were last inspected."""
+        self._most_taken = self._num_taken.copy()
+        """Per KV group, the largest value that `_num_taken` ever had."""
+        self._inspected: dict[bytes, RadixNode] = {}
+        """Short keys of pages that go next and that L2 has or is to get, each with the node with
+        which it was inspected: while that one is not used, they still go next.
+        """
+        self._lost: OrderedDict[bytes, None] = OrderedDict()
+        """Short keys of inspected pages that L2 has since lost in some group: an ordered set.
+
+        They are looked at with the next rows, and not at once: two tiers that are both full would
+        copy pages to and fro for ever.
+        """
+
+    def __len__(self) -> int:
+        return sum(map(len, self._dirty))
+
+    def offer_new(self, pages: Iterable[NewPage]) -> None:
+        """Take pages just published in L1; the write policy says which of them are copied."""
+        match self._settings.write_policy:
+            case WritePolicy.WRITE_THROUGH:
+                for page in pages:
+                    self._add(page)
+            case WritePolicy.WRITE_BACK:
+                # It was computed once more, and would be lost in the same way.
+                for page in pages:
+                    if self._uses.is_lost(page[0]):
+                        self._add(page)
+
+    def offer_window(
+        self, group: int, keys: list[PageKey], page_ids: list[int], *, is_returning: bool
+    ) -> None:
+        """Offer pages of a WINDOW group that lie before a checkpoint; others are never copied.
+
+        is_returning: of the request, see `count_use`.
+        """
+        windows = self._windows[group]
+        assert windows is not None, "a FULL group has no windows"
+        if not self._settings.has_host_memory:
+            return
+        for key, page_id in zip(keys, page_ids, strict=True):
+            windows[key] = page_id
+            match self._settings.write_policy:
+                case WritePolicy.WRITE_THROUGH:
+                    self._add_to(group, key, page_id)
+                case WritePolicy.WRITE_BACK if not self._uses.is_lost(key):
+                    self._unclean[group][key] = page_id
+                case WritePolicy.WRITE_BACK:
+                    self._add_to(group, key, page_id)
+                case WritePolicy.WRITE_THROUGH_SELECTIVE:
+                    num_uses = self._uses.count(key)
+                    if is_returning or num_uses >= self._settings.write_threshold:
+                        self._add_to(group, key, page_id)
+
+    def count_use(self, keys: bytes, page_ids: PageIds, *, is_returning: bool) -> bool:
+        """One more request uses these pages: those that enough requests have used get a copy.
+
+        So do all pages of one that is returning: that goes on where an earlier one has ended, with
+        a page that enough requests have used. Returns whether it is.
+        """
+        for page in pages_with_keys(split_keys(keys), page_ids):
+            is_wanted = self._uses.add(page[0]) >= self._settings.write_threshold
+            if is_wanted or is_returning:
+                self._add(page)
+            is_returning |= is_wanted and self._uses.is_end(page[0])
+        return is_returning
+
+    def note_end(self, key: PageKey) -> None:
+        """Note that a request has ended, whose last full page has this key."""
+        if self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            self._uses.add_end(key)
+
+    def add_all(self, tree: RadixTree) -> None:
+        """Copy all that is in L1 alone, heads first: for a clean stop, under `write_back`."""
+        if self._settings.write_policy is not WritePolicy.WRITE_BACK:
+            return
+        for run in tree.unlocked():
+            for page in pages_with_keys(split_keys(run.keys), run.page_ids):
+                # There is no later time for those that would be too many.
+                self._add(page, most=math.inf)
+
+    def clean_ahead(self, tree: RadixTree, *, num_free: tuple[int, ...]) -> None:
+        """Back up what will be evicted next and L2 does not hold, before its page is needed."""
+        self._most_taken = list(map(max, self._most_taken, self._num_taken))
+        self._num_taken = [0] * len(self._num_taken)
+        if not self._host.is_usable:
+            return
+        wanted = 0
+        for group, free in enumerate(num_free):
+            num_lacking = self._low_water(group) - free
+            if self._windows[group] is None:
+                wanted = max(wanted, num_lacking)
+            else:
+                self._clean_windows(group, num_lacking)
+        if wanted > 0:
+            self._clean_leaves(tree, wanted)
+
+    def note_taken(self, num_pages: Sequence[int]) -> None:
+        """Note that so many pages of each KV group are taken, and perhaps soon as many again."""
+        for group, num in enumerate(num_pages):
+            self._num_taken[group] += num
+
+    def _low_water(self, group: int) -> int:
+        """The number of a pool's pages that are kept free or clean."""
+        num_pages = self._settings.num_pages[group]
+        per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
+        step_share = min(_STEPS_AHEAD * per_step, num_pages // _PAGES_PER_STEP_PAGE)
+        taken_share = min(self._most_taken[group], num_pages // _PAGES_PER_TAKEN_PAGE)
+        return max(num_pages // _PAGES_PER_CLEAN_PAGE, step_share, taken_share, 1)
+
+    def _clean_windows(self, group: int, num_pages: int) -> None:
+        """Back up the oldest windows of which L2 has no copy yet."""
+        unclean = self._unclean[group]
+        for _ in range(min(len(unclean), num_pages)):
+            self._add_to(group, *unclean.popitem(last=False))
+
+    def _clean_leaves(self, tree: RadixTree, wanted: int) -> None:
+        """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
+        for _ in range(min(len(self._lost), _MAX_INSPECTED_PAGES)):
+            short, _ = self._lost.popitem(last=False)
+            page = _inspected_page(self._inspected[short], short)
+            if page is not None:
+                self._clean(page)
+            else:
+                # It has been used since: it is inspected anew when it goes next once more.
+                del self._inspected[short]
+
+        # The tree knows how far it was inspected: a step looks only at what has come since, and
+        # at a bounded number of pages.
+        per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
+        num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
+        for nodes in tree.inspect_ahead(wanted):
+            # Heads first: without its head L2 would have a chain's tail for nobody.
+            for node in nodes:
+                num_left -= node.num_pages
+                self._clean_node(node)
+            if num_left <= 0 or len(self) >= _MAX_DIRTY_PAGES:
+                return
+
+    def _clean_node(self, node: RadixNode) -> None:
+        keys = split_keys(node.keys)
+        self._inspected.update(dict.fromkeys([key[:MIRROR_KEY_BYTES] for key in keys], node))
+        groups = range(len(self._dirty))
+        lacking = {key for group in groups for key in self._host.lacking(group, keys)}
+        if lacking:
+            for page in pages_with_keys(keys, node.page_ids):
+                if page[0] in lacking:
+                    self._clean(page)
+
+    def is_worth_a_copy(self, now_s: float) -> bool:
+        """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""
+        few = min(_FEW_PAGES, min(self._settings.num_pages) // _PAGES_PER_FEW)
+        return len(self) >= few or now_s - self._taken_s >= _GATHER_S
+
+    def take(self, now_s: float) -> list[tuple[list[PageKey], list[int]]]:
+        """Per KV group, keys and ids of the oldest pages for which there are granted host pages."""
+        taken = [self._take_group(group) for group in range(len(self._dirty))]
+        if any(keys for keys, _ in taken):
+            self._taken_s = now_s
+        return taken
+
+    def _take_group(self, group: int) -> tuple[list[PageKey], list[int]]:
+        keys: list[PageKey] = []
+        page_ids: list[int] = []
+        if not self._host.is_usable:
+            return keys, page_ids
+
+        dirty = self._dirty[group]
+        limit = min(_MAX_PAGES_PER_PLAN, self._host.num_granted(group))
+        while dirty and len(keys) < limit:
+            key, page_id = dirty.popitem(last=False)
+            if not self._host.has(group, key):
+                keys.append(key)
+                page_ids.append(page_id)
+        self._copying[group].update(keys)
+        return keys, page_ids
+
+    def finish(self, keys: tuple[bytes, ...]) -> None:
+        """Note that the copies of these pages, given per KV group, are done."""
+        for copying, done in zip(self._copying, keys, strict=True):
+            copying.difference_update(split_keys(done))
+
+    def count_eviction(self, victim: Victim) -> None:
+        """Pages make way for others; those that L2 does not hold are lost, and never waited for."""
+        if not victim.is_removed:
+            # Windows alone: most of them nobody would have come back to.
+            return
+        dropped: set[PageKey] = set()
+        if self._settings.has_host_memory:
+            dropped = self._unclean_of(split_keys(victim.keys))
+        if self._settings.write_policy is WritePolicy.WRITE_BACK:
+            for key in dropped:
+                self._uses.add_loss(key)
+        self._counters.count_eviction(victim.num_pages, num_dropped=len(dropped))
+
+    def _unclean_of(self, keys: list[PageKey]) -> set[PageKey]:
+        """Which of these pages L2 lacks in some KV group in which it should have them.
+
+        Those that are being copied are on their way: an evicted page is not filled before.
+        """
+        unclean: set[PageKey] = set()
+        for group, windows in enumerate(self._windows):
+            wanted = keys if windows is None else [key for key in keys if key in windows]
+            lacking = self._host.lacking(group, wanted)
+            unclean.update(key for key in lacking if key not in self._copying[group])
+        return unclean
+
+    def forget(self, victim: Victim) -> None:
+        """Forget evicted pages, in the KV groups that lose them."""
+        has_state = len(self) or self._inspected or any(self._windows)
+        if not has_state:
+            return
+        keys = split_keys(victim.keys)
+        for group, page_ids in enumerate(victim.page_ids):
+            if page_ids.all():
+                held = keys
+            else:
+                pairs = zip(keys, page_ids.tolist(), strict=True)
+                held = [key for key, page_id in pairs if page_id]
+            _drop(self._dirty[group], held)
+            _drop(self._windows[group] or {}, held)
+            _drop(self._unclean[group], held)
+
+        if victim.is_removed:
+            shorts = [key[:MIRROR_KEY_BYTES] for key in keys]
+            _drop(self._inspected, shorts)
+            _drop(self._lost, shorts)
+
+    def note_dropped(self, short_keys: Iterable[bytes]) -> None:
+        """Note that L2 no longer holds these pages."""
+        self._lost.update(dict.fromkeys(key for key in short_keys if key in self._inspected))
+
+    def note_new_host(self) -> None:
+        """Note that a new HostMemory has attached, which may hold nothing."""
+        self._lost.update(dict.fromkeys(self._inspected))
+
+    def note_lost_host(self) -> None:
+        """Note that HostMemory is gone: there is nowhere to copy pages to."""
+        for dirty in self._dirty:
+            dirty.clear()
+
+    def _clean(self, page: NewPage) -> None:
+        is_selective = self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        if not is_selective or self._uses.count(page[0]) >= self._settings.write_threshold:
+            self._add(page)
+
+    def _add(self, page: NewPage, most: float | None = None) -> None:
+        """Copy the page in each group that holds it; in WINDOW groups only before checkpoints."""
+        key, page_ids = page
+        for group, page_id in enumerate(page_ids):
+            windows = self._windows[group]
+            # A page of a window may have made way for another one since its run was seen.
+            current = page_id if windows is None else windows.get(key, 0)
+            if current:
+                self._add_to(group, key, current, most)
+
+    def _add_to(self, group: int, key: PageKey, page_id: int, most: float | None = None) -> None:
+        """Copy a page of one group, unless L2 has it or is to get it, or `most` wait already.
+
+        most: None: as many as wait at any other time.
+        """
+        dirty = self._dirty[group]
+        is_known = key in dirty or key in self._copying[group]
+        if not self._settings.has_host_memory or is_known or self._host.has(group, key):
+            return
+        if len(dirty) >= (_MAX_DIRTY_PAGES if most is None else most):
+            self._counters.count(Count.BACKUP_QUEUE_FULL)
+        else:
+            dirty[key] = page_id
+
+
+def _inspected_page(node: RadixNode | None, short_key: bytes) -> NewPage | None:
+    """The page of this key that was inspected with `node`; None: it has been used since."""
+    while node is not None and node.parent is not None:
+        start = node.keys.find(short_key)
+        if start >= 0:
+            page_ids = tuple([int(ids[start // KEY_BYTES]) for ids in node.page_ids])
+            page = PageKey(node.keys[start : start + KEY_BYTES]), page_ids
+            return page if node.is_inspected else None
+        # The node has been split, and the page is in the upper part.
+        node = node.parent
+    return None
+
+
+def _drop(pages: dict[_Key, Any], keys: Iterable[_Key]) -> None:
+    """Remove those of these keys that are present."""
+    if pages:
+        for key in keys:
+            pages.pop(key, None)
+
+
+def pages_with_keys(keys: list[PageKey], page_ids: PageIds) -> Iterator[NewPage]:
+    """The pages of a run, one by one: each key with its page id in every KV group."""
+    return zip(keys, zip(*[ids.tolist() for ids in page_ids], strict=True), strict=True)

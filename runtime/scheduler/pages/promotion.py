@@ -1,0 +1,169 @@
+"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded ahead of the rest.
+
+A promotion publishes each part in the tree once it is loaded, so that the request, when its wait
+ends, finds a longer match in L1. It holds a bounded share of L1 and gives way to whoever needs its
+pages.
+
+A prompt that is longer than the room in L2 for what L3 brings goes through it by turns: once that
+is full the lookup has ended, all that has come goes on to L1, and the rest is looked up.
+"""
+
+from raydix.ids import RequestId
+from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.cache.radix_tree import Lock
+from raydix.runtime.scheduler.pages.l1 import L1, duplicates
+from raydix.runtime.scheduler.pages.page_needs import PageCounts
+from raydix.runtime.scheduler.queue.waiting import WaitingQueue
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.transfers import Load, Promotion
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+_L1_PAGES_PER_PROMOTED_PAGE = 2
+"""The promotions of a lane together keep at most one of so many pages of its L1."""
+
+
+def _min_part_pages(settings: SchedulerSettings) -> int:
+    """Pages of the smallest part whose copies are large enough, without WINDOW groups."""
+    pairs = zip(settings.loaded_bytes, settings.reaches, strict=True)
+    page_bytes = sum(num_bytes for num_bytes, reach in pairs if reach is None)
+    return -(-settings.min_part_bytes // max(1, page_bytes))
+
+
+class Promotions:
+    """Owns: what is loaded ahead for the waiting requests of one lane."""
+
+    def __init__(self, settings: SchedulerSettings, l1: L1, waiting: WaitingQueue) -> None:
+        self._settings = settings
+        self._min_part_pages = _min_part_pages(settings)
+        self._l1 = l1
+        self._waiting = waiting
+        self._promotions: dict[RequestId, Promotion] = {}
+        """The promotions by request, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._promotions)
+
+    @property
+    def names(self) -> list[RequestId]:
+        """Requests with a promotion."""
+        return list(self._promotions)
+
+    @property
+    def num_pages(self) -> int:
+        """The pages that promotions keep; a page that several of them keep counts for each."""
+        return sum(promotion.num_pages for promotion in self._promotions.values())
+
+    def num_kept_pages(self) -> PageCounts:
+        """Per KV group, the most pages that all promotions together keep."""
+        promotions = self._promotions.values()
+        return tuple(
+            [
+                sum(promotion.num_kept_pages(reach) for promotion in promotions)
+                for reach in self._settings.reaches
+            ]
+        )
+
+    def all(self) -> list[Promotion]:
+        """All promotions of the lane, oldest first."""
+        return list(self._promotions.values())
+
+    def get(self, name: RequestId) -> Promotion | None:
+        """The promotion of a request; None if it has none."""
+        return self._promotions.get(name)
+
+    def of_load(self, load: Load) -> Promotion | None:
+        """The promotion that waits for this load."""
+        promotion = self._promotions.get(load.request_id)
+        return promotion if promotion is not None and promotion.load is load else None
+
+    def start(self, request: RequestState, lock: Lock, num_l2_pages: int) -> Promotion | None:
+        """Take L1 pages for what follows `lock` in L2, if that is enough for large copies.
+
+        The promotion takes over `lock`; None: there is none.
+        """
+        if self.has_part(request):
+            return None
+        num_pages = min(num_l2_pages, self.num_left(request, lock))
+        if num_pages < (1 if request.prefetch.is_halted else max(1, self._min_part_pages)):
+            return None
+        # Windows are few pages, and which of them are needed is known once the request runs.
+        part = self._l1.allocate(
+            tuple([num_pages if reach is None else 0 for reach in self._settings.reaches])
+        )
+        if part is None:
+            return None
+
+        self.end(request.request_id)
+        promotion = Promotion(
+            request_id=request.request_id,
+            lock=lock,
+            part=part,
+            lease_id=None,
+        )
+        self._promotions[request.request_id] = promotion
+        self._waiting.lead(request.request_id, request.chain.key(lock.num_pages))
+        return promotion
+
+    def has_part(self, request: RequestState) -> bool:
+        """Whether a part is on its way for this request."""
+        promotion = self._promotions.get(request.request_id)
+        return promotion is not None and promotion.num_part_pages > 0
+
+    def num_left(self, request: RequestState, lock: Lock) -> int:
+        """Pages that a request's promotion may take behind `lock`, some of them not yet.
+
+        One that goes through L2 by turns may keep all that it will need when it runs.
+        """
+        own = self._promotions.get(request.request_id)
+        num_others = self.num_pages - (0 if own is None else own.num_pages)
+        max_pages = self._settings.max_pages
+        if not request.prefetch.is_halted:
+            max_pages //= _L1_PAGES_PER_PROMOTED_PAGE
+        num_left = max_pages - num_others - lock.num_pages
+        pairs = zip(self._l1.num_freeable(), self._settings.reaches, strict=True)
+        return min([num_left, *(num for num, reach in pairs if reach is None)])
+
+    def wait_for_load(self, promotion: Promotion, load: Load) -> None:
+        """Note that HostMemory has leased the first pages of a part, which `load` brings."""
+        self._l1.release(promotion.wait_for_load(load))
+
+    def publish(self, promotion: Promotion, request: RequestState, now_s: float) -> None:
+        """Publish a part that is loaded as the prefix of all who want it."""
+        start, stop = promotion.lock.num_pages, promotion.num_pages
+        insertion = self._l1.insert(
+            request.chain,
+            promotion.lock,
+            promotion.part_with_gaps(),
+            segment=Segment.PROMPT,
+            priority=request.submit.priority,
+            now_s=now_s,
+        )
+        self._waiting.pages_came(split_keys(request.chain.keys(stop, start)))
+
+        # What the tree held already is not needed twice.
+        part = promotion.part_with_gaps()
+        promotion.drop_part()
+        self._l1.release(duplicates(part, insertion.page_ids))
+        self._waiting.lead(promotion.request_id, None)
+
+    def drop_part(self, promotion: Promotion) -> None:
+        """Give back the pages of a promotion's part that will not come."""
+        self._l1.release(promotion.drop_part())
+        self._waiting.lead(promotion.request_id, None)
+        # Its lookup has ended, so nothing else would let it be looked at again.
+        request = self._waiting.requests.get(promotion.request_id)
+        if request is not None and request.prefetch.is_halted:
+            self._waiting.wake(request)
+
+    def end(self, name: RequestId) -> None:
+        """End a promotion; what it has published stays cached."""
+        promotion = self._promotions.pop(name, None)
+        if promotion is not None:
+            self.drop_part(promotion)
+            self._l1.withdraw(promotion.lock)
+
+    def give_way(self, num_pages: PageCounts) -> None:
+        """End promotions, newest first, until so many pages are or can be made free."""
+        while self._promotions and not self._l1.can_free(num_pages):
+            self.end(next(reversed(self._promotions)))

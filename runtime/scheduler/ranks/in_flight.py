@@ -1,0 +1,185 @@
+"""What a lane's ranks were sent and have not all acknowledged: plans, loads and backups."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.errors import AccountingError
+from raydix.ids import TransferId
+from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.scheduler.ranks.column_ids import next_id
+from raydix.runtime.scheduler.ranks.decodes import DecodeRows
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.transfers import Backup, Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRow:
+    """One row of a plan in flight that does not belong to the decode batch."""
+
+    request: RequestState
+    run: int
+    num_computed: int
+    output_position: int | None
+    """The position of the output token that the row samples; None if it samples none."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInFlight:
+    """A plan that was sent and not yet acknowledged by all ranks."""
+
+    step: int
+    decodes: DecodeRows | None
+    """The rows of the decode batch, which come first in the plan."""
+    rows: list[PlannedRow]
+    num_tokens: int
+    """The number of tokens of all rows of this lane."""
+    most_tokens: int
+    """The number of tokens of the lane of the step group that has the most."""
+    is_padding: bool
+    """Whether the lane has nothing to do, and steps because another one of its step group has."""
+    started_s: float
+    """The time at which the step was sent or, if later, at which the step before it or a load that
+    it waits for ended.
+    """
+    waiting_ranks: set[int]
+    loads: set[TransferId]
+    """Loads under way for which rows of the step wait."""
+    result: StepResult | None = None
+    """What the lane's first rank answered; None until it has."""
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows of the decode batch."""
+        return 0 if self.decodes is None else len(self.decodes.slots)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, in the decode batch and outside it."""
+        return self.num_decodes + len(self.rows)
+
+    def end_load(self, transfer_id: TransferId, now_s: float) -> None:
+        """Note that a load has ended, for which rows of this step may have waited."""
+        if transfer_id in self.loads:
+            self.loads.discard(transfer_id)
+            self.started_s = now_s
+
+
+class InFlight:
+    """Owns: the plans and page copies of one lane that are under way, and the ids of its copies."""
+
+    def __init__(self, ranks: range) -> None:
+        self._ranks = ranks
+        self.steps: dict[int, StepInFlight] = {}
+        """Plans that were sent and not acknowledged, by step number, oldest first."""
+        self.ready_loads: list[Load] = []
+        """Leased loads, which the plans of the event that brought the lease send or give back."""
+        self.transfers: dict[TransferId, Load | Backup] = {}
+        """Loads and backups that were sent and not acknowledged, oldest first."""
+        self._ids = itertools.count(1)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the ranks owe no answer."""
+        return not self.steps and not self.transfers
+
+    @property
+    def has_own_work(self) -> bool:
+        """Whether the ranks owe an answer about rows or copies of this lane."""
+        return bool(self.transfers) or not all(step.is_padding for step in self.steps.values())
+
+    @property
+    def num_row_steps(self) -> int:
+        """The number of steps in flight in which some lane of the step group has rows."""
+        return sum([step.most_tokens > 0 for step in self.steps.values()])
+
+    @property
+    def oldest_step(self) -> StepInFlight | None:
+        """The step that the ranks work on."""
+        return next(iter(self.steps.values()), None)
+
+    @property
+    def oldest_transfer(self) -> Load | Backup | None:
+        """The copy that was sent first."""
+        return next(iter(self.transfers.values()), None)
+
+    def loads(self) -> Iterator[Load]:
+        """The loads under way, oldest first."""
+        return (each for each in self.transfers.values() if isinstance(each, Load))
+
+    def new_transfer_id(self) -> TransferId:
+        """An id for a load or backup."""
+        ready = {load.transfer_id for load in self.ready_loads}
+        return TransferId(next_id(self._ids, {*self.transfers, *ready}))
+
+    def add_load(self, load: Load) -> None:
+        """Keep a load that is leased, to be sent with the next plans."""
+        self.ready_loads.append(load)
+
+    def take_ready_loads(self) -> list[Load]:
+        """The leased loads, which are sent now or not at all."""
+        ready, self.ready_loads = self.ready_loads, []
+        return ready
+
+    def send_step(self, flight: StepInFlight) -> None:
+        """Note that a plan goes to every rank."""
+        self.steps[flight.step] = flight
+
+    def send_transfers(self, transfers: Sequence[Load | Backup], now_s: float) -> None:
+        """Note that these copies go to every rank."""
+        for transfer in transfers:
+            transfer.send(self._ranks, now_s)
+            self.transfers[transfer.transfer_id] = transfer
+        self._begin_oldest_transfer(now_s)
+
+    def acknowledge_step(self, result: StepResult) -> None:
+        """Note that one rank has done a plan."""
+        flight = self.steps.get(result.step)
+        if flight is None or result.rank not in flight.waiting_ranks:
+            raise AccountingError(
+                f"rank {result.rank} acknowledged step {result.step}; in flight are "
+                f"{sorted(self.steps)}"
+            )
+        flight.waiting_ranks.discard(result.rank)
+        if result.rank == self._ranks[0]:
+            flight.result = result
+
+    def take_done_step(self, now_s: float) -> StepInFlight | None:
+        """Take out the oldest plan if every rank has done it; the next one runs from now on."""
+        oldest = self.oldest_step
+        if oldest is None or oldest.waiting_ranks:
+            return None
+
+        del self.steps[oldest.step]
+        if self.oldest_step is not None:
+            self.oldest_step.started_s = now_s
+        return oldest
+
+    def acknowledge_transfer(
+        self, transfer_id: TransferId, rank: int, *, is_stale: bool, now_s: float
+    ) -> Load | Backup | None:
+        """Note that one rank has done a load or backup; returns it once every rank has."""
+        transfer = self.transfers.get(transfer_id)
+        if transfer is None or rank not in transfer.waiting_ranks:
+            raise AccountingError(
+                f"rank {rank} acknowledged transfer {transfer_id}, which is not in flight"
+            )
+        if not transfer.acknowledge(rank, is_stale=is_stale):
+            return None
+        del self.transfers[transfer_id]
+        self._begin_oldest_transfer(now_s)
+        for step in self.steps.values():
+            step.end_load(transfer_id, now_s)
+        return transfer
+
+    def _begin_oldest_transfer(self, now_s: float) -> None:
+        oldest = self.oldest_transfer
+        if oldest is not None and oldest.first_s is None:
+            oldest.come_first(now_s)
+
+    def num_held_pages(self, group: int) -> int:
+        """GPU pages of a KV group that the copies sent name, each counted once."""
+        held = [transfer.page_ids[group] for transfer in self.transfers.values()]
+        return len(np.unique(np.concatenate(held))) if held else 0
