@@ -1,7 +1,8 @@
 """A scripted HostMemory that has everybody it works with."""
 
 from raydix.runtime.cache.host.settings import StorageSettings
-from tests.runtime.cache.host.host_script import STORAGE, HostScript
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE
 
 
 def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:

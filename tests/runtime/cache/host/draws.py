@@ -4,10 +4,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from raydix.runtime.cache.host.events import ProcessExited, Tick
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.messages.host import ObjectStatus
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
-from tests.runtime.cache.host.host_world import Name
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE, make_key
+from tests.runtime.cache.host.host_world import Memory, Name
 
 SETTINGS = replace(STORAGE, batch_pages=3, put_off_s=2.0, breaker_failures=3, max_write_attempts=2)
 GROUPS = st.integers(0, 1)
@@ -62,3 +64,16 @@ def assert_nothing_is_left(host: HostScript) -> None:
     assert stats["pages_filling"] == stats["pages_granted"]
     assert stats["pages_granted"] == sum(map(len, host.granted_of))
     assert host.core._index.num_readers == 0
+
+
+def end_all(host: HostScript, memory: Memory) -> None:
+    """Every process exits, L3 answers everything, and all that waits for time gets it."""
+    for pid in memory.pids:
+        memory.end(pid)
+        host.tell(ProcessExited(pid))
+    for _ in range(3):
+        while host.orders or host.tick_while_due():
+            host.answer_all()
+        host.now_s += 100.0
+        host.tell(Tick())
+    host.tick_while_due()

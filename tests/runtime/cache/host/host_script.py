@@ -3,7 +3,6 @@
 from collections import Counter, deque
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
-from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
     FromScheduler,
@@ -32,7 +31,6 @@ from raydix.runtime.messages.host import (
     CancelBatch,
     CancelLookup,
     CommitPages,
-    DeleteObjects,
     FromHost,
     LeasePages,
     Lookup,
@@ -43,28 +41,20 @@ from raydix.runtime.messages.host import (
     PagesGranted,
     PagesLeased,
     PageSource,
-    ReadObjects,
     ReleaseLeases,
     StorageStatus,
     ToHost,
     Urgency,
-    WriteObjects,
 )
-from tests.runtime.cache.host.scripted_objects import ScriptedObjects
-
-PAGE_SIZE = 16
-STORAGE = StorageSettings(
-    min_tokens=2 * PAGE_SIZE, batch_pages=4, max_read_batches=2, breaker_failures=2
+from tests.runtime.cache.host.host_values import (
+    PAGE_SIZE,
+    STORAGE,
+    assert_follows,
+    make_geometry,
+    make_key,
+    make_keys,
 )
-
-
-def make_key(name: int | str) -> PageKey:
-    """The name comes first, as mirrors know the first half of a key only."""
-    return PageKey(str(name).encode().ljust(32, b"."))
-
-
-def make_keys(names: "range | list[int] | list[str]") -> bytes:
-    return b"".join(make_key(name) for name in names)
+from tests.runtime.cache.host.scripted_objects import ObjectOrder, ScriptedObjects
 
 
 class HostScript:
@@ -86,15 +76,6 @@ class HostScript:
         **changes: int,
     ) -> None:
         """L2 has room for `num_pages` pages of size 1. `page_sizes`: one per KV group."""
-        page_bytes = tuple(128 * size for size in page_sizes)
-        geometry = ArenaGeometry(
-            num_slabs=num_slabs,
-            slab_bytes=128 * num_pages // num_slabs,
-            slabs_offset=4096,
-            pages_per_slab=num_pages // num_slabs,
-            page_bytes=page_bytes,
-            payload_bytes=tuple(num_bytes - 64 for num_bytes in page_bytes),
-        )
         settings = HostSettings(
             page_size=PAGE_SIZE,
             rule=rule or PrefixRule(reaches=(None,) * len(page_sizes)),
@@ -102,6 +83,7 @@ class HostScript:
             has_storage=storage is not None,
             **changes,
         )
+        geometry = make_geometry(num_pages, num_slabs, page_sizes)
         self.core = HostMemoryCore(geometry, settings, generations)
         self.now_s = 100.0
         self.num_connections = 0
@@ -123,7 +105,7 @@ class HostScript:
         self.leased: dict[int, PagesLeased] = {}
         self.asked: set[int] = set()
         """Leases that this connection asked for."""
-        self.orders: deque[AskExists | ReadObjects | WriteObjects | DeleteObjects] = deque()
+        self.orders: deque[ObjectOrder] = deque()
         self.cancelled: list[int] = []
         self.watched: list[int] = []
         self.flushed: list[ObjectStatus] = []
@@ -273,9 +255,7 @@ class HostScript:
         )
         assert name is not None, "an answer that nobody asked for over this link"
         reports = self.progress.setdefault(name, [])
-        assert not reports or not reports[-1].is_final, "a report after the final one"
-        assert len(message.sources) == self.num_groups
-        assert message.is_final == (PageSource.PENDING not in b"".join(message.sources))
+        assert_follows(message, reports, self.num_groups)
         reports.append(message)
 
     def _order(self, order: StorageOrder) -> None:
@@ -294,13 +274,11 @@ class HostScript:
         assert self.storage is not None
         self.tell(FromStorage(self.storage, done))
 
-    def answer(self, index: int = 0) -> AskExists | ReadObjects | WriteObjects | DeleteObjects:
+    def answer(self, index: int = 0) -> ObjectOrder:
         """Storage carries out an order, out of turn if `index` is not 0."""
         order = self.orders[index]
         del self.orders[index]
-        statuses = self._objects.carry_out(order)
-        if order.batch_id in self.cancelled:
-            statuses = [ObjectStatus.CANCELLED] * len(statuses)
+        statuses = self._objects.carry_out(order, self.cancelled)
         self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
         return order
 

@@ -9,7 +9,8 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import CopiesDrained, DeleteObjects, ObjectsDone
-from tests.runtime.cache.host.host_script import HostScript, make_key
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import make_key
 from tests.runtime.cache.host.host_world import Copy
 
 

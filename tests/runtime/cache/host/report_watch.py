@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import PageSource, ReadObjects
-from tests.runtime.cache.host.host_script import HostScript, make_key
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import make_key
 from tests.runtime.cache.host.host_world import Name
 
 

@@ -1,5 +1,7 @@
 """What a scripted storage actor holds, and what becomes of its orders."""
 
+from collections.abc import Collection
+
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
@@ -10,6 +12,8 @@ from raydix.runtime.messages.host import (
     WriteObjects,
 )
 
+ObjectOrder = AskExists | ReadObjects | WriteObjects | DeleteObjects
+
 
 class ScriptedObjects:
     """Owns: what storage answers for each key: OK, or how it fails; absent keys are MISSING."""
@@ -17,10 +21,15 @@ class ScriptedObjects:
     def __init__(self, num_groups: int) -> None:
         self.by_group: list[dict[PageKey, ObjectStatus]] = [{} for _ in range(num_groups)]
 
-    def carry_out(
-        self, order: AskExists | ReadObjects | WriteObjects | DeleteObjects
-    ) -> list[ObjectStatus]:
-        """What storage answers."""
+    def carry_out(self, order: ObjectOrder, cancelled: Collection[int]) -> list[ObjectStatus]:
+        """Do what is ordered; what storage answers. `cancelled`: the batches that were called off,
+        but too late.
+        """
+        statuses = self._do(order)
+        is_cancelled = order.batch_id in cancelled
+        return [ObjectStatus.CANCELLED] * len(statuses) if is_cancelled else statuses
+
+    def _do(self, order: ObjectOrder) -> list[ObjectStatus]:
         if isinstance(order, DeleteObjects):
             for objects in self.by_group:
                 objects.clear()

@@ -10,7 +10,8 @@ from raydix.runtime.cache.host.events import (
     Tick,
 )
 from raydix.runtime.messages.host import ObjectStatus, PageSource, ReadObjects, WriteObjects
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE, make_key
 
 L3 = PageSource.L3
 

@@ -7,7 +7,7 @@ from raydix.runtime.cache.host.chain_touches import ChainTouches
 from raydix.runtime.cache.host.events import FromScheduler, HostEvent, Tick
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.messages.host import CancelLookup, LeasePages, ReleaseLeases
-from tests.runtime.cache.host.test_index import key, make_geometry, publish
+from tests.runtime.cache.host.index_pages import key, make_geometry, publish
 
 LINK = ConnectionId(1)
 QUICK: list[HostEvent] = [

@@ -8,24 +8,22 @@ from raydix.runtime.cache.host.events import (
     FlushHost,
     FlushStorage,
     FromScheduler,
-    ProcessExited,
     SchedulerLost,
     Tick,
 )
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
-    AbandonPages,
     CommitPages,
     CopiesDrained,
     LeasePages,
     Lookup,
     ObjectStatus,
     PageSource,
-    ProcessDrained,
     ReleaseLeases,
     ToHost,
 )
-from tests.runtime.cache.host.host_script import HostScript, make_key, make_keys
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import make_key, make_keys
 from tests.runtime.cache.host.host_world import ready_keys
 
 
@@ -153,45 +151,6 @@ def test_unknown_lease_is_an_accounting_error() -> None:
         host.release(5)
 
 
-def test_abandoned_pages_return_only_when_the_process_has_exited() -> None:
-    host = attached(16)
-    host.commit(["a"])
-    leased = host.lease(1, ["a"])
-    lost = list(host.granted)
-    host.granted.clear()
-    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pids=(77,)))
-    assert host.watched == [77]
-    for name in range(40):
-        host.commit([name])
-    assert not {page for page, _ in host.granted} & {page for page, _ in lost}
-    assert host.stat("pages_quarantined") == len(lost)
-    assert host.lease(2, ["a"]) == leased
-    host.say(CommitPages(keys=make_key("late"), **columns(lost[:1])))
-    assert host.stat("stale_pages") == 1
-    host.tell(ProcessExited(76))
-    assert host.stat("pages_quarantined") == len(lost)
-    host.tell(ProcessExited(77))
-    assert host.stat("pages_quarantined") == 0
-
-
-def test_grants_and_leases_of_a_lost_connection_wait_for_drained_copies() -> None:
-    host = attached(16)
-    host.commit(["a", "b"])
-    leased = host.lease(1, ["a"])
-    old = {page for page, _ in host.granted}
-    host.lose_scheduler()
-    host.attach_scheduler()
-    assert host.mirror == {make_key("a")[:16], make_key("b")[:16]}
-    assert not host.granted
-    assert host.stat("pages_quarantined") == len(old)
-    assert host.lease(2, ["a"]) == leased
-    host.say(CopiesDrained())
-    assert len(host.granted) == 2
-    assert host.stat("pages_quarantined") == 0
-    with pytest.raises(AccountingError, match="lease 1"):
-        host.release(1)
-
-
 def test_connection_that_replaces_another_unseen_counts_as_its_loss() -> None:
     host = attached(16)
     host.attach_scheduler()
@@ -223,15 +182,6 @@ def test_whatever_an_earlier_connection_brings_is_dropped_and_counted() -> None:
     assert host.num_undelivered == 0
 
 
-def test_drained_copies_of_a_later_connection_end_the_quarantine_of_all_before() -> None:
-    host = attached(16)
-    for _ in range(3):
-        host.attach_scheduler()
-    assert host.stat("pages_quarantined") == 2
-    host.say(CopiesDrained())
-    assert host.stat("pages_quarantined") == 0
-
-
 def test_answer_is_for_the_connection_that_asked() -> None:
     host = attached(16)
     asking = host.scheduler
@@ -242,30 +192,6 @@ def test_answer_is_for_the_connection_that_asked() -> None:
     )
     assert host.leased == {}
     assert host.num_undelivered == 1
-
-
-def test_abandoned_pages_of_a_process_that_lives_return_when_it_is_drained() -> None:
-    host = attached(16)
-    host.commit(["a"])
-    host.lease(1, ["a"])
-    lost = list(host.granted)
-    host.granted.clear()
-    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pids=(77,)))
-    assert host.stat("pages_quarantined") == len(lost)
-    host.say(CopiesDrained())
-    host.say(ProcessDrained(pid=76))
-    assert host.stat("pages_quarantined") == len(lost)
-    host.say(ProcessDrained(pid=77))
-    assert host.stat("pages_quarantined") == 0
-    assert host.core._index.num_readers == 0
-
-
-def test_restarted_host_memory_hands_out_nothing_before_copies_are_drained() -> None:
-    host = HostScript(16, generations=int32_array(range(100, 116)))
-    host.attach_scheduler()
-    assert not host.granted
-    host.say(CopiesDrained())
-    assert all(generation == 101 + page for page, generation in host.granted)
 
 
 def test_new_scheduler_gets_every_key_piece_by_piece_and_what_changes_meanwhile() -> None:
@@ -346,44 +272,3 @@ def test_stats_sum_to_the_arena() -> None:
     by_state = [stats[f"pages_{name}"] for name in ("free", "filling", "ready", "quarantined")]
     assert by_state == [54, 8, 2, 0]
     assert stats["ready_bytes"] == 256
-
-
-@pytest.mark.parametrize("first", [ProcessExited(71), ProcessDrained(pid=71)])
-@pytest.mark.parametrize("last", [ProcessExited(72), ProcessDrained(pid=72)])
-def test_pages_of_a_rank_group_return_when_its_last_process_has_exited_or_drained(
-    first: ProcessExited | ProcessDrained, last: ProcessExited | ProcessDrained
-) -> None:
-    host = attached(16)
-    host.commit(["a"])
-    host.lease(1, ["a"])
-    lost = list(host.granted)
-    host.granted.clear()
-    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pids=(71, 72)))
-    assert host.watched == [71, 72]
-    for end in (first, first, last):
-        assert host.stat("pages_quarantined") == len(lost)
-        assert host.core._index.num_readers == 1
-        if isinstance(end, ProcessExited):
-            host.tell(end)
-        else:
-            host.say(end)
-    assert host.stat("pages_quarantined") == 0
-    assert host.core._index.num_readers == 0
-
-
-def test_process_that_drained_before_pages_were_abandoned_holds_these_all_the_same() -> None:
-    host = attached(16)
-    first, second = host.granted.popleft(), host.granted.popleft()
-    host.say(AbandonPages(**columns([first]), lease_ids=int32_array([]), pids=(71, 72)))
-    host.say(ProcessDrained(pid=71))
-    host.say(AbandonPages(**columns([second]), lease_ids=int32_array([]), pids=(71, 72)))
-    host.say(ProcessDrained(pid=72))
-    assert host.stat("pages_quarantined") == 1
-    host.say(ProcessDrained(pid=71))
-    assert host.stat("pages_quarantined") == 0
-
-
-def test_pages_abandoned_for_no_process_are_an_accounting_error() -> None:
-    host = attached(16)
-    with pytest.raises(AccountingError, match="no process"):
-        host.say(AbandonPages(**columns([host.granted[0]]), lease_ids=int32_array([]), pids=()))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from raydix.runtime.messages.host import ObjectStatus
-from tests.runtime.cache.host.test_windows import (
+from tests.runtime.cache.host.windowed_host import (
     FULL,
     QUIET,
     WINDOW,

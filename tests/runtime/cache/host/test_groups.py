@@ -18,7 +18,8 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     Urgency,
 )
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE, make_key, make_keys
 
 L1, L2, L3 = PageSource.L1, PageSource.L2, PageSource.L3
 NOT_FOUND, PENDING = PageSource.NOT_FOUND, PageSource.PENDING

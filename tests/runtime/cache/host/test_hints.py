@@ -5,7 +5,8 @@ from dataclasses import replace
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import PageSource, ReadObjects, Urgency
-from tests.runtime.cache.host.host_script import STORAGE, HostScript
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE
 
 L2, L3 = PageSource.L2, PageSource.L3
 FOUR_READS = replace(STORAGE, max_read_batches=4)

@@ -6,7 +6,7 @@ from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LeaseId
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
-from tests.runtime.cache.host.test_index import key, make_geometry, publish
+from tests.runtime.cache.host.index_pages import key, make_geometry, publish
 
 
 def make_index(num_pages: int) -> tuple[HostIndex, HostLeases]:

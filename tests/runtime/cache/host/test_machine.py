@@ -38,7 +38,7 @@ from raydix.runtime.messages.host import (
     ReleaseLeases,
 )
 from tests.runtime.cache.host import draws
-from tests.runtime.cache.host.host_script import make_key
+from tests.runtime.cache.host.host_values import make_key
 from tests.runtime.cache.host.host_world import Copy, FlushWatch, Memory, RankGroup, ready_names
 from tests.runtime.cache.host.late_words import bring_what_would_fit
 from tests.runtime.cache.host.report_watch import ReportWatch
@@ -372,15 +372,7 @@ class HostWorld(RuleBasedStateMachine):
         if not self.has_storage:
             self.storage_attaches()
         self.gpu_process_dies(0)
-        for pid in self.memory.pids:
-            self.memory.end(pid)
-            self.host.tell(ProcessExited(pid))
-        for _ in range(3):
-            while self.host.orders or self.host.tick_while_due():
-                self.host.answer_all()
-            self.host.now_s += 100.0
-            self.host.tell(Tick())
-        self.host.tick_while_due()
+        draws.end_all(self.host, self.memory)
         draws.assert_nothing_is_left(self.host)
 
 

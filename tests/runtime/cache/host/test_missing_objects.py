@@ -1,5 +1,5 @@
 from raydix.runtime.cache.host.missing_objects import MissingObjects
-from tests.runtime.cache.host.host_script import make_key
+from tests.runtime.cache.host.host_values import make_key
 
 A, B, C = map(make_key, "abc")
 

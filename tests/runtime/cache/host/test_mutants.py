@@ -24,7 +24,7 @@ from raydix.runtime.cache.host.window_ends import FetchPlan, PrefixRule, plan_fe
 from raydix.runtime.cache.host.writes import HostWrites
 from raydix.runtime.messages.host import CommitPages, CopiesDrained, PageSource
 from tests.runtime.cache.host.host_script import HostScript
-from tests.runtime.cache.host.test_index import IndexMachine
+from tests.runtime.cache.host.test_index_machine import IndexMachine
 from tests.runtime.cache.host.test_machine import HostWorld
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -10,7 +10,8 @@ from raydix.runtime.cache.host.lookup_pages import LookupPages
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.messages.host import PageSource
 from tests.runtime.cache.host.attached_host import with_storage
-from tests.runtime.cache.host.host_script import STORAGE, HostScript
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE
 
 NUM_LOOKUPS = 600
 NAMES = [f"lookup{number}" for number in range(NUM_LOOKUPS)]

@@ -21,7 +21,8 @@ from raydix.runtime.messages.host import (
     WriteObjects,
 )
 from tests.runtime.cache.host.attached_host import with_storage
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE, make_key
 from tests.runtime.cache.host.host_world import ready_keys
 
 L2, L3, NOT_FOUND = PageSource.L2, PageSource.L3, PageSource.NOT_FOUND

@@ -9,7 +9,8 @@ from raydix.ids import BatchId
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import ObjectsDone, PageSource, ReadObjects
 from tests.runtime.cache.host.attached_host import with_storage
-from tests.runtime.cache.host.host_script import STORAGE, HostScript
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE
 
 L2, L3 = PageSource.L2, PageSource.L3
 

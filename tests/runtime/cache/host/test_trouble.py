@@ -15,7 +15,8 @@ from raydix.runtime.messages.host import (
     ReadObjects,
 )
 from tests.runtime.cache.host.attached_host import with_storage
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE, make_key
 
 L3 = PageSource.L3
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import ObjectStatus, PageSource, ReadObjects
-from tests.runtime.cache.host.host_script import STORAGE, HostScript
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE
 
 PATIENT = replace(STORAGE, min_tokens=1, max_write_batches=0, breaker_failures=10_000)
 MAX_PAGES = 10

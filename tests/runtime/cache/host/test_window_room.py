@@ -6,7 +6,7 @@ from raydix.ids import PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pages import HostPageState
-from tests.runtime.cache.host.host_script import make_key
+from tests.runtime.cache.host.host_values import make_key
 
 FULL, WINDOW = 0, 1
 WINDOW_PAGES = 4

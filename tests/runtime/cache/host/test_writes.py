@@ -22,7 +22,8 @@ from raydix.runtime.messages.host import (
     WriteObjects,
 )
 from tests.runtime.cache.host.attached_host import with_storage
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import STORAGE, make_key, make_keys
 from tests.runtime.cache.host.host_world import ready_keys
 
 L3 = PageSource.L3
