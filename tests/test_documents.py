@@ -49,7 +49,9 @@ def test_readme_names_every_family_of_models() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("name", ["README", "docs/architecture", "docs/glossary"])
+@pytest.mark.parametrize(
+    "name", ["README", "docs/architecture", "docs/first_reading", "docs/glossary"]
+)
 def test_files_are_named_whole_and_exist(name: str) -> None:
     text = (ROOT / f"{name}.md").read_text()
 
@@ -70,6 +72,15 @@ def test_names_before_a_file_are_in_it(name: str) -> None:
         for word, file in named
         if not re.search(rf"\b{word.rpartition('.')[2]}\b", (ROOT / file).read_text())
     ] == []
+
+
+def test_the_first_reading_is_ten_files_and_an_afternoon() -> None:
+    text = (ROOT / "docs/first_reading.md").read_text()
+    numbered = re.findall(r"^(\d+)\. `([\w/]+\.py)`", text, flags=re.M)
+
+    assert [int(number) for number, _ in numbered] == list(range(1, 11))
+    num_lines = sum(len((ROOT / file).read_text().splitlines()) for _, file in numbered)
+    assert num_lines <= 3000
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
