@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.request import RequestState
 
@@ -70,4 +71,6 @@ class ComingPrefixes:
 
 def _keys(chain: Chain) -> list[PageKey]:
     """The keys of the last of the first 1, 2, 4, ... full pages of a prompt."""
-    return [chain.key((1 << bit) - 1) for bit in range(chain.num_prompt_pages.bit_length())]
+    stops = [1 << bit for bit in range(chain.num_prompt_pages.bit_length())]
+    keys = chain.keys(stops[-1]) if stops else b""
+    return [PageKey(keys[(stop - 1) * KEY_BYTES : stop * KEY_BYTES]) for stop in stops]

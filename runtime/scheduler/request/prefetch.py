@@ -13,7 +13,8 @@ from raydix.runtime.messages.host import LookupProgress, PageSource
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from raydix.runtime.scheduler.timers import Alarm
 
-_PENDING = bytes([PageSource.PENDING])
+_BYTE_OF = {source: bytes([source]) for source in PageSource}
+_PENDING = _BYTE_OF[PageSource.PENDING]
 
 
 class LookupState(Enum):
@@ -135,9 +136,7 @@ class PrefetchState:
 
     def give_up(self, reason: PageSource) -> None:
         """Note that pages of which nothing is known will not come, and for which reason."""
-        if not self.by_group:
-            return
-        known = bytes([reason])
+        known = _BYTE_OF[reason]
         self.by_group = tuple([sources.replace(_PENDING, known) for sources in self.by_group])
 
     def note_runnable(self, now_s: float) -> float:
