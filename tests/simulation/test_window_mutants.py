@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from raydix.runtime.cache.radix_tree import RadixTree
-from raydix.runtime.scheduler.life import publishing
+from raydix.runtime.scheduler.life import publishing, transitions
 from raydix.runtime.scheduler.pages.backups import BackupQueue
 from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.steps import transfer_results
 from tests.simulation.layouts import FULL_AND_LATENT, FULL_AND_WINDOW, WINDOWED
 from tests.simulation.test_mutants import (
     NO_QUARANTINE,
@@ -69,8 +70,8 @@ def pending_loads_are_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(RequestState, "unhealed", ())
             keep(lane, request, end)
 
-    for module in ("publishing", "replica", "admission"):
-        monkeypatch.setattr(f"raydix.runtime.scheduler.{module}.keep_window", keep_all)
+    for module in (publishing, transitions, transfer_results):
+        monkeypatch.setattr(module, "keep_window", keep_all)
 
 
 def evicted_windows_are_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
