@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import AccountingError
+from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.request import request
 from raydix.runtime.scheduler.request.state import MOVES, State, require_move
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.l2_driver import PROMPT
 from tests.simulation.workload import draw_workload, run_workload
 
-ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 ALL_MOVES = {(former, new) for former, others in MOVES.items() for new in others}
 MAX_SEEDS = 100
 
@@ -46,12 +47,19 @@ def test_every_move_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken.keys() == ALL_MOVES
 
 
-def test_the_document_has_the_table() -> None:
-    rows = [
-        f"| {former.value} | {', '.join(s.value for s in MOVES if s in others) or 'nothing else'} |"
+def test_the_document_has_the_picture_of_the_table() -> None:
+    arrows = [
+        f"    {former.value} --> {new.value}: {move}"
         for former, others in MOVES.items()
+        for new, move in others.items()
     ]
-    assert "\n".join(rows) in (ROOT / "docs" / "architecture.md").read_text()
+    picture = "\n".join(["    [*] --> placing", *arrows, "    ended --> [*]"])
+    assert f"```mermaid\nstateDiagram-v2\n{picture}\n```" in DOCUMENT.read_text()
+
+
+def test_every_move_is_made_by_a_transition() -> None:
+    names = {move for others in MOVES.values() for move in others.values()}
+    assert all(callable(getattr(Transitions, name)) for name in names)
 
 
 def test_a_move_that_the_table_lacks_is_told_with_both_states() -> None:

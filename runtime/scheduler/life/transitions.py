@@ -9,14 +9,20 @@ from raydix.ids import LeaseId
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.scheduler.life.explanations import Explanations
-from raydix.runtime.scheduler.life.publishing import keep_window, note_end, publish_rest
+from raydix.runtime.scheduler.life.publishing import (
+    heal,
+    keep_window,
+    note_end,
+    publish,
+    publish_rest,
+)
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.queue.waiting import Place
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.block_table import BlockTable
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import order_key
-from raydix.runtime.scheduler.request.run import Start
+from raydix.runtime.scheduler.request.run import RowOutcome, Start
 from raydix.runtime.scheduler.request.transfers import Load, Promotion
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
@@ -151,6 +157,15 @@ class Transitions:
             lane.promotions.wait_for_load(promotion, load)
         else:
             request.wait_for_load(load)
+
+    def go_on(self, lane: Lane, request: RequestState, now_s: float) -> list[RowOutcome]:
+        """Let a request go on whose load is done; returns the outcomes of rows on top of it."""
+        self._source.end_claim(request)
+        heal(lane, request)
+        deferred = request.finish_load()
+        keep_window(lane, request, request.start.num_pages)
+        publish(lane, request, now_s)
+        return deferred
 
     def join(self, lane: Lane, request: RequestState) -> None:
         """Let a request that has its first token decode with others, unless it wants logprobs."""

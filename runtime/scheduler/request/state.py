@@ -35,19 +35,31 @@ PREPARING = ADMITTED - {State.DECODING}
 COMPUTING = frozenset({State.LOADING, State.PREFILLING, State.DECODING})
 """A request in one of these knows which cached pages it has: what is missing is planned."""
 
-MOVES: Mapping[State, frozenset[State]] = {
-    State.PLACING: frozenset({State.WAITING, State.ENDED}),
-    # A lane that loses its ranks gives those that wait there to others.
-    State.WAITING: frozenset({State.PLACING, State.LEASING, State.PREFILLING, State.ENDED}),
-    State.LEASING: frozenset({State.PREFILLING, State.WAITING, State.ENDED}),
-    State.LOADING: frozenset({State.PREFILLING, State.WAITING, State.ENDED}),
-    # With its lease it begins to run, and its load is on the way.
-    State.PREFILLING: frozenset({State.LOADING, State.DECODING, State.WAITING, State.ENDED}),
-    State.DECODING: frozenset({State.WAITING, State.ENDED}),
-    State.ENDED: frozenset(),
+MOVES: Mapping[State, Mapping[State, str]] = {
+    State.PLACING: {State.WAITING: "place", State.ENDED: "end"},
+    State.WAITING: {
+        # A lane that loses its ranks gives those that wait there to others.
+        State.PLACING: "displace",
+        State.LEASING: "admit",
+        State.PREFILLING: "admit",
+        State.ENDED: "end",
+    },
+    State.LEASING: {State.PREFILLING: "begin", State.WAITING: "requeue", State.ENDED: "end"},
+    State.LOADING: {State.PREFILLING: "go_on", State.WAITING: "requeue", State.ENDED: "end"},
+    State.PREFILLING: {
+        # With its lease it begins to run, and its load is on the way.
+        State.LOADING: "load",
+        State.DECODING: "join",
+        State.WAITING: "requeue",
+        State.ENDED: "end",
+    },
+    State.DECODING: {State.WAITING: "requeue", State.ENDED: "end"},
+    State.ENDED: {},
 }
-"""From each state, the states to which a request may move. A request that stops before its end
-waits again, with its tokens.
+"""From each state, the states to which a request may move, and which of `Transitions` does it.
+
+A request that stops before its end waits again, with its tokens: it gives back what it holds
+(`requeue`), or its lane has lost that (`lose_run`).
 """
 
 

@@ -5,7 +5,6 @@ from typing import assert_never
 from raydix.ids import TransferId
 from raydix.runtime.messages.plan import TransfersDone
 from raydix.runtime.scheduler.counters import Count, Counters, Prediction, Timing, Timings
-from raydix.runtime.scheduler.life.publishing import heal, keep_window, publish
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.life.trials import Trials
@@ -109,11 +108,7 @@ class TransferResults:
 
     def _run_on_load(self, lane: Lane, request: RequestState, now_s: float) -> None:
         """Count the rows that a running request had on top of its load, which is done."""
-        self._source.end_claim(request)
-        heal(lane, request)
-        deferred = request.finish_load()
-        keep_window(lane, request, request.start.num_pages)
-        publish(lane, request, now_s)
+        deferred = self._life.go_on(lane, request, now_s)
         self._steps.apply_deferred(lane, request, deferred, now_s)
 
     def _finish_backup(self, lane: Lane, backup: Backup, now_s: float) -> None:
