@@ -8,6 +8,7 @@ from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.request.state import PREPARING, State, require_states
 from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.timers import Timers
 
 
 def check_lanes(lanes: Sequence[Lane], groups: Sequence[StepGroup]) -> None:
@@ -20,7 +21,9 @@ def check_lanes(lanes: Sequence[Lane], groups: Sequence[StepGroup]) -> None:
             group.experts.check()
 
 
-def check_requests(requests: Requests, lanes: Sequence[Lane], source: KvSource) -> None:
+def check_requests(
+    requests: Requests, lanes: Sequence[Lane], source: KvSource, timers: Timers
+) -> None:
     """Raise AccountingError unless each request is with the owner that its state names, alone."""
     require_states("nobody", requests.unplaced.values(), {State.PLACING})
     for lane in lanes:
@@ -35,6 +38,7 @@ def check_requests(requests: Requests, lanes: Sequence[Lane], source: KvSource) 
     if sorted(placed) != sorted(requests.living):
         raise AccountingError(f"{len(requests.living)} requests live, {len(placed)} are on a lane")
     source.check(waiting | requests.unplaced.keys())
+    timers.check({request.ticket for request in requests.living.values()})
     requests.orphans.check(running=set(running), waiting=waiting | requests.unplaced.keys())
 
 

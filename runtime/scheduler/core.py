@@ -164,7 +164,7 @@ class SchedulerCore:
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant holds."""
         checks.check_lanes(self._lanes, self._groups)
-        checks.check_requests(self._requests, self._lanes, self._source)
+        checks.check_requests(self._requests, self._lanes, self._source, self._timers)
         if self.is_idle:
             checks.check_idle(self._lanes, self._source)
 

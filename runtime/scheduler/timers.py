@@ -4,7 +4,9 @@ import heapq
 import itertools
 import math
 from collections import Counter
+from collections.abc import Set
 
+from raydix.errors import AccountingError
 from raydix.ids import RequestId
 
 _MIN_FORGOTTEN = 64
@@ -78,6 +80,12 @@ class Timers:
                 if not self._num_entries[request]:
                     del self._num_entries[request]
         return due
+
+    def check(self, living: Set[tuple[RequestId, int]]) -> None:
+        """Raise AccountingError if times are kept of a request that has ended."""
+        num_ended = len(self._num_entries.keys() - living)
+        if num_ended:
+            raise AccountingError(f"times are kept of {num_ended} requests that have ended")
 
     def _is_wanted(self, request: _Who) -> bool:
         return request is None or request in self._num_entries
