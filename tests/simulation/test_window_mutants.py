@@ -10,7 +10,6 @@ from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.scheduler.life import publishing, transitions
 from raydix.runtime.scheduler.pages.backups import BackupQueue
 from raydix.runtime.scheduler.request.request import RequestState
-from raydix.runtime.scheduler.steps import transfer_results
 from tests.simulation.layouts import FULL_AND_LATENT, FULL_AND_WINDOW, WINDOWED
 from tests.simulation.test_mutants import (
     NO_QUARANTINE,
@@ -70,7 +69,7 @@ def pending_loads_are_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(RequestState, "unhealed", ())
             keep(lane, request, end)
 
-    for module in (publishing, transitions, transfer_results):
+    for module in (publishing, transitions):
         monkeypatch.setattr(module, "keep_window", keep_all)
 
 
