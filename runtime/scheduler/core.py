@@ -17,11 +17,13 @@ from raydix.runtime.scheduler.l1_flush import L1Flush
 from raydix.runtime.scheduler.late_ranks import LateRanks
 from raydix.runtime.scheduler.life.admission import Admission
 from raydix.runtime.scheduler.life.admission_turns import AdmissionTurns
+from raydix.runtime.scheduler.life.attempts import Attempts
 from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.explanations import Explanations
 from raydix.runtime.scheduler.life.hints import Hints
 from raydix.runtime.scheduler.life.leases import LeaseAnswers
+from raydix.runtime.scheduler.life.load_ahead import LoadAhead
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
 from raydix.runtime.scheduler.life.placing import Placing
 from raydix.runtime.scheduler.life.requests import Requests
@@ -337,22 +339,21 @@ class SchedulerCore:
             self.settings, source=self._source, rates=self._rates, trials=self._trials
         )
         admission = Admission(
+            self.settings, requests=self._requests, view=self._source.view, rates=self._rates
+        )
+        attempts = Attempts(
             self.settings,
             requests=self._requests,
-            source=self._source,
-            rates=self._rates,
             choice=choice,
+            admission=admission,
+            ahead=LoadAhead(self.settings, choice=choice, life=self._life),
             trials=self._trials,
             life=self._life,
             timers=self._timers,
             counters=self._counters,
         )
         turns = AdmissionTurns(
-            self.settings,
-            admission=admission,
-            source=self._source,
-            life=self._life,
-            timers=self._timers,
+            self.settings, attempts, source=self._source, life=self._life, timers=self._timers
         )
         drafter = Drafter(
             self.settings,

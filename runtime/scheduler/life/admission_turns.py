@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from raydix.runtime.scheduler.life.admission import Admission, Verdict
+from raydix.runtime.scheduler.life.attempts import Attempts, Verdict
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.prompt_shares import PromptWork, most_beside
 from raydix.runtime.scheduler.ranks.lane import Lane
@@ -77,14 +77,14 @@ class AdmissionTurns:
     def __init__(
         self,
         settings: SchedulerSettings,
+        attempts: Attempts,
         *,
-        admission: Admission,
         source: KvSource,
         life: Transitions,
         timers: Timers,
     ) -> None:
         self._settings = settings
-        self._admission = admission
+        self._attempts = attempts
         self._source = source
         self._life = life
         self._timers = timers
@@ -94,7 +94,7 @@ class AdmissionTurns:
 
         Past a long prompt shorter ones are admitted, too, to share its steps.
         """
-        looks = _Looks(self._admission, self._timers, lane, backlog, now_s)
+        looks = _Looks(self._attempts, self._timers, lane, backlog, now_s)
         self._move_grown(lane)
 
         # Whoever is looked at runs, is parked, moves back, or has no room.
@@ -129,9 +129,9 @@ class _Looks:
     """Owns: how much longer a step looks at waiting requests."""
 
     def __init__(
-        self, admission: Admission, timers: Timers, lane: Lane, backlog: Backlog, now_s: float
+        self, attempts: Attempts, timers: Timers, lane: Lane, backlog: Backlog, now_s: float
     ) -> None:
-        self._admission, self._timers = admission, timers
+        self._attempts, self._timers = attempts, timers
         self._lane, self._backlog = lane, backlog
         self._now_s = now_s
         self._num_pages_left = _MAX_PAGES_IN_VAIN
@@ -144,7 +144,7 @@ class _Looks:
 
     def look_at(self, request: RequestState) -> None:
         """Admit a request, or see why not."""
-        match self._admission.try_admit(self._lane, request, self._now_s):
+        match self._attempts.try_admit(self._lane, request, self._now_s):
             case Verdict.ADMITTED:
                 self._backlog.add(request)
             case Verdict.WAITS:
