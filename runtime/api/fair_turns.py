@@ -62,6 +62,9 @@ class FairTurns:
             return await work.result
         finally:
             self._works.discard(work)
+            # An error knows this frame, and the work knows the error: together with the text, as
+            # long as the frame knows the work.
+            del work
 
     def close(self) -> None:
         """Start no more steps; those under way end by themselves."""

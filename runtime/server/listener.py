@@ -14,10 +14,11 @@ from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.freed_memory import give_back_memory
 from raydix.runtime.server.bounded_http import BoundedHttp
 from raydix.runtime.server.ebb import Ebb
+from raydix.runtime.server.swell import Swell, resident_bytes
 
 _BACKLOG = 2048
 _LOOK_S = 5.0
-"""The interval at which connections are counted."""
+"""The interval at which connections are counted, and memory is looked at."""
 _KEEP_ALIVE_S = 620
 """The time for which an idle connection is kept, longer than clients and load balancers keep
 theirs: the server must not be the first to close, as a request may be on its way. With uvicorn's 5
@@ -70,14 +71,18 @@ async def listening(app: ASGIApp, address: TcpAddress, drain_s: float) -> AsyncI
 
 
 async def _tidy_up(server: _Server) -> None:
-    """Give back the memory of connections once many have closed."""
-    ebb = Ebb()
+    """Give back the memory of connections once many have closed, and that of long texts."""
+    ebb, swell = Ebb(), Swell(resident_bytes())
     while True:
         await asyncio.sleep(_LOOK_S)
-        if ebb.is_over(len(server.server_state.connections)):
+        have_closed = ebb.is_over(len(server.server_state.connections))
+        if have_closed:
             # asyncio's transports refer to themselves.
             gc.collect()
+
+        if swell.is_over(resident_bytes()) or have_closed:
             await asyncio.to_thread(give_back_memory)
+            swell.begin_anew(resident_bytes())
 
 
 def url_of(address: TcpAddress) -> str:

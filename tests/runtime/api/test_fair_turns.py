@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -31,6 +33,32 @@ async def test_steps_return_and_raise(turns):
     with pytest.raises(ValueError, match="no"):
         await turns.run("a", failing())
     assert result_of(steps_of("y", 2, [])) == "y"
+
+
+async def test_failed_work_leaves_nothing_for_the_collector(turns):
+    class Text:
+        pass
+
+    async def fail():
+        text = Text()
+        with pytest.raises(ValueError, match="no"):
+            await turns.run("a", failing(text))
+        return weakref.ref(text)
+
+    def failing(text):
+        yield
+        raise ValueError("no")
+
+    gc.collect()
+    gc.disable()
+    try:
+        text = await fail()
+        # The thread has yet to let go of it.
+        async with asyncio.timeout(20):
+            while text() is not None:
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 async def test_short_work_waits_for_one_step_of_each_long_one(turns):
