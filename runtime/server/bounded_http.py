@@ -41,7 +41,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._num_bytes = 0
         """The bytes since the last part of a body, or since a head or a message was complete."""
         self._num_head_bytes = 0
-        """The bytes of the head that is read, its URL and headers, however they came."""
+        """The bytes of the head that is read, its URL and headers, however they came; later
+        those of trailers.
+        """
         self._is_deaf = False
         """Whether a request came too early, so that neither it nor what follows is answered."""
         self._deadline: asyncio.TimerHandle | None = None
@@ -98,7 +100,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._be_too_large()
             self._is_deaf = True
         self._is_in_head = False
-        self._num_bytes = 0
+        self._num_bytes = self._num_head_bytes = 0
         self._end_deadline()
         if self._is_answering:
             self.cycle.keep_alive = False
@@ -119,6 +121,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that a request is complete: httptools calls this at its end."""
+        # Long trailers that come at once are complete, too.
+        if self._num_head_bytes > MAX_HEADER_BYTES and not self._is_deaf:
+            self._be_too_large()
+            self._is_deaf = True
         self._num_bytes = 0
         # It may have been answered before its body had come.
         self._end_deadline()

@@ -13,6 +13,7 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: h\r\n"
 WHOLE = HEAD + b"\r\n"
 UNREAD = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
 """Answered at once, as it does not say that its body is JSON."""
+ASKED = json.dumps({**LONG, "max_tokens": 1}).encode()
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,24 @@ async def test_the_bound_of_a_head_does_not_depend_on_how_it_comes(
 
     assert (await answer_to(server, *head(60 << 10))).startswith(b"HTTP/1.1 200 ")
     assert (await answer_to(server, *head(70 << 10))).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+async def test_the_bound_of_trailers_does_not_depend_on_how_they_come(
+    server: Server, num_parts: int
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+    head += b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(ASKED), ASKED)
+
+    def parts(num_bytes: int) -> list[bytes]:
+        trailers = b"A: " + b"a" * (num_bytes - 7) + b"\r\n\r\n"
+        size = -(-len(trailers) // num_parts)
+        pieces = [trailers[i : i + size] for i in range(0, len(trailers), size)]
+        return [head + chunks + pieces[0], *pieces[1:]]
+
+    assert (await answer_to(server, *parts(60 << 10))).startswith(b"HTTP/1.1 200 ")
+    assert await answer_to(server, *parts(70 << 10)) == b""
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
