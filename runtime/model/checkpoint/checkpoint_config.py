@@ -97,7 +97,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist; a checkpoint folder needs it.") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read as JSON: {error}. Fetch the checkpoint again."
+        ) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}; expected a JSON object.")
     return value

@@ -91,7 +91,8 @@ def _require_header(header: bytes, header_bytes: int, file_bytes: int) -> None:
     if len(header) != header_bytes:
         raise ValueError(
             f"its first {_LENGTH_BYTES} bytes announce a header of {header_bytes:,} bytes; "
-            f"expected at most {_MAX_HEADER_BYTES:,}, and the file has {file_bytes:,} in all"
+            f"expected at most {min(_MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):,}, as the "
+            f"file has {file_bytes:,} in all"
         )
 
 

@@ -24,7 +24,7 @@ DAMAGED = {
     "empty": (b"", "it has 0 bytes"),
     "nothing_but_a_length": (bytes(8), "it has 8 bytes"),
     "a_page_of_html": (b"<html>Not found</html>", "announce a header of"),
-    "a_header_past_the_end": (with_header(b"{}")[:9], "announce a header of 2 bytes"),
+    "a_header_past_the_end": (with_header(b"{}")[:9], "a header of 2 bytes; expected at most 1, "),
     "no_json": (with_header(b"{]"), "Expecting"),
     "deep": (with_header(b"[" * 100_000), "recursion"),
     "a_list": (with_header(b"[]"), "its header is a list"),
