@@ -181,11 +181,14 @@ class Lane:
         self.l1.release(request.table.cut(num_pages))
         self._needs.note(request)
 
-    def take_changed_tables(self) -> list[RequestState]:
-        """Decoding requests whose block table the device is told of with the next plan."""
+    def plan_decodes(self) -> tuple[DecodeRows, list[RequestState]] | None:
+        """Plan the rows of the batch, if any; with them, whose block tables have changed."""
+        rows = self.batch.plan()
+        if rows is None:
+            return None
         changed = list(self._changed_tables.values())
         self._changed_tables.clear()
-        return changed
+        return rows, changed
 
     def take_removed_slots(self) -> list[int]:
         """Slots that the device forgets with the next plan."""
@@ -280,10 +283,7 @@ class Lane:
         most_tokens: int,
         now_s: float,
     ) -> int:
-        """Send a plan with these rows and copies to every rank; returns its step number.
-
-        most_tokens: of the lane of the step group that has the most.
-        """
+        """Send a plan with these rows and copies to every rank; returns its step number."""
         for transfer in transfers:
             self.l1.pools.hold(transfer.page_ids)
         self.in_flight.send_transfers(transfers, now_s)
@@ -375,6 +375,5 @@ class Lane:
             raise AccountingError(
                 f"the device is not to hear of {len(outdated)} changed block tables: {figures}"
             )
-
         if self._slots.num_free + len(self.running) != self.settings.max_running_requests:
             raise AccountingError(f"slots are lost: {self._slots.num_free} free; {figures}")

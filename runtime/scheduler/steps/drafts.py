@@ -14,6 +14,7 @@ from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import level_of
 from raydix.runtime.scheduler.request.state import COMPUTING, State
+from raydix.runtime.scheduler.request.transfers import Load
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.steps.draft import Draft, GroupWork
 from raydix.runtime.scheduler.steps.mixture import StepTimes, shared_tokens, tokens_beside_decodes
@@ -119,9 +120,9 @@ class Drafter:
             if request.is_decoding:
                 self._extend_table(lane, request)
 
-        decodes = lane.batch.plan()
-        if decodes is not None:
-            draft.add_decodes(decodes, lane.take_changed_tables())
+        planned = lane.plan_decodes()
+        if planned is not None:
+            draft.add_decodes(*planned)
 
     def _make_room(self, lane: Lane, num_short: int) -> None:
         """Evict pages for all short requests at once, and for the next ones, too.
@@ -230,9 +231,7 @@ class Drafter:
         if load.sent_s is None:
             return False
 
-        if draft.load_ends_s is None:
-            draft.note_load_ends(self._load_ends_s(lane, now_s))
-        early_s = draft.load_end_s(load) - now_s
+        early_s = self._load_end_s(lane, draft, load, now_s) - now_s
         early_s -= self._rates.prefill.predict_s(num_tokens, now_s)
         if draft.decodes is None:
             # Nobody waits beside it while its layers are enqueued.
@@ -244,6 +243,12 @@ class Drafter:
         if load.alarm.advance(due_s, now_s):
             self._timers.add(due_s)
         return False
+
+    def _load_end_s(self, lane: Lane, draft: Draft, load: Load, now_s: float) -> float:
+        """When a load under way will end; that of all is computed once for each draft."""
+        if draft.load_ends_s is None:
+            draft.note_load_ends(self._load_ends_s(lane, now_s))
+        return draft.load_end_s(load)
 
     def _load_ends_s(self, lane: Lane, now_s: float) -> dict[TransferId, float]:
         """When each load under way will end, behind those that were sent before it."""
