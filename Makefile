@@ -8,12 +8,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PART ?= $(shell git rev-list --count HEAD 2>/dev/null || echo all)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv format check lint types layers sizes test demo
+.PHONY: help venv format check lint types layers sizes docs test demo
 
 help:
 	@echo "make demo    set up, then serve a small model through all three cache tiers (DEMO_FLAGS=--verify)"
 	@echo "make test    set up, then run the tests that need no GPU (TEST_FLAGS='-k radix', PART=all)"
-	@echo "make check   format, lint, types, layers, size limits"
+	@echo "make check   format, lint, types, layers, size limits, docstrings"
 	@echo "make format  rewrite the sources in the project's format"
 
 venv: .venv/.installed
@@ -29,7 +29,7 @@ format: venv
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-check: lint types layers sizes
+check: lint types layers sizes docs
 
 lint: venv
 	$(BIN)/ruff format --check $(SOURCES)
@@ -44,6 +44,9 @@ layers: venv
 
 sizes: venv
 	$(BIN)/python tests/check_sizes.py
+
+docs: venv
+	$(BIN)/python tests/check_docs.py
 
 # Several processes, one more than cores, as the one with all tests of Ray often waits. Which tests stay together: tests/processes.py.
 test: venv

@@ -80,7 +80,7 @@ def tokens_per_s(answers: list[Answer]) -> float:
 async def measure(
     options: Options, sizes: Batches, model: ModelConfig, stream_counts: tuple[int, ...]
 ) -> list[Figure]:
-    """Both engines, and what the actors add."""
+    """Measure both engines, and what the actors add."""
     vocab_size = int(model["vocab_size"])
     async with dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config:
         async with in_process_engine(config) as engine:

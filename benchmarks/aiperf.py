@@ -52,7 +52,7 @@ from raydix.runtime.config.loading import load_config
 ENGINE = engine_name("aiperf")
 AIPERF = "aiperf==0.13.0"
 MAX_DIFFERENCE = 0.05
-"""Between the two medians, of the smaller one."""
+"""The largest difference between the two medians, as a part of the smaller one."""
 _TRACE = REPOSITORY / "benchmarks" / "traces" / "conversation.jsonl.gz"
 _ENVIRONMENT = REPOSITORY / ".venv" / "aiperf"
 _BLOCK_TOKENS = 512
@@ -127,7 +127,7 @@ async def replay(port: int, requests: Sequence[Request]) -> Replayed:
 
 
 async def _ttft_ms(port: int, body: Body) -> float:
-    """To the first text: events before it hold parts of a character."""
+    """The time to the first text: events before it hold parts of a character."""
     sent_s = time.monotonic()
     ttft_ms: float | None = None
     head = b""
@@ -235,7 +235,7 @@ async def served(options: Options, divisor: int) -> AsyncIterator[tuple[AsyncLLM
 async def measure(
     options: Options, python: Path, requests: Sequence[Request], divisor: int, speed: float
 ) -> list[Figure]:
-    """Both clients at the same time, half a step of the trace apart."""
+    """Run both clients at the same time, half a step of the trace apart."""
     async with served(options, divisor) as (llm, model, port):
         await replay(port, [Request(0.0, requests[0].body)] * 4)
         await settle(llm.stats)

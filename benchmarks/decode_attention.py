@@ -91,7 +91,7 @@ def tiles_of(context: int) -> DecodeTiles:
 
 
 def num_multiprocessors() -> int:
-    """Of the first GPU."""
+    """The number of multiprocessors of the first GPU."""
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 

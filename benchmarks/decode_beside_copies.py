@@ -54,7 +54,7 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the batch and of what is copied."""
+    """The sizes of the batch and of what is copied."""
 
     batch: int = 32
     prompt_tokens: int = 512
@@ -71,7 +71,7 @@ class Sizes:
     """How many loads the Scheduler learns from when a request may join a step."""
 
     def min_pages(self, page_size: int) -> int:
-        """Of copies that count: the batch itself backs up a page per request at most."""
+        """The fewest pages of copies that count: the batch backs up a page per request at most."""
         return min(self.batch + 1, self.chunk_tokens // page_size)
 
     def sections(self, page_size: int) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Bench:
             await asyncio.sleep(_POLL_S)
 
     def windows(self, *, is_load: bool) -> list[Window]:
-        """Of the large copies since the batch began."""
+        """The windows of the large copies since the batch began."""
         return [each for each in self._watched.windows() if each.is_load is is_load]
 
 
@@ -200,7 +200,7 @@ def beside(answer: Answer, windows: Sequence[Window]) -> NDArray[np.int64]:
 async def measure(
     options: Options, page_size: int, sizes: Sizes, model: ModelConfig
 ) -> list[Figure]:
-    """Both directions at one page size."""
+    """Measure both directions at one page size."""
     sections, min_pages = sizes.sections(page_size), sizes.min_pages(page_size)
     async with watched_engine(options, model, sections, min_pages) as (llm, watched):
         bench = Bench(llm, watched, sizes)

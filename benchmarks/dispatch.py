@@ -50,7 +50,7 @@ NORMAL_TOKENS = (128, 1024, 4096, 8192)
 OURS = "symmetric"
 LATENCY = (DispatchForm.LOW_LATENCY, 128)
 MAX_LATENCY_US = {2: 60, 4: 100}
-"""By ranks."""
+"""The longest times that pass, by ranks."""
 BANDWIDTH, MIN_GBPS = (DispatchForm.NORMAL, 4096), 250
 _REPEATS = 50
 _POLL_S = 0.5
@@ -76,12 +76,12 @@ BACKENDS: Mapping[str, Connect] = {
     **{backend: partial(_connect_library, backend) for backend in library_names()},
 }
 DEFAULT_BACKENDS = (OURS, "nccl")
-"""Those that every machine with GPUs has. Records are named after the others."""
+"""The backends that every machine with GPUs has. Records are named after the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Of one backend, form and number of tokens."""
+    """The times of one backend, form and number of tokens."""
 
     backend: str
     form: DispatchForm
@@ -90,11 +90,11 @@ class Times:
     combine_us: float
     both_us: float
     sent_bytes: int
-    """That leave one GPU in a dispatch."""
+    """The bytes that leave one GPU in a dispatch."""
 
     @property
     def name(self) -> str:
-        """Of its figures."""
+        """The name under which its figures are recorded."""
         form = "graph" if self.form is DispatchForm.LOW_LATENCY else "normal"
         return f"{self.backend}, {self.num_tokens} tokens, {form}"
 

@@ -48,14 +48,14 @@ class Trace:
 
     @property
     def name(self) -> str:
-        """As figures of this trace begin."""
+        """The beginning of the names of this trace's figures."""
         return (
             f"{self.num_layers} x {self.num_experts} to {self.num_places} on {self.num_ranks} "
             f"ranks, noise {self.noise:g}"
         )
 
     def loads(self, num_steps: int, seed: int) -> Iterator[FloatArray]:
-        """Those of the first placement, then those of every step."""
+        """The loads of the first placement, then those of every step."""
         rng = np.random.default_rng(seed)
         shape = self.num_layers, self.num_experts
         loads_LE = rng.gamma(0.6, size=shape)

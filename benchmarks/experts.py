@@ -57,7 +57,7 @@ ENGINE = "experts"
 MAX_TPOT_RATIO = 0.9
 MIN_OVERLAP_GAIN = 1.05
 MIN_GATE_RATIO = 0.97
-"""With the gate closed nothing is lost but noise."""
+"""The least ratio with the gate closed: nothing is lost but noise."""
 BALANCEDNESS = 0.6
 SHORTER = 4
 """How many times as many and as short the prompts are by which balance is judged."""
@@ -66,7 +66,9 @@ MAX_P99_RATIO = 1.1
 MAX_GAP_RATIO = 1.5
 """The longest step while experts move, by the p99 of the others."""
 MIN_LOGPROB_GAPS = {"cpu": 1e-3, "cuda": 0.1}
-"""Of the two likeliest tokens, below which rounding may decide: in float32, and in bfloat16."""
+"""The gap between the two likeliest tokens below which rounding may decide: in float32, and in
+bfloat16.
+"""
 PARTS = ("speed", "overlap", "balance", "whole")
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -80,7 +82,7 @@ class Choices:
     dispatch: str = "auto"
     rebalance: Rebalance = Rebalance.INCREMENTAL
     l3_folder: Path | None = None
-    """None: one of the node's shared memory, or of its disk if there is none."""
+    """The folder of L3; None: one of the node's shared memory, or of its disk if there is none."""
 
 
 class Bench:
@@ -98,7 +100,7 @@ class Bench:
     def _on_ranks(
         self, sections: Mapping[str, Any], ep: int, experts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """With the dispatch that the command line names."""
+        """The sections with the dispatch that the command line names."""
         experts = {"dispatch": self._choices.dispatch, **experts}
         return on_ranks(self._num_ranks, sections, ep=ep, experts=experts)
 
@@ -286,7 +288,7 @@ def beside(
 
 
 def balancedness(stats: Mapping[str, Any]) -> dict[str, float]:
-    """Of the ranks' loads, in both ways in which it is counted."""
+    """How balanced the ranks' loads are, in both ways in which it is counted."""
     ways = ("mean_of_layers", "ratio_of_sums")
     return {way.replace("_", " "): stats["scheduler"][f"expert_balance_{way}"] for way in ways}
 

@@ -34,7 +34,9 @@ from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 
 RAMP_STEPS = 12
-"""Not measured at either end of a batch, where prompts are computed and requests end."""
+"""The steps that are not measured at either end of a batch, where prompts are computed and requests
+end.
+"""
 
 
 class PassRecorder:
@@ -44,7 +46,7 @@ class PassRecorder:
         self.passes: list[Pass] = []
 
     def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        """See `BuildModel`."""
+        """Build the model with a timer that records its passes."""
         stamp = CudaStamp if config.model.device == "cuda" else HostStamp
 
         def make_timer() -> Pass:

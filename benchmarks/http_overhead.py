@@ -123,7 +123,7 @@ async def _process(module: str, argument: str) -> AsyncIterator[asyncio.subproce
 async def measure(
     options: Options, sizes: Batches, model: ModelConfig, stream_counts: tuple[int, ...]
 ) -> list[Figure]:
-    """Both ways to ask, by number of streams."""
+    """Measure both ways to ask, by number of streams."""
     prompts = Prompts(int(model["vocab_size"]))
     figures = []
     async with (

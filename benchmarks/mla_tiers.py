@@ -34,7 +34,7 @@ from raydix.runtime.tiers.host_arena import HostArena
 PAGE_SIZE = 64
 NUM_LAYERS, LATENT_DIM, ROPE_DIM = 61, 512, 64
 MIN_SPEED_UP, MIN_SPEED_UP_PER_RANK = {2: 1.4}, 0.6
-"""By ranks; and of each where there are more."""
+"""The least speed-up by ranks; and of each where there are more."""
 
 
 def figures_of(ranks: list[dict[str, Loads]], layout: KvLayout, num_pages: int) -> list[Figure]:

@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def expert_elements(self) -> int:
-        """Of one expert's weights."""
+        """The number of elements of one expert's weights."""
         return 3 * self.hidden * self.intermediate
 
     def figure_name(self, num_tokens: int) -> str:
@@ -162,7 +162,7 @@ def measure_layer(layer: Layer, num_tokens: int) -> list[Figure]:
 
 
 def measure() -> list[Figure]:
-    """Both shapes, each with the same weights for all numbers of tokens."""
+    """Measure both shapes, each with the same weights for all numbers of tokens."""
     figures = []
     for shape in (QWEN3, DEEPSEEK_V3_HALF):
         layer = Layer(shape)

@@ -55,11 +55,11 @@ class Prefix:
         await self._engine.settle()
 
     async def from_l1_ms(self, new_tokens: int) -> float:
-        """With the prefix in L1."""
+        """The time with the prefix in L1."""
         return await self._ttft_ms(new_tokens, "l1")
 
     async def from_l2_ms(self, new_tokens: int) -> float:
-        """With the prefix in L2 alone."""
+        """The time with the prefix in L2 alone."""
         return await self._ttft_ms(new_tokens, "l2")
 
     async def _ttft_ms(self, new_tokens: int, tier: str) -> float:
@@ -91,7 +91,7 @@ async def choose_new_tokens(prefix: Prefix, sizes: Contexts, targets_ms: list[fl
 
 
 async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list[Figure]:
-    """All ratios."""
+    """Measure all ratios."""
     async with dummy_engine(options, model, sizes.sections(PAGE_SIZE)) as engine:
         prefix = Prefix(engine, options, sizes, int(model["vocab_size"]))
         await prefix.compute()

@@ -27,7 +27,7 @@ class Record:
     benchmark: str
     figures: Annotated[list[Figure], MinLen(1)]
     commit: str | None = None
-    """None: it was measured with what is installed, which has a version."""
+    """The commit; None: it was measured with what is installed, which has a version."""
     version: str | None = None
 
 

@@ -46,12 +46,12 @@ class Setting:
     latency_s: float = 0.005
     max_bytes_per_s: int = 50_000_000
     slow_copies_s: float = 0.35
-    """From L2 to L1, the whole prompt, where copies are made slow."""
+    """The time of the whole prompt's copy from L2 to L1, where copies are made slow."""
     repeats: int = 5
 
     @property
     def num_pages(self) -> int:
-        """Of the prompt, as L3 holds it."""
+        """The pages of the prompt, as L3 holds it."""
         return self.prompt_tokens // PAGE_TOKENS
 
     @property
@@ -101,7 +101,7 @@ class Engine:
         return self._prompts.draw(self._setting.prompt_tokens)
 
     async def ask(self, prompt: list[int]) -> Answer:
-        """With other last tokens each time."""
+        """Ask with other last tokens each time."""
         return await ask(
             self._engine.client.generate, prompt + self._prompts.draw(self._setting.new_tokens), 1
         )
@@ -211,7 +211,7 @@ CASES = (
 
 
 async def measure_all(setting: Setting) -> list[Figure]:
-    """Every case."""
+    """Measure every case."""
     figures = [Figure(name="perfect_ttft", value=setting.perfect_ms, unit="ms")]
     for case in CASES:
         page_copy_s = setting.slow_copies_s / setting.num_pages if case.has_slow_copies else 0.0

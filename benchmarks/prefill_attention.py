@@ -54,7 +54,7 @@ def paged_tflops(context: int, page_size: int) -> float:
 
 
 def measure() -> list[Figure]:
-    """Both contexts, by SDPA and at both page sizes."""
+    """Measure both contexts, by SDPA and at both page sizes."""
     figures = []
     for context in CONTEXTS:
         baseline = sdpa_tflops(context)

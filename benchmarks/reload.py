@@ -37,7 +37,7 @@ from benchmarks.records.command_line import count, make_parser, run
 from benchmarks.records.record import Figure, name_with_ranks
 
 MAX_L2_MS = {16: 28.0, 64: 25.0}
-"""By page size."""
+"""The longest times from L2, by page size."""
 MAX_L1_MS = {16: 6.0, 64: 4.5}
 MIN_LOAD_GBPS = 50.0
 

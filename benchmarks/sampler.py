@@ -37,7 +37,7 @@ def columns_of(sampling: DeviceSampling, num_rows: int) -> SamplingColumns:
 
 
 def sampling_ms(logits_RV: torch.Tensor, sampling: DeviceSampling) -> float:
-    """As a captured step samples, with a second graph where rows cut."""
+    """The time to sample as a captured step does, with a second graph where rows cut."""
     columns = columns_of(sampling, logits_RV.shape[0])
     token_ids_R = sample_whole(logits_RV, columns)
     whole = capture(lambda: sample_whole(logits_RV, columns))

@@ -28,7 +28,7 @@ from raydix.kernels.dense.small_linear import LinearShape, multiply
 from raydix.kernels.dense.summands import add_up
 
 ROTATED_BYTES = 800_000_000
-"""Of the copies of a matrix."""
+"""The bytes of all copies of a matrix, which take turns."""
 REPLAYS = 9
 _SHAPES = tuple(
     LinearShape(rows=rows, depth=depth, num_stages=num_stages, programs_per_sm=programs_per_sm)
@@ -70,7 +70,7 @@ def matrices(model: str) -> dict[str, tuple[int, int]]:
 
 
 def compile_shapes(shapes: Sequence[LinearShape], tokens: int) -> None:
-    """In a process of its own: the compiled kernels are found on disk by all."""
+    """Compile in a process of its own: the compiled kernels are found on disk by all."""
     x = torch.zeros(tokens, 2560, dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros(6144, 2560, dtype=torch.bfloat16, device="cuda")
     for shape in shapes:
@@ -183,7 +183,7 @@ def layers_us(
 
 
 def make_weights_once(outputs: int, inputs: int) -> Tensor:
-    """One matrix."""
+    """Make one matrix of random weights."""
     return torch.randn(outputs, inputs, dtype=torch.bfloat16, device="cuda") * inputs**-0.5
 
 

@@ -70,11 +70,15 @@ class Load:
     num_streams: int = 16
     prompt_tokens: int = 1024
     settle_s: float = 12.0
-    """From the first token until streams begin: what goes on beside a start has ended by then."""
+    """The time from the first token until streams begin: what goes on beside a start has ended by
+    then.
+    """
     tokens_before: int = 64
-    """That each stream has received when the GPU actor is killed, and again before it ends."""
+    """The tokens that each stream has received when the GPU actor is killed, and again before it
+    ends.
+    """
     num_first_starts: int = 1
-    """That may compile kernels, and so have a figure of their own."""
+    """The number of starts that may compile kernels, and so have a figure of their own."""
 
     def sections(self) -> dict[str, Any]:
         """The engine's configuration but for its model."""
@@ -152,7 +156,7 @@ class Death:
     gap_s: float
     """The longest between two tokens of a stream."""
     phases: tuple[Phase, ...]
-    """Of the next incarnation, in seconds since the kill."""
+    """The phases of the next incarnation, in seconds since the kill."""
 
 
 async def first_token(load: Load, prompts: Prompts) -> AsyncLLM:

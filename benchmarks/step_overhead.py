@@ -43,7 +43,9 @@ class Measurement:
     wall_ms: float
     """Per step in the steady state, median over the streams."""
     cpu_ms: float
-    """Of the Scheduler's loop per step of every rank, with what submissions and endings take."""
+    """The CPU time of the Scheduler's loop per step of every rank, with what submissions and
+    endings take.
+    """
 
 
 async def measure(

@@ -89,7 +89,7 @@ class Seen:
 
     arrival: Arrival
     ttft_ms: float | None
-    """None: it failed."""
+    """The time to the first token; None: the request failed."""
     hit_fraction: float
 
 
@@ -195,7 +195,7 @@ async def measure_recovery(
 
 
 def hit_rate(seen: list[Seen]) -> float:
-    """Of known documents: the part of their tokens that came from a cache."""
+    """The part of known documents' tokens that came from a cache."""
     known = [each.hit_fraction for each in seen if each.arrival.is_known]
     return sum(known) / len(known)
 

@@ -86,13 +86,13 @@ class Times:
     """What one engine took: medians, in ms."""
 
     tpot_ms: Mapping[int, float]
-    """By batch size."""
+    """The time per token by batch size."""
     cold_ms: float
-    """To the first token of a context of which nothing is cached."""
+    """The time to the first token of a context of which nothing is cached."""
     hit_ms: float
-    """To the first token of a context that is in L2."""
+    """The time to the first token of a context that is in L2."""
     load_ms: float
-    """In which its pages are under way to the rank that takes longest."""
+    """The time in which its pages are under way to the rank that takes longest."""
 
 
 class Asker:
@@ -130,13 +130,13 @@ class Asker:
         return answers
 
     async def loading_s(self, num_ranks: int) -> list[float]:
-        """For how long each rank has loaded pages so far."""
+        """The time for which each rank has loaded pages so far."""
         stats = await self._llm.stats()
         return [float(stats[f"gpu{rank}"]["loading_s"]) for rank in range(num_ranks)]
 
 
 async def measure(options: Options, model: ModelConfig, sizes: Sizes, tp: int) -> Times:
-    """One engine."""
+    """Measure an engine of so many ranks."""
     async with ray_engine(options, model, sizes.sections(tp), f"tensor-parallel-{tp}") as llm:
         asker = Asker(llm, sizes, int(model["vocab_size"]))
         tpot_ms = {batch: await asker.tpot_ms(batch, options.repeats) for batch in sizes.batches}

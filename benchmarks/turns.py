@@ -57,7 +57,7 @@ class Turns:
     max_model_len: int = 16_384
     chunk_tokens: int = 8192
     max_decode_slowdown: float | None = None
-    """None: the default."""
+    """The largest slowdown; None: the default."""
     dp: int = 1
     """GPUs, each with the whole model and an L1 of this size."""
 

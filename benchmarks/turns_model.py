@@ -22,7 +22,7 @@ from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _CLIENT_S = 2.5e-3
-"""From the call of `generate` to the Scheduler, and from an answer to the next call."""
+"""The time from the call of `generate` to the Scheduler, and from an answer to the next call."""
 
 
 class Conversations:
@@ -95,7 +95,7 @@ class Conversations:
 
 
 def settings_of(load: Turns, slowdown: float) -> SchedulerSettings:
-    """Those of the Scheduler on an H200."""
+    """The settings of the Scheduler on an H200."""
     layout = make_layout(load.page_size, num_layers=16, num_kv_heads=8, head_dim=128, dtype_bytes=2)
     return SchedulerSettings(
         layout=layout,

@@ -51,9 +51,9 @@ MAX_TTFT_RATIO = 0.75
 
 
 WINDOW_TOKENS = 4096
-"""Of the layout whose bytes are counted."""
+"""The window of the layout whose bytes are counted."""
 SESSION_WINDOW_TOKENS = 1024
-"""Of the layout in which sessions are looked for."""
+"""The window of the layout in which sessions are looked for."""
 MODELS: Mapping[str, float] = {"gemma-3-12b": 4.3, "gpt-oss-20b": 1.7}
 """How many times as many tokens L2 has to hold as if it kept all layers in full."""
 

@@ -68,7 +68,7 @@ class ModelOps(Protocol):
         """The most tokens in a tile of `AttentionRows.tiles_X4`."""
 
     def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
-        """`torch.nn.functional.linear`."""
+        """Multiply as `torch.nn.functional.linear` does."""
 
     def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
         """`linear`, or float32 summands of it, [S, T, O].

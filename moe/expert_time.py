@@ -13,8 +13,10 @@ from raydix.moe.placement import EMPTY, FloatArray, Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTime:
-    """Of one model on one kind of GPU. A rank reads its hit experts while it computes, so the
-    slower of the two counts; what it receives comes on top.
+    """The time that experts take, of one model on one kind of GPU.
+
+    A rank reads its hit experts while it computes, so the slower of the two counts; what it
+    receives comes on top.
     """
 
     expert_bytes: int

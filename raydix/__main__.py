@@ -9,7 +9,7 @@ from typing import NoReturn
 from raydix.missing import advice
 
 _STOPPED_STATUS = 130
-"""As of a shell's command that Ctrl-C ends; `main` itself says the same."""
+"""The exit status of a command that Ctrl-C ends, as shells have it; `main` itself says the same."""
 
 
 def run() -> NoReturn:

@@ -22,7 +22,8 @@ TransferId = NewType("TransferId", int)
 BatchId = NewType("BatchId", int)
 """One batch of storage operations ordered by HostMemory."""
 NO_TOKEN = -1
-"""In arrays of sampled tokens: none could be sampled, as the logits are not finite."""
+"""No token could be sampled, as the logits are not finite; it stands in arrays of sampled tokens.
+"""
 Slot = NewType("Slot", int)
 """A running request's row in the per-request state of a GPU actor."""
 Rank = NewType("Rank", int)

@@ -3,7 +3,8 @@
 import gc
 
 _YOUNG_OBJECTS = 10_000
-"""As many new objects are looked at together; by default 700, which a few requests make."""
+"""The number of new objects that are looked at together; by default 700, which a few requests make.
+"""
 
 
 def spare_long_lived_objects() -> None:

@@ -20,14 +20,18 @@ LabelValues = tuple[str, ...]
 REQUEST_BOUNDS_S = (
     0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0,
 )  # fmt: skip
-"""For what a whole request waits for: from a hit in L1 on a small model to a long answer."""
+"""The buckets for what a whole request waits for: from a hit in L1 on a small model to a long
+answer.
+"""
 TOKEN_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
-"""For one token of a stream: finest where readers notice."""
+"""The buckets for one token of a stream: finest where readers notice."""
 TRANSFER_BOUNDS_S = (
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
     10.0,
 )  # fmt: skip
-"""For pages that move between tiers: from a copy of one page to a storage that is overdue."""
+"""The buckets for pages that move between tiers: from a copy of one page to a storage that is
+overdue.
+"""
 
 
 class MetricKind(StrEnum):
@@ -42,7 +46,7 @@ class Unit(Enum):
     """What a metric's values are measured in."""
 
     COUNT = "count"
-    """Of the things that its name says."""
+    """The number of the things that its name says."""
     TOKENS = "tokens"
     PAGES = "pages"
     BYTES = "bytes"
@@ -138,14 +142,14 @@ class Metric:
     """One metric, and where its samples come from."""
 
     name: str
-    """Without `PREFIX`."""
+    """The name without `PREFIX`."""
     kind: MetricKind
     unit: Unit
     description: str
     sources: tuple[Source, ...]
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = field(default=())
-    """Of a histogram: where its buckets end."""
+    """The places where the buckets of a histogram end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ class Sample:
 
     metric: Metric
     labels: LabelValues
-    """In the order of `metric.labels`."""
+    """The labels' values, in the order of `metric.labels`."""
     value: float | Distribution
     """A distribution of a histogram, a number of others."""
 

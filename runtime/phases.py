@@ -19,7 +19,7 @@ ASIDE = ", beside the start"
 _MIN_WAIT_S = 0.05
 """Shorter pauses between two phases are told with the earlier one."""
 _CLOCK_S = 0.005
-"""By how much the times of two processes' phases may seem to overlap."""
+"""The time by which two processes' phases may seem to overlap."""
 _MIN_TOLD_S = 0.05
 
 
@@ -34,7 +34,7 @@ def phase(logger: logging.Logger, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def aside(logger: logging.Logger, what: str) -> Iterator[None]:
-    """As `phase`, for what nobody waits for."""
+    """Log a phase, as `phase` does, that nobody waits for."""
     began_s = time.monotonic()
     yield
     logger.info("%s in %.2f s%s", what, time.monotonic() - began_s, ASIDE)
@@ -108,7 +108,7 @@ class ReadProgress:
         self._num_bytes = 0
 
     def advance(self, num_bytes: int, now_s: float) -> str | None:
-        """So many more were read. Returns a line to log, every `PROGRESS_S`."""
+        """Note that so many bytes more were read. Returns a line to log, every `PROGRESS_S`."""
         self._num_bytes += num_bytes
         if now_s - self._told_s < PROGRESS_S:
             return None

@@ -28,7 +28,7 @@ pytest_plugins = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """For the first two see `tests/exactness/conftest.py`."""
+    """Add options; `tests/exactness/conftest.py` says what the first two do."""
     parser.addoption("--split-kv-groups", action="store_true", help="two KV groups in every model")
     parser.addoption("--full-grid", action="store_true", help="4 ranks and every family, too")
     parser.addoption("--ranks", type=int, default=2, help="of tests for several GPUs: one each")

@@ -13,7 +13,7 @@ NUM_PARTS = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option."""
+    """Add the option `--part`."""
     text = f"a number, by which a {NUM_PARTS}th of the tests marked `part` runs; or: all"
     parser.addoption("--part", default="all", type=_number, help=text, metavar="NUMBER")
 
@@ -23,7 +23,7 @@ def _number(text: str) -> int | None:
 
 
 def part_of(function: str, index: int) -> int:
-    """To which part a function's case belongs. Functions of few cases have them in other parts."""
+    """The part to which a function's case belongs. Functions of few cases are in other parts."""
     return (crc32(function.encode()) + index) % NUM_PARTS
 
 

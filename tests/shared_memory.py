@@ -14,7 +14,7 @@ def shared_memory() -> set[str]:
 
 
 def left_since(before: set[str]) -> set[str]:
-    """Those that have come since and stay, once nothing is expected to remove them any more."""
+    """The files that have come since and stay, once nothing is expected to remove them any more."""
     deadline_s = time.monotonic() + OTHERS_S
     left = shared_memory() - before
     while left and time.monotonic() < deadline_s:

@@ -26,7 +26,7 @@ class Step:
 
     path: str
     model: str | None
-    """For a file that is new: one like it."""
+    """A file like the one that is new."""
     names: tuple[str, ...]
 
     @property

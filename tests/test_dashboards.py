@@ -41,7 +41,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[1]
 ENDPOINTS = tuple(Endpoint)
 _SCRAPE = "10s"
-"""As often as Ray exports. The page of a cluster that has had many engines takes a while."""
+"""The interval at which Ray exports. The page of a cluster that has had many engines takes a while.
+"""
 _RATE_RANGE = "60s"
 """A rate needs two values."""
 _ALL_SAMPLES_S = 300.0

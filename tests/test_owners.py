@@ -183,12 +183,12 @@ class Writes(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """`a.b += c`."""
+        """Look at a write such as `a.b += c`."""
         self._write(node.target)
         self.generic_visit(node)
 
     def visit_Delete(self, node: ast.Delete) -> None:
-        """`del a.b[c]`."""
+        """Look at a write such as `del a.b[c]`."""
         for target in node.targets:
             self._write(target)
 

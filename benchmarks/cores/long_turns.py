@@ -72,7 +72,7 @@ def _turns_s(bench: Bench, begin: Callable[[Bench], float]) -> Iterator[float]:
 
 
 def longest_turns_s() -> dict[str, float]:
-    """By event and what the requests wait for: CPU seconds of one thread."""
+    """CPU seconds of one thread, by event and what the requests wait for."""
     longest_s = {}
     for name, begin in _EVENTS.items():
         for waits in Waits:

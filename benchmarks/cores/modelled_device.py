@@ -31,13 +31,13 @@ _MIXED_CONTEXT_MS = 0.125e-4
 _PAIR_MS = 0.669e-6
 """Per token of a prompt and token that it looks back on."""
 _ROW_MS = 0.437
-"""For each prompt after the first."""
+"""The time of each prompt after the first."""
 _LINK_S = 0.25e-3
 _LOAD_BYTES_PER_S = 53e9
 _LOAD_S = 0.15e-3
 _BACKUP_BYTES_PER_S = 40e9
 _HOST_S = {"decode": 0.35e-3, "captured": 2.2e-3, "eager": 15e-3}
-"""To enqueue a step."""
+"""The time to enqueue a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class ModelledDevice:
     def carry_out(
         self, plan: StepPlan, now_s: float
     ) -> Iterator[tuple[float, StepResult | TransfersDone]]:
-        """See `Carry`."""
+        """Carry a plan out as a modelled device would. It is a `Carry`."""
         now_s += _LINK_S
         yield from self._copy(plan, now_s)
         if not len(plan.row_slots):

@@ -68,7 +68,7 @@ class PlainDevice:
     def carry_out(
         self, plan: StepPlan, now_s: float
     ) -> Iterator[tuple[float, StepResult | TransfersDone]]:
-        """See `Carry`."""
+        """Carry a plan out in a fixed time. It is a `Carry`."""
         self._free_s = max(now_s, self._free_s) + (STEP_S if len(plan.row_slots) else 0.0)
         tokens = sampled_tokens(plan)
         yield (

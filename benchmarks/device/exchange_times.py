@@ -22,7 +22,8 @@ HIDDEN, EXPERTS, CHOICES = 7168, 256, 8
 _GRAPH_CYCLES = 10
 """Dispatches and combines in a graph, whose time is divided by this."""
 _SLEEP_CYCLES = 2_000_000
-"""In which the host enqueues an exchange that is timed: about 1 ms."""
+"""The device sleeps so many cycles, about 1 ms, while the host enqueues an exchange that is timed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class Tokens:
     sizes: DispatchSizes
 
     def sent_bytes(self, rank: int) -> int:
-        """Of hidden states, to other ranks."""
+        """The bytes of hidden states that a rank sends to other ranks."""
         num_ranks = len(self.sizes.tokens_R)
         owners_TK = self.ids_TK // (EXPERTS // num_ranks)
         pairs = sum(int((owners_TK == peer).any(1).sum()) for peer in range(num_ranks))
@@ -55,19 +56,19 @@ def draw(num_tokens: int, num_ranks: int, form: DispatchForm, device: torch.devi
 
 
 def dispatch(dispatcher: Dispatcher, tokens: Tokens) -> tuple[Exchange, Received]:
-    """Enqueue it."""
+    """Enqueue the first half of an exchange."""
     exchange = dispatcher.send(tokens.x_TC, tokens.weights_TK, tokens.ids_TK, tokens.sizes)
     return exchange, exchange.receive()
 
 
 def combine(exchange: Exchange, received: Received) -> Tensor:
-    """Enqueue it."""
+    """Enqueue the second half of an exchange."""
     exchange.send_back(received.x_NC)
     return exchange.combine()
 
 
 def time_eager(dispatcher: Dispatcher, tokens: Tokens, repeats: int) -> list[tuple[float, float]]:
-    """Of each exchange, in us: dispatch, combine."""
+    """The times in us of each exchange: dispatch, combine."""
     times = []
     for _ in range(repeats):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -86,7 +87,7 @@ def time_eager(dispatcher: Dispatcher, tokens: Tokens, repeats: int) -> list[tup
 def time_captured(
     dispatcher: Dispatcher, tokens: Tokens, repeats: int
 ) -> list[tuple[float, float, float]]:
-    """Of each exchange, in us: dispatch, combine, both as one of many in a graph."""
+    """The times in us of each exchange: dispatch, combine, both as one of many in a graph."""
     combine(*dispatch(dispatcher, tokens))
     torch.cuda.synchronize()
     one, other, many = (torch.cuda.CUDAGraph() for _ in range(3))

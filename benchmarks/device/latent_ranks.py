@@ -37,7 +37,7 @@ class Task:
     device: str
     layout: KvLayout
     num_pages: int
-    """Of the prefix."""
+    """The pages of the prefix."""
     repeats: int
     arena: ArenaLocation
     file: Path
@@ -51,7 +51,7 @@ class Loads:
     ended_s: list[float]
     first_layer_s: list[float]
     loaded_bytes: int
-    """By this rank itself, each time."""
+    """The bytes that this rank itself loads, each time."""
     backup_bytes: int
 
 

@@ -18,7 +18,7 @@ class Stamp(Protocol):
         """The moment is when the device gets here."""
 
     def wait(self) -> None:
-        """Until the moment has come."""
+        """Wait until the moment has come."""
 
     def has_come(self) -> bool:
         """Whether the device got here."""
@@ -34,19 +34,19 @@ class CudaStamp:
         self._event = torch.cuda.Event(enable_timing=True)
 
     def take(self) -> None:
-        """See `Stamp`."""
+        """Record an event on the stream."""
         self._event.record()
 
     def wait(self) -> None:
-        """See `Stamp`."""
+        """Wait until the device has come to the event."""
         self._event.synchronize()
 
     def has_come(self) -> bool:
-        """See `Stamp`."""
+        """Whether the device has come to the event."""
         return self._event.query()
 
     def ms_until(self, later: Stamp) -> float:
-        """See `Stamp`."""
+        """The milliseconds between the two events, by the device's clock."""
         assert isinstance(later, CudaStamp)
         return self._event.elapsed_time(later._event)
 
@@ -58,18 +58,18 @@ class HostStamp:
         self._time_s = time_s
 
     def take(self) -> None:
-        """See `Stamp`."""
+        """Note the time on the host."""
         self._time_s = time.monotonic()
 
     def wait(self) -> None:
-        """See `Stamp`."""
+        """Return at once: the time has been noted."""
 
     def has_come(self) -> bool:
-        """See `Stamp`."""
+        """Answer yes: the time has been noted."""
         return True
 
     def ms_until(self, later: Stamp) -> float:
-        """See `Stamp`."""
+        """The milliseconds between the two times, by the host's clock."""
         assert isinstance(later, HostStamp)
         return 1e3 * (later._time_s - self._time_s)
 
@@ -86,7 +86,7 @@ class Pass:
         self._host_began_s = 0.0
 
     def begin(self) -> None:
-        """See `StepTimer`."""
+        """Stamp the beginning of the rows."""
         self._host_began_s = time.monotonic()
         self.began.take()
 
@@ -94,16 +94,16 @@ class Pass:
         """Waits count: nothing is loaded here."""
 
     def resume(self) -> None:
-        """See `pause`."""
+        """Do as little as `pause` does."""
 
     def end(self) -> None:
-        """See `StepTimer`."""
+        """Stamp the end of the rows; note how late they were if the device waited for them."""
         self.ended.take()
         if self._previous is not None and self._previous.has_come():
             self.late_ms = 1e3 * (time.monotonic() - self._host_began_s)
 
     def wait_s(self) -> float:
-        """See `StepTimer`."""
+        """Wait for the device. Returns the time between the two stamps."""
         self.ended.wait()
         return self.began.ms_until(self.ended) / 1e3
 

@@ -17,7 +17,7 @@ from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.tiers.transfers import WaitLayer
 
 _PEAK_FLOPS = 790e12
-"""Of an H200 in bfloat16, by large matrix products of cuBLAS."""
+"""The peak of an H200 in bfloat16, by large matrix products of cuBLAS."""
 _PEAK_BYTES = 4.3e12
 """Read from its memory per second."""
 _EXTENSION_TOKENS = 128
@@ -28,7 +28,7 @@ class StepKind(StrEnum):
 
     DECODE = "decode"
     EXTENSION = "extension"
-    """Of one row, by a few tokens."""
+    """The step extends one row by a few tokens."""
     MIXED = "mixed"
     """Prompts beside decodes."""
     PROMPTS = "prompts"
@@ -36,11 +36,11 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of a step."""
+    """One row of a step."""
 
     num_tokens: int
     context_tokens: int
-    """Those of the row included."""
+    """The tokens of the context, those of the row included."""
     samples: bool
 
 
@@ -50,12 +50,12 @@ class Step:
 
     rows: tuple[Row, ...]
     host_ms: float = 0.0
-    """To enqueue it."""
+    """The time to enqueue the step."""
     timing: Pass
 
     @property
     def num_tokens(self) -> int:
-        """Of all rows."""
+        """The tokens of all rows."""
         return sum(row.num_tokens for row in self.rows)
 
     @property
@@ -71,7 +71,7 @@ class Step:
 
     @property
     def device_ms(self) -> float:
-        """From its first operation to its last, waits for loads included."""
+        """The time from its first operation to its last, waits for loads included."""
         return self.timing.began.ms_until(self.timing.ended)
 
 
@@ -138,7 +138,7 @@ class StepLog:
             self.steps.append(Step(rows=rows, host_ms=host_ms, timing=self._timing))
 
     def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        """See `BuildModel`."""
+        """Build the model with a timer that logs its steps."""
         stamp = CudaStamp if config.model.device == "cuda" else HostStamp
 
         def make_timer() -> Pass:

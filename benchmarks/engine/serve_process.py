@@ -38,7 +38,7 @@ class Served:
             raise RuntimeError("\n".join(["raydix serve ended:", *self._other]))
 
     def phases(self, since_s: float) -> tuple[Phase, ...]:
-        """Those that have ended since that time of the wall clock, in seconds from it."""
+        """The phases that have ended since that time of the wall clock, in seconds from it."""
         return tuple(
             Phase(
                 actor=each.actor,

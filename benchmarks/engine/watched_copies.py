@@ -48,7 +48,7 @@ class WatchedCopies:
         self._since_s = time.monotonic()
 
     def windows(self) -> list[Window]:
-        """Of copies that began since `begin`, in order of completion."""
+        """The windows of copies that began since `begin`, in order of completion."""
         with self._notes.open() as notes:
             notes.seek(self._num_read)
             # The last line may still be being written.
@@ -59,7 +59,7 @@ class WatchedCopies:
         return self._windows
 
     def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        """See `BuildModel`; called in the actor's process."""
+        """Build the model with watched transfers; called in the actor's process."""
         loaded = build_torch_model(config, place)
         return replace(loaded, prepare=lambda num_pages: self._watch(loaded.prepare(num_pages)))
 
@@ -99,26 +99,26 @@ class _WatchedTransfers:
         self._inner = make(arena, self._end, on_error)
 
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
-        """See `TransferEngine`."""
+        """Count the pages of each transfer, then start it."""
         for copies in (loads, backups):
             ids, counts = np.unique(copies.transfer_ids, return_counts=True)
             self._num_pages.update(zip(ids.tolist(), counts.tolist(), strict=True))
         self._inner.start(loads, backups)
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """See `TransferEngine`."""
+        """Wait as the engine inside does."""
         self._inner.wait_layer(transfer_id, layer)
 
     def drain(self) -> None:
-        """See `TransferEngine`."""
+        """Drain the engine inside."""
         self._inner.drain()
 
     def close(self) -> None:
-        """See `TransferEngine`."""
+        """Close the engine inside."""
         self._inner.close()
 
     def abandon_peers(self) -> None:
-        """See `TransferEngine`."""
+        """Let the engine inside abandon its peers."""
         self._inner.abandon_peers()
 
     def _end(self, done: TransferDone) -> None:

@@ -43,7 +43,7 @@ class BareRunner:
 
         page_ids = np.random.default_rng(0).permutation(num_prompts * pages_each) + 1
         self.page_ids: NDArray[np.int64] = page_ids.reshape(num_prompts, pages_each)
-        """By slot, in the order of the tokens."""
+        """The pages of each slot, in the order of the tokens."""
         self._runner.apply(add_requests(prompts.cpu().numpy(), self.page_ids))
 
     def compute(self, slot: int, start: int, num_tokens: int) -> None:

@@ -58,7 +58,7 @@ def machine() -> dict[str, str | int]:
 
 
 def name_with_ranks(benchmark: str, num_ranks: int, usual: int = 2) -> str:
-    """Of a record: each number of ranks has one of its own, the usual one without a suffix."""
+    """The name of a record, with the number of ranks as a suffix if it is not the usual one."""
     return benchmark if num_ranks == usual else f"{benchmark}_{num_ranks}"
 
 

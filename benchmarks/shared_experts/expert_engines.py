@@ -18,7 +18,7 @@ from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import SamplingParams
 
 WEIGHT_STD = 0.02
-"""Of random weights, a router's among them."""
+"""The spread of random weights, a router's among them."""
 SAMPLED = SamplingParams(temperature=1.0)
 """Greedy streams of random weights soon repeat a token, and then read few experts."""
 _DRAWS = 4096
@@ -62,7 +62,7 @@ class Asker:
         self._prompts = Prompts(vocab_size)
 
     async def prefill_tokens_per_s(self, repeats: int) -> float:
-        """Of long prompts that come together, until the last one has its token."""
+        """The speed of long prompts that come together, until the last one has its token."""
         load, rates = self._load, []
         num_prompts = self._num_ranks * load.long_prompts
         for _ in range(1 + repeats):

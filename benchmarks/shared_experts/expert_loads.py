@@ -36,20 +36,20 @@ class BatchLoad:
     batch: int
     """Streams that each rank generates for."""
     prompt_tokens: int
-    """Of the shortest prompt of a batch; the others have up to a page more."""
+    """The length of the shortest prompt of a batch; the others have up to a page more."""
     output_tokens: int
     moving_output_tokens: int
-    """Of streams beside which experts move."""
+    """The length of streams beside which experts move."""
     rebalance_steps: int
-    """After so many steps they begin to."""
+    """The steps after which experts begin to move."""
     load_interval_steps: int
     """Reports of their load; some come while long prompts are computed."""
     prompt_rounds: int
-    """Of prompts in which experts move once more: where they should be for prompts is another
-    question than for decoding, which reads weights rather than computes.
+    """The rounds of prompts in which experts move once more: where they should be for prompts is
+    another question than for decoding, which reads weights rather than computes.
     """
     long_prompts: int
-    """Of each rank."""
+    """The number of long prompts for each rank."""
     long_tokens: int
     chunk_tokens: int
     page_size: int
@@ -57,7 +57,7 @@ class BatchLoad:
 
     @property
     def sections(self) -> dict[str, Any]:
-        """Of the configuration, but for the model and the ranks."""
+        """The sections of the configuration, but for the model and the ranks."""
         longest = max(self.long_tokens, self.prompt_tokens + self.moving_output_tokens)
         return engine_sections(
             max_model_len=longest + self.page_size,
@@ -90,7 +90,7 @@ class StreamLoad:
     l3_bytes: int
 
     def sections(self, l3_folder: str, num_ranks: int) -> dict[str, Any]:
-        """Of the configuration, but for the model and the ranks."""
+        """The sections of the configuration, but for the model and the ranks."""
         longest = self.context_tokens + self.new_tokens + self.long_answer_tokens
         sections = engine_sections(
             max_model_len=longest + self.page_size,

@@ -67,7 +67,7 @@ async def stream(
 
 
 def _gaps(output: CompletionOutput) -> list[float]:
-    """Between the two likeliest tokens, at each new one."""
+    """The gap between the two likeliest tokens, at each new one."""
     gaps = []
     for candidates in output.logprobs or []:
         best, second, *_ = sorted((each.logprob for each in candidates.values()), reverse=True)
@@ -122,7 +122,9 @@ class Outage:
     serves_s: float | None = None
     """Its successor does, with all weights."""
     load_s: float = 0.0
-    """In which the successor met the other ranks and filled its slots from the host's memory."""
+    """The time in which the successor met the other ranks and filled its slots from the host's
+    memory.
+    """
 
 
 async def kill_a_rank(handle: EngineHandle, outage: Outage) -> None:

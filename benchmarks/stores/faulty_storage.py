@@ -28,18 +28,18 @@ LAYOUT = make_layout(PAGE_TOKENS, num_layers=1, num_kv_heads=1, head_dim=16)
 PAGE_BYTES = LAYOUT.host_page_bytes(0)
 
 Sections = Callable[[dict[str, Any] | None, int], dict[str, Any]]
-"""From section `cache.l3` and the bytes of a host page to a configuration."""
+"""Makes a configuration of section `cache.l3` and the bytes of a host page."""
 
 
 class FaultyStorage(Protocol):
     """The storage of an engine, to be broken and repaired."""
 
     async def break_down(self) -> None:
-        """From now on it fails."""
+        """Let the storage fail from now on."""
         ...
 
     async def repair(self) -> None:
-        """From now on it works."""
+        """Let the storage work from now on."""
         ...
 
 
@@ -59,7 +59,7 @@ class Served(Protocol):
 
 
 class ServedInProcess:
-    """An engine in this process."""
+    """A `Served` engine in this process."""
 
     is_on_ray = False
 
@@ -68,16 +68,16 @@ class ServedInProcess:
         self.generate: Generate = engine.client.generate
 
     async def settle(self) -> None:
-        """See `Served`."""
+        """Wait until the engine has nothing to do."""
         await self.engine.settle(timeout_s=60.0)
 
     async def check(self) -> None:
-        """See `Served`."""
+        """Check the accounts of all actors."""
         await self.engine.check()
 
 
 class ServedOnRay:
-    """An engine of Ray actors."""
+    """A `Served` engine of Ray actors."""
 
     is_on_ray = True
 
@@ -91,12 +91,12 @@ class ServedOnRay:
             await asyncio.sleep(0.05)
 
     async def check(self) -> None:
-        """See `Served`."""
+        """Check the accounts of all actors."""
         await self.handle.call("check")
 
 
 class FakeFaults:
-    """The fake backend, with these faults while it is broken."""
+    """A `FaultyStorage` that is the fake backend, with these faults while it is broken."""
 
     def __init__(self, backend: FakeBackend, healthy: Faults, broken: Faults) -> None:
         self._backend = backend
@@ -104,37 +104,37 @@ class FakeFaults:
         self._broken = broken
 
     async def break_down(self) -> None:
-        """See `FaultyStorage`."""
+        """Let the fake backend fail."""
         self._backend.set_faults(self._broken)
 
     async def repair(self) -> None:
-        """See `FaultyStorage`."""
+        """Let the fake backend work again."""
         self._backend.set_faults(self._healthy)
 
 
 class StoppedServer:
-    """A Redis server that is stopped: connections stand, and nothing is answered."""
+    """A `FaultyStorage` that is a stopped Redis server: connections stand, nothing is answered."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
 
     async def break_down(self) -> None:
-        """See `FaultyStorage`."""
+        """Stop the server's process."""
         self._server.pause()
 
     async def repair(self) -> None:
-        """See `FaultyStorage`."""
+        """Let the server's process go on."""
         self._server.resume()
 
 
 @dataclass
 class KilledActor:
-    """The storage actor gets a SIGKILL; the Supervisor makes another one."""
+    """A `FaultyStorage` whose actor gets a SIGKILL; the Supervisor makes another one."""
 
     handle: EngineHandle
 
     async def break_down(self) -> None:
-        """See `FaultyStorage`."""
+        """Kill the storage actor."""
         health = await self.handle.call("health")
         os.kill(health["storage"]["pid"], signal.SIGKILL)
 
@@ -221,7 +221,7 @@ async def _killed(
 StartFaulty = Callable[
     [Sections, float, float], AbstractAsyncContextManager[tuple[Served, FaultyStorage]]
 ]
-"""With the seconds of a step and the latency of a storage that works."""
+"""Starts with the seconds of a step and the latency of a storage that works."""
 FAULTS: dict[str, StartFaulty] = {
     "black_hole": partial(_faking, broken=Faults(latency_s=math.inf)),
     "slow": partial(_faking, broken=Faults(latency_s=10.0)),

@@ -35,7 +35,7 @@ class Direct(Protocol):
         ...
 
     def remove(self, refs: Sequence[ObjectRef]) -> None:
-        """Remove objects."""
+        """Remove these objects from the store."""
         ...
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class DirectFiles:
             os.close(fd)
 
     def remove(self, refs: Sequence[ObjectRef]) -> None:
-        """Unlink."""
+        """Unlink the objects' files."""
         for ref in refs:
             os.unlink(self._path(ref))
 
@@ -165,15 +165,15 @@ class DirectMooncake:
         return keys, [self._address + ref.offset for ref in refs], [len(ref.page) for ref in refs]
 
     def put(self, refs: Sequence[ObjectRef]) -> None:
-        """`batch_put_from`."""
+        """Write the objects by `batch_put_from`."""
         assert not any(self._client.batch_put_from(*self._ranges(refs)))
 
     def get(self, refs: Sequence[ObjectRef]) -> None:
-        """`batch_get_into`."""
+        """Read the objects by `batch_get_into`."""
         assert self._client.batch_get_into(*self._ranges(refs)) == [len(ref.page) for ref in refs]
 
     def remove(self, refs: Sequence[ObjectRef]) -> None:
-        """`batch_remove`."""
+        """Remove the objects by `batch_remove`."""
         assert not any(self._client.batch_remove(self._ranges(refs)[0], True))
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class DirectRedis:
         self._connection: RespConnection | None = None
 
     def open(self, arena: memoryview) -> None:
-        """Connect."""
+        """Connect to the server."""
         self._connection = RespConnection(self._address, self._deadline_s())
 
     def _deadline_s(self) -> float:
@@ -212,7 +212,7 @@ class DirectRedis:
             assert self._connection.read_reply(deadline_s) == b"OK"
 
     def get(self, refs: Sequence[ObjectRef]) -> None:
-        """One command."""
+        """Read the objects by one command."""
         assert self._connection is not None
         deadline_s = self._deadline_s()
         self._connection.send([encode_command(b"MGET", *self._keys(refs))], deadline_s)
@@ -222,7 +222,7 @@ class DirectRedis:
             self._connection.read_into(ref.page, deadline_s)
 
     def remove(self, refs: Sequence[ObjectRef]) -> None:
-        """One command."""
+        """Remove the objects by one command."""
         assert self._connection is not None
         assert self._connection.call(self._deadline_s(), b"UNLINK", *self._keys(refs)) == len(refs)
 

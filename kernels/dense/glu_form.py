@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiluGlu:
-    """silu(gate) * up."""
+    """The product silu(gate) * up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class GeluTanhGlu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedGlu:
-    """gate * sigmoid(slope * gate) * (up + 1).
+    """The product gate * sigmoid(slope * gate) * (up + 1).
 
     Before, gate is cut at `limit` from above, and up at `limit` from above and below.
     """

@@ -114,13 +114,13 @@ def fits(x_TC: Tensor, weight_OC: Tensor) -> bool:
 
 
 def small_linear(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
-    """x times the transposed weights, [T, O]; sums in float32. See `small_linear_summands`."""
+    """The product of x and the transposed weights, [T, O]; sums in float32."""
     out = small_linear_summands(x_TC, weight_OC)
     return out if out.dim() == 2 else add_up(out, x_TC.dtype)
 
 
 def small_linear_summands(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
-    """x times the transposed weights: [T, O], or float32 summands of it, [S, T, O].
+    """The product of x and the transposed weights: [T, O], or float32 summands of it, [S, T, O].
 
     bfloat16, at most MAX_TOKENS tokens, contiguous in C; C is a multiple of 8 and O of 64; rows
     of x are, too. Raises

@@ -24,9 +24,9 @@ class TokenBuffers:
     returned_XC: Tensor
     """The outputs that other ranks add to this one's tokens: M rows of each, in rank order."""
     tokens_arrived_R: Tensor
-    """For each rank, how much of its pushes of tokens has ended so far, int32; wraps around."""
+    """How much of its pushes of tokens each rank has ended so far, int32; wraps around."""
     outputs_arrived_R: Tensor
-    """For each rank, how much of its pushes of outputs has ended so far, int32; wraps around."""
+    """How much of its pushes of outputs each rank has ended so far, int32; wraps around."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

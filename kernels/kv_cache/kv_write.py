@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""From the QKV projection to attention: norm, rotation, and the write into the paged cache.
+"""Bring the QKV projection to attention: norm, rotation, and the write into the paged cache.
 
 Legend: T tokens of the step, Q query heads, H KV heads, D head dim, X positions or tokens, P pages,
 L layers of the KV group, S slots per page. Summands are [M, T, X].

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""From the experts that tokens chose to the copies that their rows go to, counted on the way.
+"""Find the copies that tokens' rows go to by the experts that they chose, counted on the way.
 
 Legend: T tokens of the step, K experts per token, E logical experts, R entries of a route.
 """

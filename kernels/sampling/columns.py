@@ -37,7 +37,7 @@ class SamplingColumns:
 
     @property
     def cuts_R(self) -> Tensor:
-        """bool: rows that sample from a part of the vocabulary."""
+        """Whether each row samples from a part of the vocabulary, as bools."""
         is_part_R = (self.top_ks_R > 0) | (self.top_ps_R < 1) | (self.min_ps_R > 0)
         return is_part_R & (self.temperatures_R > 0)
 

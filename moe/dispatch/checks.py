@@ -43,7 +43,7 @@ def _gpus(machine: "Machine") -> str | None:
 
 
 def needs_several_gpus(machine: "Machine") -> str | None:
-    """At least two GPUs."""
+    """At least two GPUs in this machine."""
     if machine.num_gpus < 2:
         return f"it needs at least 2 GPUs that this process sees, there are {machine.num_gpus}"
     return None
@@ -61,7 +61,7 @@ def needs_in_torch(library: str) -> Check:
 
 
 def needs_triton(machine: "Machine") -> str | None:
-    """Triton."""
+    """The package Triton."""
     if machine.packages.has_module("triton"):
         return None
     return "triton is not installed; pip install raydix[cuda]"

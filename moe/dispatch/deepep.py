@@ -45,7 +45,7 @@ def deepep_obstacle(shape: DispatchShape) -> str | None:
 
 
 class DeepEpDispatcher:
-    """Is `Dispatcher`. In the normal form the kernels run beside the current stream's.
+    """A `Dispatcher` by DeepEP. In the normal form the kernels run beside the current stream's.
 
     A kernel that waits for a rank which has died ends after 100 s, in an error of the device.
     """
@@ -120,7 +120,7 @@ class DeepEpDispatcher:
 
 
 class _DeepEpExchange:
-    """Is `Exchange`."""
+    """An `Exchange` by DeepEP."""
 
     def __init__(
         self, buffer: Any, combine_config: Any, received: Received, handle: Any, event: Any | None

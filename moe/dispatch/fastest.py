@@ -9,7 +9,7 @@ from raydix.moe.dispatch.protocol import ALL_FORMS, Dispatcher, DispatchSizes, E
 
 
 class FastestDispatcher:
-    """Is `Dispatcher`. All ranks choose alike: by the sizes alone.
+    """A `Dispatcher` that takes the fastest of several. All ranks choose alike: by the sizes alone.
 
     Owns: the dispatchers, by the names of their backends; all ranks have the same ones.
     """

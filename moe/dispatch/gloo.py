@@ -17,7 +17,7 @@ from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape, DispatchSi
 
 
 class GlooExchange:
-    """Is `Exchange`. Holds no connection, so that its dispatcher alone decides when that ends."""
+    """An `Exchange` by Gloo. It holds no connection: only its dispatcher decides when that ends."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Underway:
 
 
 class GlooDispatcher:
-    """Is `Dispatcher`. Ranks may be threads of one process. Tensors of a device pass the host."""
+    """A `Dispatcher` by Gloo. Ranks may be threads of one process. Tensors pass the host."""
 
     captured_forms: frozenset[DispatchForm] = frozenset()
 

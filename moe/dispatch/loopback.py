@@ -6,7 +6,7 @@ from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchSizes, Received
 
 
 class LoopbackExchange:
-    """Is `Exchange`: the rows that reach this rank are its own."""
+    """An `Exchange` of one rank: the rows that reach it are its own."""
 
     def __init__(self, received: Received) -> None:
         self._received = received
@@ -27,7 +27,7 @@ class LoopbackExchange:
 
 
 class Loopback:
-    """Is `Dispatcher`. Holds nothing, so that all layers and lanes may share one."""
+    """A `Dispatcher` of one rank. It holds nothing, so that all layers and lanes may share one."""
 
     captured_forms = ALL_FORMS
 

@@ -81,7 +81,7 @@ class NcclDispatcher:
 
 
 class NcclExchange:
-    """Is `Exchange`. `open_group` raises RuntimeError once the dispatcher is closed."""
+    """An `Exchange` by NCCL. `open_group` raises RuntimeError once the dispatcher is closed."""
 
     def __init__(
         self,

@@ -59,8 +59,7 @@ class StoreGroup:
         return self._size
 
     def allgather(self, value: Any, into: Any = None, options: Any = None) -> Any:
-        """See `swap`. As a process group: `value` has one list of tensors to fill, `into` one
-        tensor."""
+        """Swap values, or fill the one list of tensors in `value`, as a process group does."""
         if into is None:
             return self.swap(value)
 

@@ -14,9 +14,9 @@ from raydix.moe.dispatch.protocol import Dispatcher, DispatchSizes, Exchange, Re
 
 
 class StreamedExchange:
-    """Is `Exchange`: what sends runs on `stream`, what waits and adds up on the current one.
+    """An `Exchange` on two streams, so that a wait for rows never holds up those sent after them.
 
-    So a wait for rows never holds up those that are sent after them.
+    What sends runs on `stream`, what waits and adds up on the current one.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class SymmetricDispatcher:
 
 
 class SymmetricExchange:
-    """Is `Exchange`."""
+    """An `Exchange` through symmetric memory."""
 
     def __init__(
         self,

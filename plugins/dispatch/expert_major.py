@@ -73,7 +73,7 @@ class NormalForm(Protocol):
 
 
 class ExpertMajor:
-    """Is `Dispatcher`: the low-latency form hands out the blocks as they are.
+    """A `Dispatcher` whose low-latency form hands out the blocks as they are.
 
     The host waits for nothing. The libraries' kernels do wait for those of other ranks, and cannot
     be told to stop: after `close` this process may have to end for them to end.
@@ -118,8 +118,7 @@ class ExpertMajor:
 
 
 class InParts:
-    """Is `NormalForm`: the rows in use, one behind another, in parts of at most M tokens of each
-    rank."""
+    """A `NormalForm` that hands out the rows in use, in parts of at most M tokens of each rank."""
 
     def __init__(self, shape: DispatchShape, buffer: ExpertMajorBuffer) -> None:
         self._shape = shape
@@ -137,7 +136,7 @@ class InParts:
 
 
 class BufferPerExchange:
-    """Is `ExpertMajorBuffer`: exchanges that are open at once never share a library's buffer.
+    """An `ExpertMajorBuffer` by which open exchanges never share a library's buffer.
 
     All ranks take buffers in the same order, since they open and end exchanges in the same one.
     """
@@ -181,7 +180,7 @@ def _tokens(x_TC: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> _Tokens:
 
 
 class _Rows:
-    """Whose row each place of a block is; made once, so that graphs can read it."""
+    """The row that each place of a block belongs to; made once, so that graphs can read it."""
 
     def __init__(self, shape: DispatchShape, max_tokens: int, device: torch.device) -> None:
         num_places = shape.num_ranks * max_tokens
@@ -197,7 +196,7 @@ class _Rows:
 
 
 class _Blocks:
-    """Is `Exchange`: all places of all blocks, most of them empty."""
+    """An `Exchange` of all places of all blocks, most of them empty."""
 
     def __init__(self, buffer: ExpertMajorBuffer, tokens: _Tokens, rows: _Rows) -> None:
         self._buffer = buffer
@@ -226,7 +225,7 @@ class _Blocks:
 
 
 class _Parts:
-    """Is `Exchange`: several dispatches, their rows gathered so that no empty place is computed."""
+    """An `Exchange` of several dispatches, whose rows are gathered: no empty place is computed."""
 
     def __init__(
         self,

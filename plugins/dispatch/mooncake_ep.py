@@ -75,7 +75,7 @@ def connect_mooncake_ep(
 
 
 class MooncakeEpBuffer:
-    """Is `ExpertMajorBuffer`."""
+    """An `ExpertMajorBuffer` by Mooncake EP."""
 
     def __init__(
         self, buffer: Any, shape: DispatchShape, max_tokens: int, device: torch.device

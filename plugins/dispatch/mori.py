@@ -31,7 +31,7 @@ def mori_obstacle(shape: DispatchShape) -> str | None:
 
 
 class MoriDispatcher:
-    """Is `Dispatcher`. Results lie in the library's own memory until its next exchange but one."""
+    """A `Dispatcher` by MORI. Results stay in its memory until the next exchange but one."""
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`, this rank's."""
@@ -127,7 +127,7 @@ class _Turns:
 
 
 class _MoriExchange:
-    """Is `Exchange`."""
+    """An `Exchange` by MORI."""
 
     def __init__(self, operation: Any, received: Received, ids_TK: Tensor) -> None:
         self._operation = operation

@@ -59,7 +59,7 @@ def connect_nixl_ep(
 
 
 class NixlEpBuffer:
-    """Is `ExpertMajorBuffer`."""
+    """An `ExpertMajorBuffer` by NIXL-EP."""
 
     def __init__(self, buffer: Any, shape: DispatchShape, max_tokens: int) -> None:
         self._buffer = buffer

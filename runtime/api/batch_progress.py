@@ -50,4 +50,4 @@ def batch_progress(
 
 
 def _ignore(_: RequestOutput) -> None:
-    """Nobody watches."""
+    """Do nothing: nobody watches the batch."""

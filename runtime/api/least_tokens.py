@@ -76,7 +76,7 @@ class LeastTokens:
 
 
 def _longest_with(tokens: list[bytes]) -> NDArray[np.uint16]:
-    """For each pair of bytes, the length of the longest token with them side by side, or 1."""
+    """The length of the longest token with a pair of bytes side by side, or 1, for each pair."""
     # From the shortest to the longest: the last one written stays.
     ordered = sorted(tokens, key=len)
     data = np.frombuffer(b"".join(ordered), dtype=np.uint8).astype(np.intp)

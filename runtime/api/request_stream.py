@@ -1,4 +1,4 @@
-"""From what the Scheduler reports of one request to what its caller receives. No I/O, no clock."""
+"""Turn the Scheduler's reports of one request into what its caller receives. No I/O, no clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -32,7 +32,7 @@ class StopStringFinder:
         return self._release(text)
 
     def push_unchecked(self, text: str) -> str:
-        """Like `push`, for text in which no stop string may end yet (`min_tokens`)."""
+        """Push text in which no stop string may end yet (`min_tokens`)."""
         for character in text:
             for each in self._matches:
                 each.push(character)
@@ -61,9 +61,8 @@ class _Match:
         self.length = 0
         """The length of the match so far, always less than all: a whole match's end counts on."""
         self._borders = [0]
-        """For each i, the number of last characters among the first i + 1 that are also their
-        beginning. It is known as far as the text has matched: a long stop string costs nothing
-        before.
+        """The number of last characters among the first i + 1 that are also their beginning, by i.
+        It is known as far as the text has matched: a long stop string costs nothing before.
         """
 
     def push(self, character: str) -> bool:

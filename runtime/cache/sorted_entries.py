@@ -93,7 +93,7 @@ class SortedEntries:
         self._merge(index)
 
     def _merge(self, index: int) -> None:
-        """After a chunk has shrunk: two neighbours fill half a chunk, or they become one."""
+        """Mend a chunk that has shrunk: two neighbours fill half a chunk, or they become one."""
         chunks = self._chunks
         if not chunks[index]:
             del chunks[index]

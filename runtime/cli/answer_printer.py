@@ -22,7 +22,7 @@ class Printer(Protocol):
 
 
 class TextPrinter:
-    """Text, or token ids where there is no tokenizer; failures go to standard error."""
+    """A `Printer` of text, or of token ids without a tokenizer; failures go to standard error."""
 
     def __init__(self, stdout: TextIO, *, has_tokenizer: bool, num_prompts: int) -> None:
         self._stdout = stdout
@@ -30,14 +30,14 @@ class TextPrinter:
         self._num_prompts = num_prompts
 
     def answer(self, output: RequestOutput) -> None:
-        """See `Printer`."""
+        """Print the text, or the token ids of a model without a tokenizer."""
         completion = output.outputs[0]
         shown = completion.text if self._has_tokenizer else list(completion.token_ids)
         # Not by a console, which would break lines at its edge and drop control characters.
         print(shown, file=self._stdout, flush=True)
 
     def piece(self, output: RequestOutput) -> None:
-        """See `Printer`."""
+        """Write the piece behind those before it, on the same line."""
         completion = output.outputs[0]
         # A piece may have tokens and no text yet: those of a part of a character.
         ids = "".join(f"{token_id} " for token_id in completion.token_ids)
@@ -47,32 +47,32 @@ class TextPrinter:
         self._stdout.flush()
 
     def failure(self, index: int, error: RaydixError) -> None:
-        """See `Printer`."""
+        """Print the error to stderr, with the prompt's number if there are several."""
         place = f"prompt {index}: " if self._num_prompts > 1 else ""
         print(f"{place}{type(error).__name__}: {error}", file=sys.stderr)
 
 
 class JsonPrinter:
-    """A line of JSON for each answer or piece, and for each failure."""
+    """A `Printer` of one line of JSON for each answer or piece, and for each failure."""
 
     def __init__(self, stdout: TextIO) -> None:
         self._stdout = stdout
 
     def answer(self, output: RequestOutput) -> None:
-        """See `Printer`."""
+        """Print the answer as one JSON object, with where its prompt's tokens came from."""
         sources = output.metrics.cached_tokens_by_source
         record = {**_piece_of(output), "num_prompt_tokens": len(output.prompt_token_ids)}
         print_json({**record, "cached_tokens_by_source": sources}, self._stdout)
 
     def piece(self, output: RequestOutput) -> None:
-        """See `Printer`."""
+        """Print the piece as one JSON object."""
         if output.finished:
             self.answer(output)
         else:
             print_json(_piece_of(output), self._stdout)
 
     def failure(self, index: int, error: RaydixError) -> None:
-        """See `Printer`."""
+        """Print the error as one JSON object."""
         record = {"prompt": index, "error": type(error).__name__, "message": str(error)}
         print_json(record, self._stdout)
 

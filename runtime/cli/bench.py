@@ -63,20 +63,20 @@ class Plan:
     load: Load
     slo: Slo | None
     salt: str | None
-    """Of all requests; None: they have none."""
+    """The cache salt of all requests; None: they have none."""
     with_cold: bool
     """Send what was measured once more, each under a salt of its own."""
 
 
 class WallClock:
-    """See `Clock`."""
+    """A `Clock` that tells real time."""
 
     def now_s(self) -> float:
-        """See `Clock`."""
+        """The seconds of the monotonic clock."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """See `Clock`."""
+        """Wait on the event loop."""
         await asyncio.sleep(max(0.0, seconds))
 
 
@@ -141,7 +141,7 @@ def bench(
 def choose_requests(
     made_up: Conversations, trace: Path | None, block_tokens: int, max_requests: int | None
 ) -> tuple[LoadRequest, ...]:
-    """Those of the trace, or made-up ones without it. Raises BadRequest for a part of no trace."""
+    """The requests of the trace, or made-up ones. Raises BadRequest for a part of no trace."""
     if trace is not None:
         return read_requests(trace, made_up.output_tokens, block_tokens, max_requests)
     if max_requests is not None:
@@ -207,7 +207,7 @@ async def _run(
 
 
 def record_of(plan: Plan, summaries: Mapping[str, Summary]) -> dict[str, Any]:
-    """For programs, in the shape of the records of `benchmarks/`."""
+    """The figures for programs, in the shape of the records of `benchmarks/`."""
     has_one = len(summaries) == 1
     load = plan.load
     return {

@@ -61,7 +61,7 @@ _OFF: Mapping[str, str] = {
     TripCause.FAILING: "failed, one after another",
 }
 _OPERATIONS = tuple(each for each in Operation if each is not Operation.CLEAR)
-"""Those of serving; a flush clears."""
+"""The operations of serving; a flush clears."""
 _FAILURES = (ObjectStatus.IO_ERROR, ObjectStatus.TIMED_OUT, ObjectStatus.FULL)
 
 

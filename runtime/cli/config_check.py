@@ -53,7 +53,7 @@ class Report:
     """Each says what does not fit."""
 
     def figures(self) -> dict[str, Any]:
-        """For programs."""
+        """The figures under names that programs read."""
         sizes = self.sizes
         return {
             "weight_bytes_per_rank": sizes.weight_bytes,

@@ -13,10 +13,10 @@ from raydix.runtime.actors.log_format import FormatLine
 from raydix.runtime.messages.log_line import LogLine
 
 _LEVELS = {"raydix": logging.INFO, "uvicorn": logging.WARNING, "asyncio": logging.WARNING}
-"""Of the loggers that are shown."""
+"""The lowest level that is shown of each logger."""
 _MAX_WAITING = 4000
 _LAST_LINES_S = 1.0
-"""For a console that does not take what is written to it, at the end."""
+"""The time at the end for a console that does not take what is written to it."""
 
 
 class ConsoleLog(logging.Handler):

@@ -12,4 +12,4 @@ class Finding:
     """False: Raydix will not run, or not well, until this is changed."""
     detail: str
     is_optional: bool = False
-    """If it is not ok, only the thing itself cannot be used."""
+    """Whether only the thing itself cannot be used if it is not ok."""

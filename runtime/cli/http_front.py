@@ -94,7 +94,7 @@ class HttpFront:
     num_replicas: int | None
     """Processes of Ray Serve; None: the one that `raydix serve` is."""
     origins: tuple[str, ...]
-    """Of the web pages whose scripts may ask."""
+    """The origins of the web pages whose scripts may ask."""
 
 
 def read_http_options(
@@ -224,7 +224,7 @@ def _require_packages(options: HttpOptions) -> None:
 
 
 def _require_own_cluster(address: str | None) -> None:
-    """On a cluster that others use Ray Serve has its own port and is not ours to set up."""
+    """Refuse a cluster that others use: its Ray Serve has its own port, not ours to set up."""
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
         raise ConfigError(

@@ -9,7 +9,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import apply_set, load_config
 
 METRICS_PORT = 9477
-"""Of `raydix serve`, unless the configuration names another one."""
+"""The metrics port of `raydix serve`, unless the configuration names another one."""
 
 Source = Annotated[
     str | None,

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 STOPPED_STATUS = 130
-"""As of a shell's command that Ctrl-C ends."""
+"""The exit status of a command that Ctrl-C ends, as shells have it."""
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 

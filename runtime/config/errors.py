@@ -1,4 +1,4 @@
-"""From pydantic's errors to sentences that name the key, the value, and the nearest valid key."""
+"""Turn pydantic's errors into sentences that name the key, the value, and the nearest valid key."""
 
 import difflib
 import types
@@ -62,7 +62,7 @@ def _shortened(value: object) -> str:
 
 
 def _backends_that_know(loc: tuple[int | str, ...], root: Model) -> list[str]:
-    """Of a key that its section's backend does not know: the backends that do."""
+    """The backends that know a key which its section's backend does not."""
     *parents, key = map(str, loc)
     candidates, alternatives = [root], list[Model]()
     for part in parents:

@@ -1,4 +1,4 @@
-"""From a file, a folder, a dict or `--set` to a checked configuration."""
+"""Make a checked configuration of a file, a folder, a dict or `--set`."""
 
 from collections.abc import Mapping
 from pathlib import Path

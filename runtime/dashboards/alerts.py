@@ -19,7 +19,7 @@ class Alert:
     name: str
     value: str
     bound: str
-    """Of PromQL: a comparison and a number."""
+    """The end of the rule in PromQL: a comparison and a number."""
     lasts: str
     severity: str
     summary: str

@@ -16,7 +16,9 @@ class Teller:
     title: str
     groups: tuple[MetricGroup, ...]
     is_engine: bool = True
-    """They are the engine's, and on Ray's endpoint; others are the HTTP server's own."""
+    """Whether the metrics are the engine's, and on Ray's endpoint; others are the HTTP server's
+    own.
+    """
 
 
 TELLERS = (

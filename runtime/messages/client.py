@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     PREFETCH = "prefetch"
-    """Of a `PrefetchPrompt`: what L3 has of the prompt is in L2, as far as it fits."""
+    """A `PrefetchPrompt` is done: what L3 has of the prompt is in L2, as far as it fits."""
 
 
 class FailureKind(StrEnum):
@@ -50,7 +50,7 @@ class SubmitRequest:
     token_ids: Int32Array
     sampling: DeviceSampling
     max_tokens: int | None
-    """None: the rest of the context."""
+    """The most tokens to generate; None: the rest of the context."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the output (EOS among them unless ignored), not before `sampling.min_tokens`."""
     priority: int = 0

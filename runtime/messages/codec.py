@@ -69,7 +69,7 @@ Message = (
 )
 MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
 SCHEMA = schema_digest(MESSAGE_TYPES)
-"""Of this build. The ends of a link compare theirs before anything else."""
+"""The digest of this build's messages, which the ends of a link compare before anything else."""
 
 _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
@@ -208,7 +208,7 @@ _TAGS: dict[type, int] = {cls: tag for tag, cls in enumerate(MESSAGE_TYPES)}
 
 
 def _pack_default(value: Any) -> Any:
-    """msgpack calls this for whatever it does not know."""
+    """Turn what msgpack does not know by itself into what it knows."""
     if isinstance(value, np.ndarray):
         if value.dtype != _INT32 or value.ndim != 1:
             raise MessageError(

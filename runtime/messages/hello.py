@@ -27,8 +27,8 @@ class Hello:
     """Counts the starts of the named actor; a link belongs to one pair of incarnations."""
     pid: int
     rank: Rank | None = None
-    """For GPU actors alone."""
+    """The rank of a GPU actor; no other actor has one."""
     patience_s: float | None = None
-    """For storage actors alone: how long an answer of their backend may take."""
+    """How long an answer of a storage actor's backend may take; no other actor says so."""
     seeks: Role | None = None
-    """Whom a client wants, where one address stands for several actors."""
+    """The actor that a client wants, where one address stands for several."""

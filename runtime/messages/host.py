@@ -41,7 +41,7 @@ class PageSource(IntEnum):
     PROMPT_LOGPROBS = 21
     NO_WINDOW = 22
     PENDING = 30
-    """Not yet known: a read is in flight or waits for its turn. Never final."""
+    """The page is not yet known: a read is in flight or waits for its turn. Never final."""
 
     @property
     def label(self) -> str:
@@ -51,7 +51,7 @@ class PageSource(IntEnum):
 
 
 class Urgency(IntEnum):
-    """Whose lookup goes first."""
+    """How urgent a lookup is: the lowest goes first."""
 
     REQUEST = 0
     HINT = 1

@@ -7,7 +7,9 @@ from typing import Any
 from raydix.runtime.messages.control import pack_values, unpack_values
 
 MAX_TEXT_CHARACTERS = 8192
-"""Of a longer text the middle is left out: a traceback says most at its two ends."""
+"""The most characters of a text. The middle of a longer one is left out: a traceback says most at
+its two ends.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,9 +17,9 @@ class LogLine:
     """One record of the log; its text may have several lines."""
 
     time_s: float
-    """Of the wall clock, since the epoch."""
+    """The time on the wall clock, in seconds since the epoch."""
     level: int
-    """As in `logging`."""
+    """The level, numbered as in `logging`."""
     actor: str
     """Who says it, such as `gpu0`."""
     logger: str
@@ -26,7 +28,7 @@ class LogLine:
     """How long the phase took that it tells the end of; None: it tells of none."""
 
     def to_values(self) -> list[Any]:
-        """As plain values."""
+        """The line as plain values."""
         return [self.time_s, self.level, self.actor, self.logger, self.text, self.took_s]
 
     @staticmethod
@@ -48,7 +50,7 @@ class LogLine:
             raise ValueError(f"a log line with other fields: {error}") from error
 
     def encode(self) -> bytes:
-        """As a datagram."""
+        """The line as a datagram."""
         return pack_values(self.to_values())
 
     @staticmethod

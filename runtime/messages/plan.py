@@ -15,9 +15,11 @@ from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import Int32Array, empty
 
 MAX_BIAS = 100.0
-"""As in OpenAI's interface; about twice what tells a certain token from a hopeless one."""
+"""The largest bias, as in OpenAI's interface: about twice what tells a certain token from a
+hopeless one.
+"""
 MAX_BIASED_TOKENS = 1024
-"""Of one request."""
+"""The most tokens with a bias in one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,9 @@ class DeviceSampling:
     biases: tuple[float, ...] = ()
     """What is added to the logits of these tokens, in their order."""
     num_logprobs: int | None = None
-    """None: no logprobs. 0: of the sampled token alone. k: also of the k most likely."""
+    """How many logprobs are wanted. None: none. 0: of the sampled token alone. k: also of the k
+    most likely.
+    """
     num_prompt_logprobs: int | None = None
     """The same of the tokens of the prompt, but for the first."""
 
@@ -55,7 +59,9 @@ class AddedRequest:
     num_prompt_tokens: int
     sampling: DeviceSampling
     num_scored_tokens: int = 0
-    """So many prompt tokens need not be scored: the logprobs of what follows them are known."""
+    """The number of prompt tokens which need not be scored, since the logprobs of what follows them
+    are known.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +106,7 @@ class ExpertCopies:
     """Among those that have experts, from 0; so in all that follows."""
     experts: Int32Array = field(default_factory=empty)
     ranks: Int32Array = field(default_factory=empty)
-    """Of the step group, from 0."""
+    """The ranks of the step group, counted from 0."""
     slots: Int32Array = field(default_factory=empty)
 
     def __len__(self) -> int:
@@ -109,7 +115,7 @@ class ExpertCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChange:
-    """In some layers, which expert each slot of the step group holds from this plan's rows on.
+    """Which expert each slot of the step group holds in some layers, from this plan's rows on.
 
     Ranks derive their routes from it. Rows of one step find their experts even where some ranks
     have made a change and others have not.
@@ -118,9 +124,13 @@ class PlacementChange:
     version: int
     layers: Int32Array
     experts: Int32Array
-    """Of each of these layers, one entry per slot, rank after rank; -1: nothing is sent there."""
+    """The expert in each slot, rank after rank, of one of these layers after the other; -1: nothing
+    is sent there.
+    """
     loads: Int32Array
-    """Of each of these layers, one entry per logical expert: what routes are levelled by."""
+    """The load of each logical expert, of one of these layers after the other: what routes are
+    levelled by.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +193,9 @@ class PromptLogprobs:
     """Position in the prompt of the first token that is told of, so 1 at least."""
     logprob_bits: Int32Array
     ranks: Int32Array
-    """From 1."""
+    """The ranks of the tokens, counted from 1."""
     num_top: int
-    """Of each place that many of the likeliest tokens follow, the likeliest first."""
+    """The number of likeliest tokens that follow each place, the likeliest first."""
     top_ids: Int32Array = field(default_factory=empty)
     top_logprob_bits: Int32Array = field(default_factory=empty)
 
@@ -194,7 +204,9 @@ class PromptLogprobs:
 
 
 MAX_PROMPT_LOGPROB_BYTES = 4 << 20
-"""Of one request and step: half of what may wait for a client before it counts as gone."""
+"""The most bytes of one request and step: half of what may wait for a client before it counts as
+gone.
+"""
 
 
 def prompt_logprob_bytes(num_tokens: int, num_top: int) -> int:
@@ -227,7 +239,7 @@ class StepResult:
     compute_s: float = 0.0
     """Device time of the rows, or of padding, without their waits for loads; 0.0 without either."""
     expert_loads: Int32Array = field(default_factory=empty)
-    """Of each layer with experts and each expert, how many of this rank's rows chose it since the
+    """The number of this rank's rows that chose each expert of each layer with experts since the
     last report. Empty in most steps.
     """
     copied_experts: Int32Array = field(default_factory=empty)
@@ -247,7 +259,7 @@ class TransfersDone:
     rank: int
     transfer_ids: Int32Array
     stale_transfer_ids: Int32Array = field(default_factory=empty)
-    """Those that read a host page of another generation than planned; their bytes are void."""
+    """The loads that read a host page of another generation than planned; their bytes are void."""
     num_bytes: int = 0
     seconds: float = 0.0
     """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""

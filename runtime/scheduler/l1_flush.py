@@ -25,7 +25,7 @@ class L1Flush:
         self._num_pages = 0
 
     def start(self, now_s: float) -> None:
-        """Flush."""
+        """Begin to walk through the trees of all lanes."""
         self._walks = deque([(lane.l1, FlushWalk(used_until_s=now_s)) for lane in self._lanes])
         self._pieces.walk(self._go_on)
 

@@ -118,7 +118,7 @@ class SchedulerSettings:
 
     @property
     def num_groups(self) -> int:
-        """KV groups."""
+        """The number of KV groups."""
         return len(self.layout.groups)
 
     @cached_property

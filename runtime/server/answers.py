@@ -1,4 +1,4 @@
-"""JSON answers."""
+"""JSON answers and how they are written."""
 
 import json
 from typing import Any

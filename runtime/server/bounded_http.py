@@ -1,4 +1,4 @@
-"""uvicorn's fast protocol, with bounds that it lacks.
+"""The fast protocol of uvicorn, with bounds that it lacks.
 
 By itself it keeps headers and trailers without end, and waits for them and for bodies for ever. Of
 a connection that brings a request while one is answered it reads no more, and so does not see it

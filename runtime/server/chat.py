@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""The route `/v1/chat/completions`."""
 
 import asyncio
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ class _Events:
 
 
 def chat_routes(served: Served) -> APIRouter:
-    """The route."""
+    """The route of chat completions."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=REFUSALS)

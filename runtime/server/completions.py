@@ -1,4 +1,4 @@
-"""`/v1/completions`."""
+"""The route `/v1/completions`."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -165,7 +165,7 @@ def _without_tokens(output: RequestOutput) -> RequestOutput:
 
 
 def completion_routes(served: Served) -> APIRouter:
-    """The route."""
+    """The route of completions."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=Completion, responses=REFUSALS)

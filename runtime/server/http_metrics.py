@@ -114,7 +114,7 @@ def _named(metric: Metric) -> tuple[str, str, tuple[str, ...]]:
 
 
 def metrics_routes(served: Served, metrics: HttpMetrics) -> APIRouter:
-    """The route."""
+    """The route of the server's metrics."""
     router = APIRouter()
 
     @router.get("/metrics", responses=REFUSALS)

@@ -16,7 +16,7 @@ class KeyCheck:
     """ASGI middleware: puts the caller into the request's state, or answers 401 or 403."""
 
     def __init__(self, app: ASGIApp, keys: KeyJudge | None) -> None:
-        """keys: None leaves all routes open but the admin's, for a server on loopback alone."""
+        """Keep `keys`; None, for a server on loopback, opens all routes but the admin's."""
         self._app = app
         self._keys = keys
 

@@ -21,7 +21,7 @@ _SEPARATOR = "/"
 
 
 class Access(Enum):
-    """Whose key a route asks for."""
+    """The key that a route asks for."""
 
     OPEN = "open"
     """The route needs no key."""
@@ -33,7 +33,7 @@ class Access(Enum):
 
 
 class Role(Enum):
-    """Whose key it is."""
+    """The role of a key's holder."""
 
     TENANT = "tenant"
     MONITOR = "monitor"
@@ -94,7 +94,7 @@ class Keys:
 
 
 def judge_without_keys(access: Access) -> Caller | Verdict:
-    """Without keys, on loopback, every route is open but those of the admin."""
+    """Every route is open but those of the admin, on loopback without keys."""
     return Verdict.SHUT if access is Access.ADMIN else LOCAL
 
 

@@ -77,7 +77,7 @@ def _joined(events: Iterable[ResponseEvent]) -> bytes:
 
 
 def response_routes(served: Served) -> APIRouter:
-    """The route."""
+    """The route of responses."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/responses", response_model=ResponseAnswer, responses=REFUSALS)

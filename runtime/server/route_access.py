@@ -1,4 +1,4 @@
-"""Whose key each route asks for."""
+"""The access that each route asks for."""
 
 from raydix.runtime.server.keys import Access
 

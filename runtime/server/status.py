@@ -9,7 +9,7 @@ from raydix.runtime.server.wire.models import Model, Models
 
 
 def status_routes(served: Served) -> APIRouter:
-    """The routes."""
+    """The routes of the server's state."""
     router = APIRouter()
 
     @router.head("/health", include_in_schema=False)

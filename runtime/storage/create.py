@@ -1,4 +1,4 @@
-"""From configuration to a backend."""
+"""Make the backend that a configuration names."""
 
 import math
 from collections.abc import Iterable

@@ -28,7 +28,9 @@ from raydix.runtime.testing.spawner import InProcessSpawner
 
 _POLL_S = 0.002
 _NUM_QUIET_POLLS = 3
-"""So many polls in a row must find the same: a message between two actors arrives within one."""
+"""The number of polls in a row that must find the same: a message between two actors arrives within
+one.
+"""
 _CHANGING_FIGURES = ("scheduler_cpu_s",)
 _BUSY_SCHEDULER = (
     "num_requests_running",

@@ -86,21 +86,21 @@ class InProcessLink:
 
     @property
     def hello(self) -> Hello:
-        """See `Link`."""
+        """The peer, as it introduced itself."""
         return self._hello
 
     @property
     def buffered_bytes(self) -> int:
-        """See `Link`."""
+        """The bytes that the peer has not received yet."""
         return 0 if self._peer is None else self._peer.buffered_bytes()
 
     @property
     def is_closed(self) -> bool:
-        """See `Link`."""
+        """Whether `send` would raise."""
         return self._is_closed
 
     def send(self, message: Message) -> None:
-        """See `Link`."""
+        """Put a message into the peer's inbox. A peer that reads too slowly loses the link."""
         if self._is_closed or self._peer is None:
             raise LinkClosed("the link is closed")
         if self.buffered_bytes > max_buffered_bytes(self._hello.role):
@@ -113,18 +113,18 @@ class InProcessLink:
             raise LinkClosed(str(error)) from error
 
     async def receive(self) -> Message:
-        """See `Link`."""
+        """Wait for the next message in the inbox."""
         return decode(await self.inbox.take())
 
     def close(self) -> None:
-        """See `Link`."""
+        """End the link for both ends; the peer still receives what was sent."""
         self.inbox.drop("the link was closed")
         if not self._is_closed and self._peer is not None:
             self._peer.end()
         self._is_closed = True
 
     def cut(self) -> None:
-        """See `Link`."""
+        """End the link as `close` does, since nothing is buffered here."""
         self.close()
 
     def peer_ended(self) -> None:
@@ -148,11 +148,11 @@ class InProcessBlockingLink:
 
     @property
     def hello(self) -> Hello:
-        """See `BlockingLink`."""
+        """The peer, as it introduced itself."""
         return self._hello
 
     def send(self, message: Message) -> None:
-        """See `BlockingLink`."""
+        """Put a message into the peer's inbox."""
         try:
             body = _body(message)
         except FrameTooLarge as error:
@@ -168,15 +168,15 @@ class InProcessBlockingLink:
             self._on_loop(self.peer.inbox.put, body)
 
     def receive(self) -> Message:
-        """See `BlockingLink`."""
+        """Wait for the next message in the inbox."""
         return decode(self.inbox.take())
 
     def wait_ended(self) -> None:
-        """See `BlockingLink`."""
+        """Return once an end has closed."""
         self.inbox.wait_ended()
 
     def close(self) -> None:
-        """See `BlockingLink`."""
+        """End the link for both ends and wake those who wait."""
         self.inbox.drop()
         with self._taken:
             if not self._is_closed:

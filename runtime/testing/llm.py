@@ -14,7 +14,7 @@ from raydix.runtime.testing.engine import InProcessEngine
 
 
 class InProcessLLM:
-    """See `AsyncLLM`, whose methods these are. Belongs to the engine's loop."""
+    """The methods of `AsyncLLM` on an engine in this process. Belongs to the engine's loop."""
 
     def __init__(self, engine: InProcessEngine, client: EngineClient) -> None:
         self.name = "in-process"
@@ -28,49 +28,49 @@ class InProcessLLM:
         request_id: str | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """See `AsyncLLM`."""
+        """Generate for one prompt, as `AsyncLLM` does."""
         return self._client.generate(prompt, sampling_params, request_id, RequestOptions(**options))
 
     async def connected(self) -> EngineClient:
-        """See `AsyncLLM`."""
+        """The engine's client, which is connected from the start."""
         return self._client
 
     async def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
     ) -> list[int]:
-        """See `AsyncLLM`."""
+        """The token ids of a chat."""
         return await self._client.texts.encode_chat(messages, template_arguments)
 
     async def encode(self, text: str) -> list[int]:
-        """See `AsyncLLM`."""
+        """The token ids of a text."""
         return await self._client.texts.encode(text)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """See `AsyncLLM`."""
+        """The text of token ids."""
         return await self._client.texts.decode(token_ids)
 
     async def limits(self) -> ModelLimits:
-        """See `AsyncLLM`."""
+        """The limits of the engine's model."""
         return self._client.limits
 
     async def stats(self) -> dict[str, Any]:
-        """See `AsyncLLM`."""
+        """The figures of all actors."""
         return await self._engine.stats()
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
-        """See `AsyncLLM`."""
+        """Flush L1 and L2, and L3 if asked for."""
         return await self._engine.flush(l3)
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AsyncLLM`."""
+        """Give the engine another L3 backend."""
         return await self._engine.attach_storage(dict(section))
 
     async def detach_storage(self) -> dict[str, Any]:
-        """See `AsyncLLM`."""
+        """Leave the engine without an L3 backend."""
         return await self._engine.detach_storage()
 
     async def explain(self, request_id: str) -> dict[str, Any]:
-        """See `AsyncLLM`."""
+        """Explain a request. Raises UnknownRequest if the engine does not know it any more."""
         explanation = await self._engine.explain(request_id)
         if explanation is None:
             raise UnknownRequest(request_id)

@@ -22,7 +22,7 @@ class OrderQueue:
         self._put(message)
 
     def wait_read(self) -> None:
-        """Until the worker knows of all that was put."""
+        """Wait until the worker knows of all that was put."""
         self._queue.join()
 
     def end(self) -> None:
@@ -39,7 +39,7 @@ class OrderQueue:
         return not self._queue.empty()
 
     def descriptor(self) -> int:
-        """See `StorageWorker.serve`."""
+        """The descriptor that is readable when there is something to take."""
         self._note_known()
         return self._come
 

@@ -43,11 +43,11 @@ class InProcessActor:
 
     @property
     def pid(self) -> int:
-        """See `RunningActor`."""
+        """The id of this process, in which the actor lives."""
         return os.getpid()
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """See `RunningActor`."""
+        """Call the plain object's method, and wait for what it awaits."""
         result = getattr(self.plain, method)(*arguments)
         if not isinstance(result, Awaitable):
             return result
@@ -64,15 +64,15 @@ class InProcessActor:
             ended.cancel()
 
     async def ping(self) -> None:
-        """See `RunningActor`."""
+        """Return once the event loop has had a turn."""
         await asyncio.sleep(0)
 
     async def wait_ended(self) -> None:
-        """See `RunningActor`."""
+        """Return once the actor has been ended."""
         await self._ended.wait()
 
     def kill(self) -> None:
-        """See `RunningActor`."""
+        """End the actor soon, once."""
         if self._stopping is None:
             self._stopping = self._loop.create_task(self._end())
 
@@ -107,7 +107,7 @@ class InProcessSpawner:
     async def spawn(
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
     ) -> RunningActor:
-        """See `Spawner`; what these actors log stays in this process."""
+        """Make the plain object of an actor; what it logs stays in this process."""
         running = self._latest[kind] = InProcessActor(name)
 
         match kind:

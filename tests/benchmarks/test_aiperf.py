@@ -1,4 +1,4 @@
-"""AIPerf's environment."""
+"""How AIPerf's environment is made, in a folder of its own."""
 
 from pathlib import Path
 

@@ -78,7 +78,7 @@ def patient_scheduler() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def split_kv_groups(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With `--split-kv-groups` every model's layers are two KV groups of one layer each."""
+    """Split every model's layers into two KV groups of one layer each, for `--split-kv-groups`."""
     with pytest.MonkeyPatch.context() as patch:
         if request.config.getoption("--split-kv-groups"):
             group_layers = partial(derive_kv_groups, split_at=(1,))

@@ -17,7 +17,7 @@ from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, generate
 
 CACHING_KINDS = [Family.QWEN3, Family.MISTRAL, Family.GEMMA3, Family.DEEPSEEK_V3]
-"""Whose layers see everything, see a window, do the one or the other, keep latents."""
+"""Families whose layers see everything, see a window, do the one or the other, keep latents."""
 WINDOWED = [Family.MISTRAL, Family.GEMMA2, Family.GPT_OSS]
 """All or every other one of their layers look back over 20 tokens: at two pages before a page."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

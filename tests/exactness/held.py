@@ -45,7 +45,7 @@ def held_pages(
 def usable_pages(
     engine: InProcessEngine, tier: State, prompt: Prompt, l3: Path | None = None
 ) -> int:
-    """After so many pages of a prompt its next token can be computed from what a tier holds."""
+    """The pages of a prompt after which its next token can be computed from what a tier holds."""
     layout = engine.facts.layout
     held = held_pages(engine, tier, prompt, l3)
     return match_groups(layout.groups, held, page_size=layout.page_size).num_pages

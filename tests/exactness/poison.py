@@ -17,7 +17,7 @@ from tests.exactness.reference import Prompt
 from tests.exactness.states import State
 
 _NAMESPACE = slice(24, 32)
-"""Of an object's header."""
+"""The place of the namespace in an object's header."""
 
 
 class Poison(StrEnum):

@@ -27,7 +27,7 @@ class Expected:
     token_ids: list[int]
     gaps: list[float]
     logits: torch.Tensor
-    """[tokens, V]"""
+    """The logits, [tokens, V]."""
 
     def is_decided(self, position: int) -> bool:
         """Is the reference's choice beyond rounding?"""
@@ -44,7 +44,7 @@ class Reference:
         )
         self._known: dict[Prompt, Expected] = {}
         self._known_with: dict[str, Expected] = {}
-        """By the prompt, how many tokens, and the options."""
+        """What is known by the prompt, how many tokens, and the options."""
         self._logits: dict[Prompt, torch.Tensor] = {}
 
     def expect(self, prompts: Iterable[Prompt]) -> list[Expected]:
@@ -149,7 +149,7 @@ async def assert_exact(client: EngineClient, expected: Expected, token_ids: Sequ
     """
     num_tokens = len(token_ids)
     offset = 0
-    """Of `token_ids` in the expected output."""
+    """The place of `token_ids` in the expected output."""
     for position in range(num_tokens):
         wanted, found = expected.token_ids[position], token_ids[position - offset]
         if wanted == found:

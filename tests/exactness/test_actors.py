@@ -50,7 +50,7 @@ async def test_ranks_in_processes_generate_the_tokens_of_transformers(
 
 
 async def answer(engine: AsyncLLM, prompt: tuple[int, ...]) -> list[int]:
-    """Greedy tokens."""
+    """The greedy answer to a prompt."""
     params = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "output_kind": "final"}
     [output] = [output async for output in engine.generate(list(prompt), params)]
     return output.outputs[0].token_ids

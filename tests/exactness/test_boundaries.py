@@ -114,7 +114,7 @@ async def test_eviction_leaves_any_number_of_pages(family: Family, references: R
 async def test_a_prompt_that_is_cached_whole_finds_the_window_of_its_last_token(
     state: State, references: References, tmp_path: Path
 ) -> None:
-    """That token is computed again, and sees a page more than the one behind it would."""
+    """The next token is computed again, and sees a page more than the one behind it would."""
     reference = references(Family.MISTRAL, window=PAGE_SIZE + 1)
     prompts = make_prompts(23, [96, 64, 16])
     config = engine_config(reference.folder, tmp_path)

@@ -35,7 +35,9 @@ LAST_PAGE = len(PROMPTS[0]) // PAGE_SIZE - 1
 NUM_TOKENS = 8
 SAMPLING = {"temperature": 0.0, "logprobs": 20}
 MAX_LOGPROB_ERROR = {"int8": 0.25, "fp8": 1.0}
-"""Of the likeliest tokens; the reference model is far more sensitive than a trained one."""
+"""The largest error of the likeliest tokens' logprobs; the reference model is far more sensitive
+than a trained one.
+"""
 
 
 def codec_config(

@@ -51,7 +51,7 @@ class Victim:
 
     @property
     def num_objects(self) -> int:
-        """Of the prompt: one for each page and KV group."""
+        """The number of the prompt's objects: one for each page and KV group."""
         return NUM_PAGES * len(self.engine.facts.layout.groups)
 
     async def store(self) -> None:

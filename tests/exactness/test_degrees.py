@@ -21,7 +21,7 @@ from tests.moe.gpu_ranks import NUM_RANKS
 
 NUM_TOKENS = 16
 DEGREES = (2, 1, 4, 2)
-"""Of engines that follow each other on one L3."""
+"""The degrees of engines that follow each other on one L3."""
 PROMPTS = make_prompts(61, [100, 70, 90, 49])
 
 

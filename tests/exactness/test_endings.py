@@ -17,7 +17,9 @@ from tests.exactness.states import State, reach
 
 PROMPTS = make_prompts(71, [100, 64, 37, 81], num_shared=16)
 TURNS = (0, 1, 4, 16, 64, 256, 1024)
-"""Of the event loop, before an abort; several ranks, which are slow here, take some of them."""
+"""The turns of the event loop before an abort; several ranks, which are slow here, take some of
+them.
+"""
 
 
 async def start_streams(

@@ -21,7 +21,7 @@ from tests.exactness.reference import NUM_TOKENS, References
 
 PROMPTS = make_prompts(1, [1, 16, 49, 100])
 NUM_TOKENS_OF_RANKS = 24
-"""After each of the prompts they go on into another page."""
+"""The length of answers, which go on into another page after each of the prompts."""
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 

@@ -18,7 +18,7 @@ NUM_TOKENS = 24
 
 
 def random_biases(seed: int, num_tokens: int) -> dict[int, float]:
-    """Of so many tokens, large enough to change what a small random model says."""
+    """Random biases of so many tokens, large enough to change what a small random model says."""
     rng = random.Random(seed)
     return {i: rng.uniform(-2.0, 2.0) for i in rng.sample(range(VOCAB_SIZE), num_tokens)}
 

@@ -51,7 +51,7 @@ RETRACTION_PAGES = 17
 OF_WINDOWS_ALONE = (Family.MISTRAL,)
 """Their requests need no more pages as they generate: what is admitted has room to the end."""
 RETRACTION_REQUESTS = {1: 8, 20: 16}
-"""Of 64 tokens. A single request is never retracted."""
+"""The number of requests, of 64 tokens each. A single request is never retracted."""
 
 
 def case_id(case: Case) -> str:

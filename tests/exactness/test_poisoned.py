@@ -18,7 +18,7 @@ NUM_TOKENS = 24
 
 TIERS = [State.L1, State.L2, State.L3]
 MIXED = [Family.GEMMA2, Family.GEMMA3, Family.GEMMA3_WITH_VISION, Family.GPT_OSS]
-"""They have a KV group of windows, and one that sees everything."""
+"""Families with a KV group of windows, and one that sees everything."""
 CASES = [
     *itertools.product([Family.QWEN3_MOE], TIERS, Poison, [1], [0]),
     *((each, State.L2, Poison.ANOTHER, 1, 0) for each in Family if each is not Family.QWEN3_MOE),

@@ -62,7 +62,7 @@ def assert_scored(reference: Reference, output: RequestOutput) -> None:
 
 
 def assert_uncached(outputs: list[RequestOutput]) -> None:
-    """They took nothing from a cache and say why."""
+    """Check that they took nothing from a cache and say why."""
     for output in outputs:
         assert output.num_cached_tokens == 0
         assert set(output.metrics.cached_tokens_by_source) <= {
@@ -161,7 +161,7 @@ async def test_without_prefix_caching_prompts_are_scored_all_the_same(
 async def test_ranks_that_share_experts_score_what_one_does(
     family: Family, places: dict[str, int], is_halved: bool, references: References
 ) -> None:
-    """In steps of two halves, or in those that graphs would hold."""
+    """The steps are of two halves, or those that graphs would hold."""
     reference = references(family)
     overlap = "on" if is_halved else "off"
     config = engine_config(reference.folder, parallel=places, experts={"overlap": overlap})

@@ -18,7 +18,9 @@ from tests.exactness.reference import Reference, References
 NUM_TOKENS = 16
 MAX_ROUNDS = 60
 MANY_ROUNDS = 10
-"""With experts on their way: on a quick machine one migration follows the other for ever."""
+"""The rounds with experts on their way: on a quick machine one migration follows the other for
+ever.
+"""
 EAGER = {
     "rebalance_interval_steps": 8,
     "load_interval_steps": 4,

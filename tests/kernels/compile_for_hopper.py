@@ -69,13 +69,13 @@ def compile_kernel(
 
 
 def box_type(shape: tuple[int, int]) -> str:
-    """Of a tensor map."""
+    """The type of a tensor map."""
     layout = gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16)
     return f"tensordesc<bf16[{shape[0]}, {shape[1]}],{layout!r}>"
 
 
 def main() -> int:
-    """Compile all."""
+    """Compile all kernels for Hopper."""
     for page_size in (8, 16, 64, 256):
         constants = {"KV_HEADS": 8, "GROUP": 4, "PAGE": page_size, "MIN_BLOCKS": 2}
         boxes = {"boxes": box_type((min(page_size, prefill_hopper.BLOCK_KEYS), 64))}

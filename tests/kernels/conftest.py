@@ -16,7 +16,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
-    """Of a model. Only GPUs round to bfloat16: Triton's interpreter cuts."""
+    """The dtype of a model. Only GPUs round to bfloat16: Triton's interpreter cuts."""
     if device.type == "cpu" and request.param == torch.bfloat16:
         pytest.skip("Triton's interpreter does not round to bfloat16")
     chosen: torch.dtype = request.param

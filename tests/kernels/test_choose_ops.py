@@ -11,7 +11,7 @@ from raydix.kernels import ops
 def choose(
     monkeypatch: pytest.MonkeyPatch, installed: str | None, dtype: torch.dtype = torch.bfloat16
 ) -> ops.ModelOps:
-    """On a machine with a GPU and this Triton."""
+    """Choose on a machine with a GPU and this Triton."""
     found = None if installed is None else ModuleSpec("triton", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
     monkeypatch.setattr(ops, "_triton_version", lambda: installed)

@@ -41,7 +41,7 @@ SMALL = DispatchShape(
 CPU = torch.device("cpu")
 _INTERMEDIATE_SIZE = 16
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
-"""Of the largest output."""
+"""The largest error, as a part of the largest output."""
 
 
 class Choice(Enum):

@@ -6,7 +6,7 @@ from raydix.moe.dispatch.protocol import DispatchForm, DispatchSizes, Received
 
 
 class RecordingDispatcher:
-    """Is `Dispatcher`. Every row comes back as it is sent, and reaches no expert here."""
+    """A `Dispatcher` that records. Every row comes back as it is sent; no expert is reached."""
 
     captured_forms: frozenset[DispatchForm] = frozenset()
 
@@ -33,7 +33,7 @@ class RecordingDispatcher:
 
 
 class RecordedExchange:
-    """Is `Exchange`. Each stage comes once, in its order."""
+    """An `Exchange` that is recorded. Each stage comes once, in its order."""
 
     def __init__(self, dispatcher: RecordingDispatcher, received: Received) -> None:
         self._dispatcher = dispatcher

@@ -15,7 +15,7 @@ VERSIONS = {
 
 
 class FakePackages(Packages):
-    """Not those of this environment."""
+    """Packages other than those of this environment."""
 
     def __init__(self, versions: Mapping[str, str], pinned_torch: str, *, has_triton: bool) -> None:
         self._versions = versions

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import FileStore, Store
 
 NUM_RANKS = int(os.environ.get("RAYDIX_TEST_RANKS", "2"))
-"""By `--ranks`."""
+"""The number of ranks, set by `--ranks`."""
 WAIT_S = 120
 PEERS_WAIT_S = 5
 """How long a rank may go on once another has failed: it may wait for that one for ever."""
@@ -53,7 +53,7 @@ def run_on_gpus(file: Path, body: Body, num_ranks: int = NUM_RANKS) -> list[Any]
 
 @dataclass(frozen=True)
 class Failure:
-    """Of a rank, in words."""
+    """How a rank failed, in words."""
 
     text: str
 

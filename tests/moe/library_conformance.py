@@ -33,7 +33,8 @@ SHAPE = DispatchShape(
     dtype=torch.bfloat16,
 )
 _TOLERANCE = 2e-2
-"""After three layers, relative to the largest value: sums are in another order."""
+"""The largest error after three layers, relative to the largest value: sums are in another order.
+"""
 
 
 def conform(name: str, store: Store, rank: int, device: torch.device) -> None:

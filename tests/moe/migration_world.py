@@ -28,10 +28,10 @@ def random_wanted(rng: np.random.Generator, current: Placement, *, spare_slots: 
 
 @dataclass(eq=False)
 class ModelRank:
-    """One rank."""
+    """One rank with its placement."""
 
     placement: Placement
-    """By which it sends rows."""
+    """The placement by which it sends rows."""
     inbox: deque[tuple[int, Orders]] = field(default_factory=deque)
     copying: list[Copy] = field(default_factory=list)
     last_step: int = -1
@@ -39,7 +39,7 @@ class ModelRank:
 
 @dataclass(frozen=True)
 class Ack:
-    """On its way to the migration: copies that have landed, or a step that has ended."""
+    """An answer on its way to the migration: copies that have landed, or a step that has ended."""
 
     rank: int
     copies: tuple[Copy, ...] = ()

@@ -25,7 +25,7 @@ def make_bank(held: list[int | None], *, bias: bool = True) -> ExpertBank:
 
 
 def fill(bank: ExpertBank) -> None:
-    """As a checkpoint would: the same wholes for every bank."""
+    """Fill a bank as a checkpoint would: with the same wholes for every bank."""
     generator = torch.Generator()
     for number, part in enumerate(bank.weights().values()):
         generator.manual_seed(number)

@@ -50,7 +50,7 @@ def be_rank(rank: int, memories_R: list[Tensor]) -> None:
 
 
 def test_an_exchange_takes_the_same_buffers_whatever_was_before() -> None:
-    """Those of a graph must meet those of a rank that enqueues the same step."""
+    """The buffers of a graph must meet those of a rank that enqueues the same step."""
     shape = replace(SMALL, num_ranks=1)
     memories_R = [torch.zeros(memory_bytes(shape), dtype=torch.uint8)]
     sets = cut_sets(memories_R, shape, 0, torch.zeros(1, dtype=torch.int32))

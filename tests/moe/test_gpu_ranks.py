@@ -7,7 +7,7 @@ from tests.moe.gpu_ranks import Failure, results_of
 
 
 def pipes() -> tuple[list[Connection], list[Connection]]:
-    """Those of two ranks: where results arrive, and where ranks put them."""
+    """The pipes of two ranks: where results arrive, and where ranks put them."""
     both = [Pipe() for _ in range(2)]
     return [ours for ours, _ in both], [theirs for _, theirs in both]
 

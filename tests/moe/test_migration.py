@@ -91,7 +91,7 @@ class MigrationMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_routed_copy_is_there(self) -> None:
-        """On every rank, by the version that this rank uses."""
+        """Check every rank, by the version that this rank uses."""
         self.world.check()
         self.world.migration.check()
 

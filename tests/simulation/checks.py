@@ -55,7 +55,7 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
 
 
 def _check_prompt_logprobs(answer: Answer, name: str) -> None:
-    """They are the prompt's own, and complete once there is output; nothing came from a cache."""
+    """Check that they are the prompt's own and none is cached; with output, they are complete."""
     submit, told = answer.submit, answer.prompt_logprob_bits
     if submit.sampling.num_prompt_logprobs is None:
         assert not told, f"{name} did not ask for prompt logprobs"

@@ -86,19 +86,19 @@ class Cluster:
         self._make_rank = make_rank
         self._hung_pids: set[int] = set()
         self._incarnations: Counter[int] = Counter()
-        """By step group: the incarnation of all its ranks."""
+        """The incarnation of each step group's ranks."""
         self.meetings = Meetings(settings)
 
         self.history: list[Answer] = []
-        """To requests, in the order in which these were sent."""
+        """The answers to requests, in the order in which these were sent."""
         self.hints: list[Answer] = []
-        """To prefetches."""
+        """The answers to prefetches."""
         self.answers: dict[RequestId, Answer] = {}
-        """To the latest request of each name."""
+        """The answer to the latest request of each name."""
         self.on_ending: Callable[[Answer], None] = lambda answer: None
         """Called when a client has heard the last of an asking."""
         self._salts: dict[int, str | None] = {}
-        """By seed."""
+        """The cache salts, by seed."""
         self._clients: dict[str, ClientLink] = {}
 
         layout = settings.layout
@@ -123,7 +123,7 @@ class Cluster:
 
     @property
     def now_s(self) -> float:
-        """Virtual time."""
+        """The virtual time in seconds."""
         return self.clock.now_s
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -217,7 +217,7 @@ class Cluster:
         return self._salts[sampling.seed]
 
     def experts_of_group(self, rank: int) -> list[SimulatedExperts]:
-        """Those of the ranks that it steps with, in order, itself included."""
+        """The experts of the ranks that it steps with, in order, itself included."""
         width = self.settings.ranks_per_group
         first = rank // width * width
         ranks = [self.ranks[each] for each in range(first, first + width)]

@@ -30,7 +30,7 @@ from tests.simulation.prompt_scores import PromptScores
 
 _PATIENCE_S = 30.0
 _CPU_THREADS = 16
-"""As many copies may be held up at once."""
+"""The number of copies that may be held up at once."""
 _MAX_SPIN_CYCLES = 3_000_000
 """About 1.5 ms."""
 
@@ -77,7 +77,7 @@ class DeviceWorld:
         self._ranks: list[DeviceRank] = []
 
     def make_rank(self, cluster: Cluster, rank: int, incarnation: int) -> "DeviceRank":
-        """See `MakeRank`. The cluster's generations are those of the arena from now on."""
+        """Make a rank. The cluster's generations are those of the arena from now on."""
         if self._arena is None:
             size_bytes = cluster.geometry.num_slabs * cluster.geometry.slab_bytes
             self._arena = HostArena.create(cluster.settings.layout, size_bytes, num_threads=1)
@@ -315,7 +315,7 @@ class DeviceRank:
             )
 
     def _hold(self, transfer: Transfer) -> None:
-        """In a thread of the engine: wait until the copy may begin."""
+        """Wait, in a thread of the engine, until the copy may begin."""
         assert self._gates[transfer.direction][transfer.transfer_id].wait(_PATIENCE_S), (
             "a copy is never let go"
         )

@@ -16,7 +16,7 @@ from raydix.runtime.scheduler.settings import ExpertSettings
 
 _BEING_WRITTEN = -2
 _SKEW_S = 0.7
-"""For so long the same experts are the popular ones."""
+"""The time for which the same experts are the popular ones."""
 
 
 class LostExpert(AssertionError):
@@ -53,7 +53,7 @@ class SimulatedExperts:
         self._num_steps = 0
         self._loads_LE = np.zeros((settings.num_layers, settings.num_experts), np.int32)
         self._read: defaultdict[int, set[tuple[int, int, int]]] = defaultdict(set)
-        """By step: layer, slot, and the expert that it has to hold."""
+        """Layer, slot, and the expert that it has to hold, by step."""
         self.num_copies = 0
         self._copied: list[int] = []
         self.restore()
@@ -72,7 +72,7 @@ class SimulatedExperts:
         self._read.clear()
 
     def begin_copies(self, copies: ExpertCopies) -> list[ExpertCopy]:
-        """Those of this rank: their slots hold nothing of use any more."""
+        """Begin the copies of this rank: their slots hold nothing of use any more."""
         columns = (copies.copy_ids, copies.layers, copies.slots, copies.experts, copies.ranks)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         own = [ExpertCopy(*row[:4]) for row in rows if row[4] == self._rank]

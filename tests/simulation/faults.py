@@ -15,9 +15,9 @@ class Faults:
     """A step takes so much longer for each of its tokens."""
     copy_s: float = 0.020
     report_s: float = 0.001
-    """From the end of a copy to its report."""
+    """The time from the end of a copy to its report."""
     planner_s: float = 0.050
-    """To find places for experts."""
+    """The time to find places for experts."""
     planner_failure_fraction: float = 0.1
     storage_s: float = 0.030
     storage_lag_s: float = 0.0
@@ -28,7 +28,7 @@ class Faults:
     """Copies from L2 to a GPU do."""
     storage_failure_fraction: float = 0.0
     storage_full_fraction: float = 0.0
-    """Of writes."""
+    """The part of writes that find the storage full."""
     bad_object_fraction: float = 0.0
     linger_s: float = 0.100
     """A killed process may go on copying for so long after its links have closed."""
@@ -37,9 +37,11 @@ class Faults:
     reconnect_s: float = 0.010
     """Who has lost a link dials anew after so long, half of the time at once."""
     not_finite_fraction: float = 0.0
-    """Of rows bring numbers that are not finite, on all ranks of the lane, once."""
+    """The part of rows that bring numbers that are not finite, on all ranks of the lane, once."""
     lag_fraction: float = 0.0
-    """Of the links to the Scheduler bring all later, even once their process has the next one."""
+    """The part of the links to the Scheduler that bring all later, even once their process has the
+    next one.
+    """
     outbox_bytes: int = 4096
     """A client that has not read so much is given up."""
 

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from tests.simulation.workload import Workload
 
 TURNED_OVER_FRACTION = 0.45
-"""Of workloads have prompts that return when L1 and L2 have forgotten them."""
+"""The part of workloads that have prompts which return when L1 and L2 have forgotten them."""
 _ODD_FRACTION = 0.35
-"""Of workloads share prefixes that end anywhere."""
+"""The part of workloads that share prefixes which end anywhere."""
 _SLOW_FRACTION = 0.45
-"""Of workloads have a storage that slows; as many have loads that do. Some have no such tier."""
+"""The part of workloads that have a storage which slows; as many have loads that do. Some have no
+such tier.
+"""
 _SLOW_WRITES_FRACTION = 0.45
-"""Of workloads have slow writes to L3, if there is one."""
+"""The part of workloads that have slow writes to L3, if there is one."""
 _LONGEST_PREFIX = 60
 
 

@@ -29,7 +29,7 @@ class HostProcess:
         self._cluster = cluster
         self.core: HostMemoryCore | None = None
         self.lost_counters: Counter[str] = Counter()
-        """Of the cores that were killed."""
+        """The counters of the cores that were killed."""
         self._links: dict[ConnectionId, Link] = {}
         self._scheduler: Link | None = None
         self._storage: Link | None = None
@@ -95,7 +95,7 @@ class HostProcess:
         self._turns.take_now(event)
 
     def _dial_scheduler(self, core: HostMemoryCore | None) -> None:
-        """For this life of the process, which may be over when the Scheduler is there."""
+        """Connect for this life of the process, which may be over when the Scheduler is there."""
         self._cluster.scheduler.connect(self._use_scheduler, lambda: self.core is core is not None)
 
     def _use_scheduler(self, link: Link) -> None:

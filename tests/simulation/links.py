@@ -29,7 +29,7 @@ class Link:
         self._clock = clock
         self._faults = faults
         self._free_s = dict.fromkeys(End, 0.0)
-        """By addressee: nothing arrives before what was sent before it."""
+        """When each end can be reached: nothing arrives before what was sent before it."""
         self._receive: dict[End, Callable[[Any], None]] = {}
         self._notice: dict[End, Callable[[], None]] = {}
 

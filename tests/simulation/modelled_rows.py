@@ -15,7 +15,7 @@ class ModelledRow:
     """Tokens [start, end) of one request; what is before `write_start` is not kept."""
 
     hashes: Sequence[int]
-    """Of all the request's prefixes."""
+    """The hashes of all the request's prefixes."""
     tables: Sequence[dict[int, int]]
     """Its block table, per KV group."""
     start: int

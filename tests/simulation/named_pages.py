@@ -48,7 +48,7 @@ class NamedPages:
     def _start_over(self) -> None:
         self._in_flight = self._lane.in_flight
         self._runs: dict[int, _Run] = {}
-        """By slot."""
+        """The runs, by slot."""
         self._steps: dict[int, _Named] = {}
         self._loads: dict[TransferId, set[Page]] = {}
         self._backups: dict[TransferId, set[Page]] = {}

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from tests.simulation.workload import Workload
 
 _NARROW_FRACTION = 0.15
-"""Of workloads with storage."""
+"""The part of workloads with storage that have a narrow L2."""
 _L2_PAGES = (4, 10, 24)
 _PROMPT_PAGES = (20, 45, 58)
 _MAX_PAGES = 66
-"""Of a prompt with its suffix and its output."""
+"""The most pages of a prompt with its suffix and its output."""
 _NUM_FLUSHES = 16
 
 

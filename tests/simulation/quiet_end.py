@@ -35,7 +35,7 @@ while L2 has these pages nothing reads them.
 """
 _LONGEST_SHARED = 48
 _SPARE_PAGES = 8
-"""Of L2, granted for backups or being written."""
+"""The pages of L2 that are granted for backups or being written."""
 _SLOW_READ_S = 3.0
 _TOKEN_S = 0.01
 _QUICK_BYTES_PER_S = 1e9
@@ -47,7 +47,9 @@ _NUM_SLOW_LOADS = 3
 _NUM_LOADS = 8
 _FLUSHED_S = 1.0
 _BETWEEN_LOADS_S = 3.0
-"""In all shorter than what is believed of loads takes to be forgotten by itself."""
+"""The time between loads, in all shorter than what is believed of loads takes to be forgotten by
+itself.
+"""
 
 
 class QuietEnd:
@@ -157,7 +159,7 @@ class QuietEnd:
             self._ask_from_storage(prompt)
 
     def _ask_loads(self) -> None:
-        """After loads were slow for a while, few hits are computed instead of loaded."""
+        """Check that few hits are computed instead of loaded after loads were slow for a while."""
         settings = self._settings
         if not settings.has_host_memory or settings.write_policy is not WritePolicy.WRITE_THROUGH:
             return
@@ -192,7 +194,7 @@ class QuietEnd:
         return self._has_room(prompt) and self._is_fetched(num_stored)
 
     def _is_fetched(self, num_tokens: int) -> bool:
-        """So many tokens are worth a read from L3, for a request or in the time of a hint."""
+        """Whether so many tokens are worth a read from L3, for a request or as a hint."""
         storage = self._cluster.storage_settings
         if storage is None or num_tokens < storage.min_tokens:
             return False

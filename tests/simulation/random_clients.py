@@ -42,7 +42,7 @@ class RandomClients:
         self._named: dict[Answer, RequestId] = {}
         """Open askings by which a name is taken."""
         self._links: list[ClientLink] = []
-        """Of which the Scheduler may not have noticed the end."""
+        """The links, of which the Scheduler may not have noticed the end."""
         self._at_risk: set[Answer] = set()
         """Sent while the Scheduler may still know their names by their client's former link."""
         self._prefixes = [

@@ -57,7 +57,7 @@ class SimulatedRank:
         self.tokens: dict[int, list[int]] = {}
         self.hashes: dict[int, list[int]] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
-        """By slot, per KV group."""
+        """The block tables of each slot, per KV group."""
         lane = rank // cluster.settings.ranks_per_lane
         self.not_finite = NotFinite(f"{lane} {incarnation}")
         self.scores = PromptScores()
@@ -69,9 +69,9 @@ class SimulatedRank:
         self._num_copying = 0
         """Transfers under way."""
         self._shares: dict[int, set[int]] = {}
-        """By load: the peers whose shares of latent pages are all in this rank's pages."""
+        """The peers whose shares of a load's latent pages are all in this rank's pages, by load."""
         self._copied_loads: dict[int, partial[None]] = {}
-        """Those of which this rank has copied its own share, and how they end."""
+        """The loads of which this rank has copied its own share, and how they end."""
         shared = cluster.settings.experts
         width = cluster.settings.ranks_per_group
         self.experts = None if shared is None else SimulatedExperts(shared, rank % width)
@@ -217,7 +217,7 @@ class SimulatedRank:
         return is_latent and self.cluster.settings.ranks_per_lane > 1
 
     def _own_share(self, entries: list[PageCopy]) -> list[PageCopy]:
-        """Of latent pages, which are equal on all ranks, each copies those of its number."""
+        """The copies of this rank: of latent pages, which all ranks have, those of its number."""
         width, own = self.cluster.settings.ranks_per_lane, []
         for group in range(len(self.pages)):
             pages = [entry for entry in entries if entry.group == group]

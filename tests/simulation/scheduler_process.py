@@ -30,7 +30,7 @@ class SchedulerProcess:
         self._cluster = cluster
         self.is_up = False
         self.lost_counters: Counter[str] = Counter()
-        """Of the cores that were killed."""
+        """The counters of the cores that were killed."""
         self._dialled: list[Link] = []
         self._links: dict[ConnectionId, Link] = {}
         self._peers: dict[str, ConnectionId] = {}
@@ -44,7 +44,7 @@ class SchedulerProcess:
         """A process with a new core; whoever waits for it may dial."""
         self.core = SchedulerCore(self._cluster.settings)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
-        """By lane."""
+        """The pages that each lane's plans have named."""
         self._turns = Turns(
             self._cluster.clock,
             self._cluster.faults,

@@ -16,7 +16,7 @@ _DURATIONS_S = (0.5, 3.0, LONGEST_SPELL_S)
 
 
 def slow_storage(cluster: Cluster, draw: random.Random) -> None:
-    """From now on L3 reads and writes more slowly, and sometimes answers questions late, too."""
+    """Let L3 read and write more slowly, and sometimes answer questions late, too."""
     faults = cluster.faults
     cluster.num_faults["storage slowed"] += 1
     faults.storage_lag_s = draw.choice(_STORAGE_LAGS_S)
@@ -29,7 +29,7 @@ def slow_storage(cluster: Cluster, draw: random.Random) -> None:
 
 
 def slow_loads(cluster: Cluster, draw: random.Random) -> None:
-    """From now on every copy from L2 to a GPU takes longer."""
+    """Let every copy from L2 to a GPU take longer."""
     faults = cluster.faults
     cluster.num_faults["loads slowed"] += 1
     faults.load_lag_s = draw.choice(_LOAD_LAGS_S)

@@ -9,7 +9,7 @@ from raydix.runtime.scheduler.expert_plans import ExpertFacts
 from raydix.runtime.scheduler.settings import ExpertSettings, SchedulerSettings
 
 _GROUPED_FRACTION = 0.3
-"""Of workloads have lanes that step together."""
+"""The part of workloads that have lanes which step together."""
 
 
 def with_step_groups(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:

@@ -46,7 +46,7 @@ MOVING = Workload(
 QUICK_COPIES = replace(
     MOVING, faults=Faults(copy_s=0.002, link_delay_s=0.0005, planner_s=0.01, step_s=0.03)
 )
-"""They end before the steps that were sent before them."""
+"""Copies end before the steps that were sent before them."""
 DEATHS = replace(MOVING, num_rank_kills=2, num_rank_flaps=2, num_scheduler_kills=3, span_s=3.0)
 
 

@@ -71,7 +71,7 @@ def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end_leases_when_granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a mutant but a world: HostMemory takes its pins off as soon as it has granted a lease."""
+    """Make a world, not a mutant: HostMemory takes its pins off once it has granted a lease."""
     lease = HostLeases.lease
 
     def lease_unpinned(self: HostLeases, lease_id: Any, keys: Any, starts: Any) -> Any:
@@ -174,7 +174,7 @@ def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chunks_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt only the numbers behind its last token tell whether its pages are fine."""
+    """Only the numbers behind a prompt's last token tell whether its pages are fine."""
     take_whole = StepResults.take
 
     def take(self: StepResults, lane: Any, result: Any, now_s: float) -> None:
@@ -202,7 +202,9 @@ class Case:
 
     mutant: Patch
     workload: Workload
-    """With the seed where the search begins: those before the one that finds it only take time."""
+    """The workload with the seed where the search begins: those before the one that finds it only
+    take time.
+    """
     world: Patch = lambda monkeypatch: None
 
 

@@ -85,9 +85,7 @@ class TouchOrderWatch:
                 pass
 
     def sees_slab_change_hands(self) -> None:
-        """Of what HostMemory drops with this event, some pages lay in a slab that goes to another
-        group: the heads of chains go with it, even if their tails lie elsewhere.
-        """
+        """Note that a slab changes hands: heads of chains go with it, though tails stay."""
         self._is_slab_lost = True
 
     def says(self, effect: host_events.HostEffect) -> None:

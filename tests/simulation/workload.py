@@ -58,13 +58,13 @@ BASE_SETTINGS = SchedulerSettings(
     start_prefill_tokens_per_s=2000.0,
 )
 _WINDOWED_FRACTION = 0.5
-"""Of workloads have layers that look back over a window."""
+"""The part of workloads that have layers which look back over a window."""
 _EXTREME_FRACTION = 0.3
-"""Of workloads are at the edges of what may be configured."""
+"""The part of workloads that are at the edges of what may be configured."""
 _ROUTED_FRACTION = 0.2
-"""Of workloads schedule by routing keys."""
+"""The part of workloads that schedule by routing keys."""
 _QUIET_FRACTION = 0.35
-"""Of workloads end in quiet."""
+"""The part of workloads that end in quiet."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
 _LONGEST_DRAW = 19.0
@@ -101,10 +101,10 @@ class Workload:
     logprob_fraction: float = 0.0
     """Ask for the logprobs of their output: they decode apart from the batch."""
     sample_fraction: float = 0.0
-    """Are followed at once by one more sample of their prompt."""
+    """The part of requests that are followed at once by one more sample of their prompt."""
     num_client_losses: int = 0
     hint_fraction: float = 0.2
-    """Of the requests are announced by a prefetch, which may be aborted."""
+    """The part of the requests that are announced by a prefetch, which may be aborted."""
     num_rank_kills: int = 0
     num_rank_hangs: int = 0
     num_host_kills: int = 0
@@ -366,7 +366,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
 
 
 def change_weather(faults: Faults, draw: random.Random) -> None:
-    """From now on links, steps and storage are as fast, and storage fails as often, as drawn."""
+    """Let links, steps and storage be as fast, and storage fail as often, as drawn."""
     faults.link_delay_s = draw.choice([0.0002, 0.002, 0.01])
     faults.step_s = draw.choice([0.0005, 0.002, 0.01, 0.03])
     faults.copy_s = draw.choice([0.002, 0.02, 0.1])

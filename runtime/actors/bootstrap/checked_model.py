@@ -44,7 +44,7 @@ def check_model(config: EngineConfig) -> CheckedModel:
 
 
 def check_here(config: EngineConfig) -> CheckedModel:
-    """See `check_model`; in this process."""
+    """Check a model in this process."""
     model = measure_checkpoint(config)
     if config.model.load_format == "auto" and HubName.parse(config.model.path) is None:
         # Imported here: torch takes seconds, and whoever starts an engine does without.
@@ -55,7 +55,7 @@ def check_here(config: EngineConfig) -> CheckedModel:
 
 
 def check_apart(config: EngineConfig) -> CheckedModel:
-    """See `check_model`; in another process, which ends with this one."""
+    """Check a model in another process, which ends with this one."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         # It would say that it finds no torch: see `answer`.

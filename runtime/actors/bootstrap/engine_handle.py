@@ -37,7 +37,7 @@ def typed_error(error: RayError | RaydixError, who: str) -> RaydixError:
 
 
 def _brief(error: RayError) -> str:
-    """Without the paragraph of guesses that Ray adds when a process has died."""
+    """The error's text without the paragraph of guesses that Ray adds when a process has died."""
     if not isinstance(error, RayActorError) or error.actor_init_failed:
         return str(error)
     exit_type = re.search(r"Worker exit type: (\w+)", str(error))

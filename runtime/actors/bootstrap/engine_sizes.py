@@ -28,19 +28,20 @@ class EngineSizes:
 
     layout: KvLayout
     weight_bytes: int
-    """Of a rank."""
+    """The bytes of one rank's weights."""
     step_bytes: int
-    """On cuda: what a rank's largest step and captured graphs take. An estimate, on the safe side.
+    """The bytes that a rank's largest step and captured graphs take on cuda. An estimate, on the
+    safe side.
     """
     num_pages: tuple[int, ...] | None
     """Usable L1 pages of a rank by KV group; None where the device's memory decides, if unknown."""
     l1_bytes: int | None
-    """Of a rank."""
+    """The bytes of one rank's L1."""
     max_model_len: int | None
     arena_bytes: int | None
     """None without L2."""
     expert_store_bytes: int
-    """Of the node."""
+    """The bytes of the node's store of experts."""
 
     @property
     def device_bytes(self) -> int | None:
@@ -114,7 +115,7 @@ def size_engine(
 
 
 def _weight_bytes(config: EngineConfig, model: "ModelSizes") -> int:
-    """Of a rank, which has whole experts if ranks share them."""
+    """The bytes of a rank's weights; a rank has whole experts if ranks share them."""
     ep, experts = config.parallel.ep, config.experts
     if ep == 1:
         return model.rank_bytes

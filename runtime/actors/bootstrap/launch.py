@@ -141,13 +141,13 @@ class _Model:
 
     @property
     def arena(self) -> PlannedArena | None:
-        """As far as it is known before ranks have loaded."""
+        """The arena, as far as it is known before ranks have loaded."""
         if self.sizes is None or self.sizes.arena_bytes is None:
             return None
         return PlannedArena(layout=self.sizes.layout, size_bytes=self.sizes.arena_bytes)
 
     def make_spawner(self, name: str, placement: Placement, config: EngineConfig) -> RaySpawner:
-        """For the actors of an engine that drives this model."""
+        """Make a spawner for the actors of an engine that drives this model."""
         return RaySpawner(
             engine=name,
             placement=placement,

@@ -17,10 +17,12 @@ from raydix.runtime.phases import TOOK_S
 logger = logging.getLogger(__name__)
 
 _LAST_LINES_S = 1.0
-"""For the last lines to come, once the engine has ended."""
+"""The time that the last lines have to come in once the engine has ended."""
 _RETRY_S = 0.5
 _MAX_FAILURES = 60
-"""In a row. A Supervisor that has not a moment for a handshake, on a busy host, has not ended."""
+"""The number of failures in a row after which the engine has ended. A Supervisor that has not a
+moment for a handshake, on a busy host, has not ended.
+"""
 _LASTED_S = 10.0
 """An attempt that was longer has reached it: a quiet engine says nothing for hours."""
 

@@ -24,7 +24,7 @@ _LEAST_CPUS = 0.01
 """A bundle cannot be empty; the actors themselves ask for nothing."""
 _LEAST_MEMORY = 1 << 20
 _PATIENCE_S = 2.0
-"""For an engine that has just ended to give back what it held."""
+"""The time that an engine which has just ended has to give back what it held."""
 _TIMEOUT_S = 60.0
 
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _RAY_KILL_S = 0.5
 _SPARE_AFTER_S = 5.0
-"""After the start of a GPU actor: its own imports are over by then."""
+"""The time from the start of a GPU actor to that of its spare: its own imports are over by then."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU_ENVIRONMENT = {
     # The ranks of a lane are on one host, and find each other on its loopback device alone.
@@ -128,26 +128,26 @@ class RayActor:
 
     @property
     def pid(self) -> int:
-        """See `RunningActor`."""
+        """The id of the process in which Ray runs the actor."""
         return self._process.pid
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """See `RunningActor`."""
+        """Call a method through Ray and wait. Ray's errors become ours."""
         try:
             return await getattr(self._handle, method).remote(*arguments)
         except RayError as error:
             raise typed_error(error, self._name) from error
 
     async def ping(self) -> None:
-        """See `RunningActor`."""
+        """Return once the actor's event loop has answered Ray."""
         await self._handle.__ray_call__.remote(answer)
 
     async def wait_ended(self) -> None:
-        """See `RunningActor`."""
+        """Return once the actor's process has ended."""
         await self._process.wait()
 
     def kill(self) -> None:
-        """See `RunningActor`.
+        """Kill the process.
 
         Ray is told first, so that it knows that this is meant; if it does nothing, the kernel
         kills.
@@ -161,7 +161,7 @@ def answer(_actor: object) -> None:
 
 
 class RaySpawner:
-    """Makes Ray actors in an engine's placement group. Pickled into the Supervisor.
+    """A `Spawner` of Ray actors in an engine's placement group. It is pickled into the Supervisor.
 
     Owns, on cuda: for each GPU actor a spare process, which has imported what takes seconds and
     has touched no device. The next incarnation takes it over.
@@ -189,7 +189,7 @@ class RaySpawner:
         if self._is_cuda:
             self._gpu_environment = {**_GPU_ENVIRONMENT, **self._gpu_environment}
         self._devices: dict[str, int] = {}
-        """Of GPU actors, by name, from the first incarnation on."""
+        """The device of each GPU actor, by name, from its first incarnation on."""
         self._incarnations: dict[str, int] = {}
         """The latest ones of GPU actors."""
         self._spares: dict[str, Any] = {}
@@ -197,7 +197,7 @@ class RaySpawner:
     async def spawn(
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
     ) -> RunningActor:
-        """See `Spawner`."""
+        """Start an actor as a Ray actor."""
         match kind:
             case ActorKind.SCHEDULER:
                 cls: type = SchedulerActor
@@ -259,7 +259,7 @@ class RaySpawner:
         return await self._enter(handle, name, log_path, prepare)
 
     def _make_spare(self, name: str, arguments: dict[str, Any]) -> None:
-        """Of the incarnation that follows the one with these arguments, if that is the latest."""
+        """Make the spare of the next incarnation, if the one with these arguments is the latest."""
         if self._incarnations[name] != arguments["incarnation"]:
             return
         number = arguments["incarnation"] + 1

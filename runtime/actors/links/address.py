@@ -52,7 +52,7 @@ class TcpAddress:
 
     @property
     def host_port(self) -> str:
-        """As a user writes it."""
+        """The address as a user writes it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property

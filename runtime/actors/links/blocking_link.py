@@ -49,11 +49,11 @@ class BlockingSocketLink:
 
     @property
     def hello(self) -> Hello:
-        """See `BlockingLink`."""
+        """The peer, as it introduced itself."""
         return self._hello
 
     def send(self, message: Message) -> None:
-        """See `BlockingLink`."""
+        """Send a message, waiting while the peer does not read. One too large ends the link."""
         try:
             data = frame(encode(message))
         except FrameTooLarge as error:
@@ -71,7 +71,7 @@ class BlockingSocketLink:
                 raise LinkClosed(f"the link broke: {error}") from error
 
     def receive(self) -> Message:
-        """See `BlockingLink`."""
+        """Wait for the next message on the socket."""
         with self._receive_lock:
             if self._is_closed:
                 raise LinkClosed("the link was closed")
@@ -93,7 +93,7 @@ class BlockingSocketLink:
         return None if self._reader.has_body or descriptor < 0 else descriptor
 
     def wait_ended(self) -> None:
-        """See `BlockingLink`."""
+        """Return once the socket has hung up."""
         descriptor = self._connection.fileno()
         if descriptor < 0:
             return
@@ -103,7 +103,7 @@ class BlockingSocketLink:
         ended.poll()
 
     def close(self) -> None:
-        """See `BlockingLink`."""
+        """Shut the socket down, which wakes all that wait for it, then close its descriptor."""
         self._shut()
         # The shutdown wakes whoever holds a lock. The descriptor goes only then: another thread
         # must not meet a new socket under the old number. Who waits for it in an epoll may not be

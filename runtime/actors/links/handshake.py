@@ -31,7 +31,7 @@ class HandshakeFailed(RaydixError):
 
 
 class End(Enum):
-    """Whose proof it is."""
+    """The end of a link whose proof it is."""
 
     DIALER = b"dialer"
     LISTENER = b"listener"
@@ -55,7 +55,7 @@ class Handshake(Protocol):
 
 
 class ListenerHandshake:
-    """Owns: how far the handshake with one dialer has come."""
+    """Owns: how far the listener's `Handshake` with one dialer has come."""
 
     def __init__(self, own: Hello, secret: bytes, nonce: bytes) -> None:
         """`nonce`: of `new_nonce`, for this handshake alone."""
@@ -67,15 +67,15 @@ class ListenerHandshake:
 
     @property
     def peer(self) -> Hello | None:
-        """See `Handshake`."""
+        """The dialer, once its proof was right."""
         return self._peer
 
     def begin(self) -> bytes:
-        """See `Handshake`."""
+        """The greeting with the challenge: the listener speaks first."""
         return GREETING + self._nonce
 
     def take(self, body: bytes) -> bytes:
-        """See `Handshake`."""
+        """Check the dialer's proof and answer with the listener's own."""
         if self._has_heard:
             raise HandshakeFailed("the peer goes on after its proof")
         # One attempt for each challenge, whatever comes of it.
@@ -91,7 +91,7 @@ class ListenerHandshake:
 
 
 class DialerHandshake:
-    """Owns: how far the handshake with a listener has come."""
+    """Owns: how far the dialer's `Handshake` with a listener has come."""
 
     def __init__(self, own: Hello, secret: bytes, nonce: bytes) -> None:
         """`nonce`: of `new_nonce`, for this handshake alone."""
@@ -99,20 +99,20 @@ class DialerHandshake:
         self._secret = _checked(secret)
         self._nonce = nonce
         self._said: tuple[bytes, ...] | None = None
-        """Both numbers and who we are, once we have told the listener."""
+        """What the listener was told: both numbers and who we are. None before that."""
         self._is_over = False
         self._peer: Hello | None = None
 
     @property
     def peer(self) -> Hello | None:
-        """See `Handshake`."""
+        """The listener, once its proof was right."""
         return self._peer
 
     def begin(self) -> None:
-        """See `Handshake`."""
+        """Return nothing: the listener speaks first."""
 
     def take(self, body: bytes) -> bytes | None:
-        """See `Handshake`."""
+        """Answer the listener's challenge with a proof, then check the listener's."""
         if self._is_over:
             raise HandshakeFailed("the listener goes on after its proof, or after a wrong one")
         if self._said is None:

@@ -62,19 +62,19 @@ class SocketLink(asyncio.Protocol):
 
     @property
     def hello(self) -> Hello:
-        """See `Link`."""
+        """The peer, as it introduced itself in the handshake."""
         peer = self._handshake.peer
         assert peer is not None, "the link is not open yet"
         return peer
 
     @property
     def buffered_bytes(self) -> int:
-        """See `Link`."""
+        """The bytes that were sent and that the transport has not taken over yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def is_closed(self) -> bool:
-        """See `Link`."""
+        """Whether `send` would raise."""
         return self._is_closed
 
     @property
@@ -83,7 +83,7 @@ class SocketLink(asyncio.Protocol):
         return self._inbox.end_reason
 
     def send(self, message: Message) -> None:
-        """See `Link`."""
+        """Queue a message. A peer that reads too slowly loses the link."""
         if self._is_closed or self._transport is None:
             raise LinkClosed("the link is closed")
         if self.buffered_bytes > self._max_buffered_bytes:
@@ -102,7 +102,7 @@ class SocketLink(asyncio.Protocol):
         self._transport.write(data)
 
     async def receive(self) -> Message:
-        """See `Link`."""
+        """Wait for the next message. One that cannot be decoded ends the link."""
         body = await self._inbox.take()
         try:
             return decode(body)
@@ -116,7 +116,7 @@ class SocketLink(asyncio.Protocol):
         await self._may_go_on.wait()
 
     def close(self) -> None:
-        """See `Link`."""
+        """End the link once what is buffered has gone out, or a while later."""
         if self._is_closed:
             return
         self._end()
@@ -126,7 +126,7 @@ class SocketLink(asyncio.Protocol):
             self._set_deadline(_CLOSE_FLUSH_S)
 
     def cut(self) -> None:
-        """See `Link`."""
+        """End the link at once, without its event loop."""
         self._is_closed = True
         if self._transport is None:
             return

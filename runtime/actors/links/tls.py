@@ -25,7 +25,7 @@ class TlsFiles:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """Those that Ray uses, by Ray's variables; None without RAY_USE_TLS. Raises ConfigError."""
+        """Ray's own files, by Ray's variables; None without RAY_USE_TLS. Raises ConfigError."""
         if environment.get(_USE, "").lower() not in ("1", "true"):
             return None
         missing = [variable for variable in _FILES.values() if not environment.get(variable)]

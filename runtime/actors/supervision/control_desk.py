@@ -26,7 +26,7 @@ from raydix.runtime.messages.hello import Hello, Role
 logger = logging.getLogger(__name__)
 
 _FAREWELL_S = 2.0
-"""For a caller to take its answer before the process ends."""
+"""The time that a caller has to take its answer before the process ends."""
 
 
 class CallKind(Enum):

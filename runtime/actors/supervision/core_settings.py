@@ -20,13 +20,15 @@ _LAUNCH_S = {"cuda": 0.005, "cpu": 0.0}
 """
 
 _START_LOAD_BYTES_PER_S = {"cuda": 50e9, "cpu": 10e9}
-"""As fast as links are: only loads teach how fast this one is, so a belief that is too high is soon
-put right, and one that is too low would let everything be computed, for ever.
+"""The speed of loads that is believed at first: that of a fast link. Only loads teach how fast this
+link is, so a belief that is too high is soon put right, and with one that is too low everything
+would be computed, for ever.
 """
 
 _START_PREFILL_TOKENS_PER_S = {"cuda": 200_000.0, "cpu": 50_000.0}
-"""As many as small models take. What is believed too quick is put right by the first steps; what is
-believed too slow lets a step's fixed time be held for that of its tokens, and nobody share it.
+"""The speed of prefill that is believed at first: that of small models. What is believed too quick
+is put right by the first steps; what is believed too slow lets a step's fixed time be held for that
+of its tokens, so that nobody shares it.
 """
 
 _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
@@ -41,7 +43,7 @@ class _ExpertSpeed:
     flops_per_s: float
     link_bytes_per_s: float
     copy_bytes_per_s: float
-    """From the host store into slots, through pinned halves."""
+    """The speed of copies from the host store into slots, through pinned halves."""
 
 
 _EXPERT_SPEED = {

@@ -128,11 +128,11 @@ class EngineActors:
         await self._tell(self.scheduler, "wait_ready")
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
-        """See `SwitchedEngine`."""
+        """Start an incarnation of a storage actor."""
         return await self._spawn(ActorKind.STORAGE, number, incarnation=incarnation)
 
     async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
-        """See `SwitchedEngine`."""
+        """Tell a storage actor the ranks' layout and the arena, and let it open its backend."""
         report, _ = await self._loaded.agreed()
         arena, _ = await self._arenas.current()
         setup = StorageSetup(
@@ -145,7 +145,7 @@ class EngineActors:
         await actor.call("start", setup)
 
     async def tell_host(self, method: str, *arguments: Any) -> Any:
-        """See `SwitchedEngine`."""
+        """Call a method of HostMemory, whichever incarnation it is."""
         assert self.host is not None, "there is no L3 without L2"
         return await self._tell(self.host, method, *arguments)
 

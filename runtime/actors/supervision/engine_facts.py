@@ -21,7 +21,7 @@ class ClientFacts:
     eos_token_ids: tuple[int, ...]
 
     def to_values(self) -> dict[str, Any]:
-        """As they travel in an answer to a control call."""
+        """The facts as they travel in an answer to a control call."""
         return asdict(self)
 
     @classmethod

@@ -26,7 +26,9 @@ class GatewaySettings:
 
     address: TcpAddress
     secret: bytes | None = field(repr=False)
-    """None: the engine's own, which its user's processes on its host alone can read."""
+    """The secret of clients; None: the engine's own, which only its user's processes on its host
+    can read.
+    """
 
 
 class Gateway:

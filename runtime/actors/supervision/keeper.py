@@ -21,7 +21,8 @@ Make = Callable[[int], Awaitable[RunningActor]]
 BringUp = Callable[[RunningActor, int], Awaitable[None]]
 """Makes that incarnation serve."""
 OnEnd = Callable[[int, Exception | None], None]
-"""That incarnation ends, and why; None: the actor is not kept any more. Its process may still live.
+"""Hears that an incarnation ends, and why; None: the actor is not kept any more. Its process may
+still live.
 """
 
 
@@ -84,7 +85,7 @@ class Keeper:
         self.fail(EngineDead(reason), incarnation)
 
     def fail(self, error: Exception, incarnation: int | None = None) -> None:
-        """Like `condemn`, but the incarnation ends as if this error were its own."""
+        """Condemn an incarnation, which ends as if this error were its own."""
         if incarnation not in (None, self.incarnation):
             return
         if self._condemned is not None and not self._condemned.done():

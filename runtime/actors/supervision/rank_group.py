@@ -56,7 +56,7 @@ class RankGroup:
         self._start = start
         self._on_end = on_end
         self._incarnations: defaultdict[int, _GroupIncarnation] = defaultdict(_GroupIncarnation)
-        """By number, until all ranks have left it."""
+        """Each incarnation, by number, until all ranks have left it."""
         self.keepers = [self._keeper(rank, supervision) for rank in ranks]
 
     def _keeper(self, rank: int, supervision: Supervision) -> Keeper:

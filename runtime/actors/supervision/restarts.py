@@ -17,13 +17,14 @@ class Supervision:
     heartbeat_deadline_s: float = 20.0
     """An actor whose event loop does not answer for so long is killed."""
     bring_up_timeout_s: float = 1800.0
-    """For loading weights, taking the arena's memory and attaching."""
+    """The time to load weights, to take the arena's memory and to attach."""
     open_timeout_s: float = 60.0
-    """For a newly attached backend to open, and for each later step of attaching it."""
+    """The time for a newly attached backend to open, and for each later step of attaching it."""
     exit_timeout_s: float = 60.0
-    """For a killed process to end; a process with much registered memory takes seconds."""
+    """The time for a killed process to end; one with much registered memory takes seconds."""
     drain_timeout_s: float = DRAIN_S
-    """At a clean stop: for requests to end, then for copies to L2, then for writes to L3."""
+    """The time, at a clean stop, for requests to end, then for copies to L2, then for writes to L3.
+    """
     storage_retry_s: float = 300.0
     """A storage backend whose actor ended too often is tried again so often: a start of the actor
     takes less than a hundredth of that."""

@@ -26,7 +26,7 @@ class RunningActor(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method and wait. Raises the method's error, or EngineDead if the actor ends."""
@@ -42,7 +42,7 @@ class RunningActor(Protocol):
 
 
 class Spawner(Protocol):
-    """Makes actors."""
+    """Makes actors and starts them."""
 
     async def spawn(
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any

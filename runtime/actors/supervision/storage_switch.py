@@ -41,13 +41,14 @@ class StorageSwitch:
         self._num_attached = 0
         self._switching = asyncio.Lock()
         self._storages: list[AttachedStorage] = []
-        """Those that may have a process."""
+        """The storage actors that may have a process."""
         self.current: AttachedStorage | None = None
         self._has_ended = False
         self._retrying: asyncio.Task[None] | None = None
-        """While the engine goes on without a backend that was given up."""
+        """The task that tries again while the engine goes on without a backend that was given up.
+        """
         self._errors: dict[str, ErrorLog] = {}
-        """By backend: why its actor ended or could not be used."""
+        """Why each backend's actor ended or could not be used, by backend."""
 
     def start(self, section: L3Section) -> None:
         """Use this backend from the engine's start on."""

@@ -8,7 +8,7 @@ _PATTERNS = (
     *("vocab.*", "merges.txt", "*.tiktoken", "chat_template.*", "config.json"),
 )
 _MAX_BYTES = 128 << 20
-"""Of all files together; what is larger is no tokenizer."""
+"""The most bytes of all files together; what is larger is no tokenizer."""
 
 
 def read_tokenizer_files(model_path: str) -> dict[str, bytes]:

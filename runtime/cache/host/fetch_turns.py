@@ -1,4 +1,4 @@
-"""In which order the pages that lookups want are read from L3."""
+"""The order in which the pages that lookups want are read from L3."""
 
 import heapq
 
@@ -41,7 +41,7 @@ class FetchTurns:
         self._turns: dict[Urgency, list[tuple[int, OpenLookup]]] = {
             urgency: [] for urgency in Urgency
         }
-        """By urgency, a heap of arrival numbers and lookups."""
+        """A heap of arrival numbers and lookups for each urgency."""
         self._num_hint_reads = [0] * len(staged.max_pages)
         """Per KV group, the pages that reads were ordered for, for all open hints together."""
 

@@ -36,7 +36,7 @@ class LruLists:
         self._num_items = num_items
         self._next = array("i", [-1]) * num_items + array("i", ends)
         self._previous = array("i", [-1]) * num_items + array("i", ends)
-        """By item, the one before it in its list; -1: the item is in no list."""
+        """The item before each item in its list; -1: the item is in no list."""
         self._all_next, self._all_previous = (
             view_of(column, np.intc) for column in (self._next, self._previous)
         )

@@ -28,7 +28,7 @@ _NEEDED = _table({_SPARE: _WANTED})
 _LOST = {
     source: _table(dict.fromkeys(range(PageSource.L1 + 1, 256), source)) for source in PageSource
 }
-"""By reason, the table that marks all pages but those that L1 holds as lost for that reason."""
+"""The table, by reason, that marks all pages but those that L1 holds as lost for that reason."""
 _GAPS = bytes(code > PageSource.L3 for code in range(256))
 _HOPES = bytes(
     PageHope.FETCHABLE

@@ -90,8 +90,10 @@ class HostStorage:
         self.repairs.ask_about_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
-        """Forget the storage actor, which is gone. Returns the pages that it may still write and
-        those that it may read, which are the caller's now.
+        """Forget the storage actor, which is gone.
+
+        Returns the pages that it may still write and those that it may read, which are the caller's
+        now.
         """
         self.orders.lose()
         self.repairs.clear()
@@ -110,7 +112,7 @@ class HostStorage:
         self.repairs.clear()
 
     def report_when_retired(self) -> None:
-        """From now on, say `StorageRetired` as soon as nothing is under way."""
+        """Say `StorageRetired` as soon as nothing is under way any more."""
         self._is_retiring = True
 
     def flush(self) -> None:

@@ -78,7 +78,7 @@ class StorageOrders:
 
         self._last_names: dict[OrderKind, ObjectName] = {}
         self._good_names: dict[OrderKind, ObjectName] = {}
-        """By kind, the last object for which there was an answer."""
+        """The last object for which there was an answer, by kind."""
         self._num_probes = 0
 
     def _trust_anew(self) -> None:
@@ -100,7 +100,7 @@ class StorageOrders:
             OrderKind.WRITE: AnswerTimes(transfer_s, write_s, first_s=transfer_s),
         }
         self._busy_at_s = dict.fromkeys(OrderKind, 0.0)
-        """By kind, the time at which an order was last given or answered."""
+        """The time at which an order was last given or answered, by kind."""
 
     def attach(self, connection: ConnectionId, pid: int, patience_s: float | None = None) -> None:
         """Use a storage actor that has attached; its backend is trusted anew.

@@ -1,4 +1,4 @@
-"""At which ends a chain can be of use, and for which of them pages are fetched. Pure functions.
+"""The ends at which a chain can be of use, and for which of them pages are fetched. Pure functions.
 
 A prefix may end only where every FULL and LATENT group has all of its pages, and every WINDOW group
 the last ones. L3 keeps windows at checkpoints, so there may be few such ends.

@@ -228,7 +228,7 @@ class HostWrites:
             self._end_flush(ObjectStatus.CANCELLED)
 
     def give_up_flush(self, batch_id: BatchId) -> None:
-        """If this overdue batch is the removal of all objects, report that it timed out."""
+        """Report that an overdue batch timed out, if it is the removal of all objects."""
         if batch_id == self._flush_id:
             self._end_flush(ObjectStatus.TIMED_OUT)
 
@@ -251,9 +251,7 @@ class HostWrites:
         self._effects.append(StorageFlushed(status))
 
     def check(self) -> None:
-        """Raises AccountingError unless pages that are to be written are READY, and those being
-        written are on record; O(pages).
-        """
+        """Raise AccountingError unless pages to be written are READY and each is written once."""
         listed = self._unwritten.listed()
         stray = [page_id for page_id in listed if self._index.name(page_id) is None]
         writing = [page_id for pages in self._in_flight.values() for page_id in pages]

@@ -12,7 +12,7 @@ DEFAULT_CONCURRENCY = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """So many requests in flight: when one ends the next is sent."""
+    """A fixed number of requests in flight: when one ends the next is sent."""
 
     max_concurrent: int
 
@@ -22,7 +22,7 @@ class OpenLoop:
     """Requests are sent at their times, however many are still in flight."""
 
     arrivals_s: tuple[float, ...]
-    """From the start, one for each request of the workload."""
+    """The times from the start, one for each request of the workload."""
 
 
 Load = ClosedLoop | OpenLoop
@@ -46,7 +46,7 @@ def choose_load(
     speed: float | None,
     seed: int,
 ) -> Load:
-    """By what was asked for; if nothing was, as the workload has it, else a closed loop.
+    """The load that was asked for; if none was, the workload's own, else a closed loop.
 
     speed: of the workload's own arrivals; 2: twice as many a second. Raises BadRequest for a
     contradiction.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class EngineSender:
-    """See `Sender`. Outputs are greedy, and as long as they are asked for."""
+    """A `Sender` that asks an engine. Outputs are greedy, and as long as they are asked for."""
 
     def __init__(self, engine: "AsyncLLM", cache_salts: Iterator[str | None]) -> None:
         """`cache_salts`: one for each request."""
@@ -22,7 +22,7 @@ class EngineSender:
         self._cache_salts = cache_salts
 
     async def stream(self, request: LoadRequest) -> AsyncGenerator[OutputCame | Usage, None]:
-        """See `Sender`."""
+        """Generate greedily, to the length that is asked for."""
         params = SamplingParams(
             temperature=0.0,
             max_tokens=request.output_tokens,

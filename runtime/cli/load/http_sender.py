@@ -90,12 +90,12 @@ class HttpServer:
 
 
 class HttpSender:
-    """See `Sender`."""
+    """A `Sender` that asks an HTTP server."""
 
     def __init__(
         self, server: HttpServer, fields: Mapping[str, Any], cache_salts: Iterator[str | None]
     ) -> None:
-        """fields: laid over the body of each request.
+        """Lay `fields` over the body of each request.
 
         cache_salts: one for each; None: the field is left out, as only some servers know it.
         """
@@ -104,7 +104,7 @@ class HttpSender:
         self._cache_salts = cache_salts
 
     async def stream(self, request: LoadRequest) -> AsyncGenerator[OutputCame | Usage, None]:
-        """See `Sender`."""
+        """Post the request and read its events."""
         usage = None
         async with aclosing(self._server.events(*self._asked(request))) as events:
             async for event in events:

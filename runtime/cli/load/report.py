@@ -1,4 +1,4 @@
-"""From what clients saw of each request to the figures of a benchmark."""
+"""Turn what clients saw of each request into the figures of a benchmark."""
 
 import math
 import re
@@ -27,7 +27,8 @@ class Outcome:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     tokens_by_source: dict[str, int] = field(default_factory=dict)
-    """Of the prompt; empty if the server does not tell."""
+    """The number of the prompt's tokens by where they came from; empty if the server does not tell.
+    """
     error: str | None = None
     is_measured: bool = True
 
@@ -45,7 +46,7 @@ class Outcome:
 
     @property
     def latency_s(self) -> float:
-        """From the sending to the end."""
+        """The time from the sending to the end."""
         return self.ended_s - self.sent_s
 
 
@@ -107,7 +108,7 @@ class Summary:
 
     num_requests: int
     num_measured: int
-    """Those that succeeded and whose times count."""
+    """The number of requests that succeeded and whose times count."""
     errors: dict[str, int]
     """How many requests failed, by what they were told."""
     duration_s: float

@@ -40,7 +40,7 @@ AnyPrompt = Prompt | ChatPrompt | BlockPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """One request."""
+    """One request of a load."""
 
     prompt: AnyPrompt
     output_tokens: int

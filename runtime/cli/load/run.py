@@ -40,7 +40,7 @@ class Clock(Protocol):
         """Seconds since some moment."""
 
     def sleep(self, seconds: float) -> Awaitable[None]:
-        """Wait."""
+        """Wait so many seconds."""
 
 
 async def run_load(

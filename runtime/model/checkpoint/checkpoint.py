@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a decoder, tensor by tensor, fingerprinted on the way."""
+"""Make a decoder of a checkpoint folder, tensor by tensor, fingerprinted on the way."""
 
 import hashlib
 import logging

@@ -25,10 +25,10 @@ from raydix.runtime.model.experts.stored_experts import open_stored_experts
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups
 
 FIXED = "dummy.safetensors"
-"""In a model's folder: tensors that are taken as they are, by the decoder's names."""
+"""The file in a model's folder with tensors that are taken as they are, by the decoder's names."""
 SEED = 0
 _STANDARD_DEVIATION = 0.02
-"""As transformers initialises these families."""
+"""The spread of random weights, as transformers initialises these families."""
 
 
 def make_dummy_model(

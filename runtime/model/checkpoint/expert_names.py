@@ -2,5 +2,5 @@
 
 
 def is_of_experts(name: str) -> bool:
-    """By a tensor's name, in a checkpoint or in a decoder. Shared experts are not meant."""
+    """Whether a tensor is of routed experts, by its name in a checkpoint or in a decoder."""
     return ".experts." in name

@@ -27,10 +27,10 @@ class Hub(Protocol):
 
 
 class HuggingFaceHub:
-    """Is `Hub`, with the library's own cache, offline mode, endpoint and token."""
+    """A `Hub` with the library's own cache, offline mode, endpoint and token."""
 
     def fetch(self, name: HubName, patterns: Sequence[str]) -> str:
-        """See `Hub`."""
+        """The folder of the library's own cache, into which it downloads what is missing."""
         # Imported here: it takes a while, and most models are folders.
         from huggingface_hub import snapshot_download
 

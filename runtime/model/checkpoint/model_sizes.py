@@ -30,11 +30,11 @@ class ModelSizes:
     rank_bytes: int
     """Weights of a rank of a lane that shares its experts with nobody."""
     rank_expert_bytes: int
-    """Those of routed experts among them."""
+    """The bytes of routed experts among `rank_bytes`."""
     all_expert_bytes: int
     """Routed experts, whole."""
     num_experts: int
-    """Of a layer; 0 if none are routed to."""
+    """The number of experts of a layer; 0 if tokens are routed to none."""
 
 
 class _Part:
@@ -47,15 +47,15 @@ class _Part:
         self.size = size
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Return the part: no other rank computes here."""
         return part
 
     def gather(self, part_RV: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Return the part: no other rank computes here."""
         return part_RV
 
     def close(self) -> None:
-        """See `Collectives`."""
+        """Do nothing: there is nothing to close."""
 
 
 def measure_model(

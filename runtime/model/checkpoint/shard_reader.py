@@ -19,10 +19,10 @@ from torch import Tensor
 from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor
 
 NUM_THREADS = {"cpu": 2, "cuda": 8}
-"""That read. On the cpu the same cores fill the parameters."""
+"""The number of threads that read. On the cpu the same cores fill the parameters."""
 _PIECE_BYTES = 4 << 20
 _AHEAD_BYTES = 512 << 20
-"""Of tensors that have been read, or are being read, and are not taken yet."""
+"""The most bytes of tensors that have been read, or are being read, and are not taken yet."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -37,7 +37,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
-"""By the format's words; the decoder takes the floats among these."""
+"""The dtypes by the format's words; the decoder takes the floats among these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,7 +102,7 @@ class _HostReader:
     """A `_Reader` for parameters in host memory."""
 
     def read(self, stored: StoredTensor) -> ReadTensor:
-        """See `_Reader`."""
+        """Read a tensor in pieces, and hash each while it is in the processor's cache."""
         whole_B = torch.empty(stored.num_bytes, dtype=torch.uint8)
         digest = xxhash.xxh3_128()
         with stored.path.open("rb", buffering=0) as file:
@@ -140,7 +140,7 @@ class _CudaReader:
             ]
 
     def read(self, stored: StoredTensor) -> ReadTensor:
-        """See `_Reader`."""
+        """Read a tensor in pieces: the device copies one while the next is read and hashed."""
         digest = xxhash.xxh3_128()
         with torch.cuda.device(self._device), torch.cuda.stream(self._home):
             whole_B = torch.empty(stored.num_bytes, dtype=torch.uint8, device=self._device)

@@ -13,9 +13,9 @@ from raydix.errors import CheckpointError
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""As the format's own library has it."""
+"""The longest header, as the format's own library has it."""
 _METADATA = "__metadata__"
-"""In a header, what is no tensor."""
+"""The entry of a header that is no tensor."""
 _GIT_LFS = b"version "
 """How the small file begins that Git LFS leaves in place of a large one."""
 _ELEMENT_BYTES = {
@@ -32,7 +32,7 @@ _ELEMENT_BYTES = {
     "F8_E4M3": 1,
     "F8_E5M2": 1,
 }
-"""By the format's words, of which it has more."""
+"""The bytes of an element by the format's words, of which it has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class StoredTensor:
     name: str
     path: Path
     offset: int
-    """In the file."""
+    """The place in the file at which the tensor's bytes begin."""
     num_bytes: int
     dtype: str
     """The format's word."""

@@ -4,22 +4,22 @@ from torch import Tensor
 
 
 class Alone:
-    """Is `Collectives`: all parts are wholes, and nothing is done."""
+    """The `Collectives` of a single rank: all parts are wholes, and nothing is done."""
 
     rank = 0
     size = 1
     is_capturable = True
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Return the part, which is the sum."""
         return part
 
     def gather(self, part_RV: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Return the part, which is the whole."""
         return part_RV
 
     def close(self) -> None:
-        """See `Collectives`."""
+        """Do nothing: no rank waits for this one."""
 
 
 ALONE = Alone()

@@ -36,20 +36,20 @@ class GlooCollectives:
         self._group: ProcessGroupGloo | None = connect_gloo(store, rank, size)
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Sum the parts in host memory."""
         summed = part.cpu()
         self._open_group().allreduce([summed]).wait()
         return summed.to(part.device)
 
     def gather(self, part_RV: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Gather the columns in host memory."""
         own_RV = part_RV.cpu()
         all_XV = own_RV.new_empty(self.size * own_RV.shape[0], own_RV.shape[1])
         self._open_group()._allgather_base(all_XV, own_RV).wait()
         return beside_each_other(all_XV, self.size).to(part_RV.device)
 
     def close(self) -> None:
-        """See `Collectives`. The end of this rank's connections ends its peers' waits."""
+        """End this rank's connections, which ends its peers' waits."""
         self._group = None
 
     def _open_group(self) -> ProcessGroupGloo:
@@ -85,18 +85,18 @@ class NcclCollectives:
         torch.cuda.synchronize(device)
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Sum the parts on the devices, in place."""
         self._open_group().allreduce([part], self._sum_options)
         return part
 
     def gather(self, part_RV: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Gather the columns on the devices."""
         all_XV = part_RV.new_empty(self.size * part_RV.shape[0], part_RV.shape[1])
         self._open_group()._allgather_base(all_XV, part_RV, self._gather_options)
         return beside_each_other(all_XV, self.size)
 
     def close(self) -> None:
-        """See `Collectives`."""
+        """End the process group, once."""
         group, self._group = self._group, None
         if group is not None:
             end_nccl(group)

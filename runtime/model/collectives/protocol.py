@@ -15,7 +15,7 @@ class Collectives(Protocol):
 
     @property
     def rank(self) -> int:
-        """This one's, from 0."""
+        """The number of this rank, from 0."""
 
     @property
     def size(self) -> int:

@@ -44,7 +44,7 @@ class SymmetricCollectives:
         self._handle = symmetric_memory.rendezvous(self._buffer, _GROUP_NAME)
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Sum a small part by a kernel that reads the peers' memory, a large one by NCCL."""
         if not self._is_small(part):
             return self._nccl.sum(part)
 
@@ -55,11 +55,11 @@ class SymmetricCollectives:
         return summed
 
     def gather(self, part_RV: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Gather the columns by NCCL."""
         return self._nccl.gather(part_RV)
 
     def close(self) -> None:
-        """See `Collectives`. A kernel that waits for a peer ends with the process alone."""
+        """End the process group. A kernel that waits for a peer ends with the process alone."""
         self._nccl.close()
 
     def _is_small(self, part: Tensor) -> bool:

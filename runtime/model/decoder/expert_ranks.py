@@ -22,12 +22,12 @@ class ExpertRanks:
     """The ranks of a step group. All of them have the same values, but for `rank`."""
 
     rank: int
-    """Of this one: its lane times the ranks of a lane, plus its rank in the lane."""
+    """The number of this rank: its lane times the ranks of a lane, plus its rank in the lane."""
     size: int
     connect: Callable[[DispatchShape], Dispatcher]
     """Waits for every rank."""
     max_tokens: int
-    """See `DispatchShape`; so is the next."""
+    """The most tokens of a rank in a dispatch, as in `DispatchShape`; so is the next."""
     max_low_latency_tokens: int
     redundant_per_rank: int = 0
     spare_slots: int = 0
@@ -41,12 +41,12 @@ class ModelExperts:
 
     ranks: ExpertRanks
     placement: Placement
-    """With which it starts."""
+    """The placement with which the decoder starts."""
     routes: DeviceRoutes
     dispatcher: Dispatcher
     experts_per_token: int
     by_layer: dict[int, LayerExperts]
-    """Of the layers that have experts, by their index in the model."""
+    """The experts of each layer that has some, by the layer's index in the model."""
 
 
 def place_experts(

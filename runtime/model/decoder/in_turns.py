@@ -25,24 +25,24 @@ class MicroBatch:
     """Rows that go through the layers together."""
 
     token_ids_T: Tensor
-    """int."""
+    """The ids of the tokens, of any integer type."""
     attention: AttentionBatch
     sent: SentRows | None
-    """See `MoeLayer`."""
+    """The rows that each rank sends, as `MoeLayer` takes them."""
 
 
 class LayerStages(Protocol):
     """A batch between the stages of a layer. See `LayerInFlight`."""
 
     def run_experts(self) -> None:
-        """See `LayerInFlight`."""
+        """Compute what other ranks have sent here, and start sending it back."""
 
     def finish(self) -> Tensor:
-        """See `LayerInFlight`."""
+        """The feed-forward's output [T, C], which the next norm is to add to the residual."""
 
 
 class Layer(Protocol):
-    """See `DecoderLayer`."""
+    """A layer that can be run in stages, as `DecoderLayer` is."""
 
     def start(
         self,
@@ -52,7 +52,7 @@ class Layer(Protocol):
         before_cache: Callable[[], None] | None,
         sent: SentRows | None,
     ) -> LayerStages:
-        """See `DecoderLayer`."""
+        """Run the layer up to where its rows are sent to their experts."""
 
 
 def run_in_turns(

@@ -30,15 +30,15 @@ class InFlight(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseInFlight:
-    """Is `InFlight`: nothing travels."""
+    """An `InFlight` of which nothing travels."""
 
     out_TC: Tensor
 
     def run_experts(self) -> None:
-        """See `InFlight`."""
+        """Do nothing: no other rank has sent anything."""
 
     def finish(self) -> Tensor:
-        """See `InFlight`."""
+        """The output, which `start` has computed."""
         return self.out_TC
 
 
@@ -68,7 +68,7 @@ class DenseMlp(nn.Module):
         self.down = empty_weight(hidden_size, size, bias=bias, device=device, dtype=dtype)
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> DenseInFlight:
-        """See `MoeLayer`. `sent` is for experts; here every rank of the lane computes all rows."""
+        """Compute all rows, whatever `sent` says: that is for experts."""
         # Summands are for the norm that follows, and not for other ranks.
         linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
         return DenseInFlight(linear(self._hidden(x_TC), self.down))
@@ -95,17 +95,17 @@ class DenseMlp(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedInFlight:
-    """Is `InFlight`."""
+    """An `InFlight` of routed experts, with what the shared one has computed meanwhile."""
 
     routed: ExpertsInFlight
     shared_TC: Tensor
 
     def run_experts(self) -> None:
-        """See `InFlight`."""
+        """Compute, with this rank's routed experts, what other ranks have sent here."""
         self.routed.run_experts()
 
     def finish(self) -> Tensor:
-        """See `InFlight`."""
+        """The sum of what the routed experts and the shared one say."""
         return self.routed.finish() + self.shared_TC
 
 
@@ -121,7 +121,7 @@ class SharedExpertsMlp(nn.Module):
         self.shared = shared
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> SharedInFlight:
-        """See `MoeLayer`."""
+        """Send the rows to the routed experts, and compute the shared one meanwhile."""
         routed = self.routed.start(x_TC, sent)
         return SharedInFlight(routed, self.shared(x_TC))
 

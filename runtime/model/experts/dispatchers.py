@@ -69,7 +69,7 @@ def connect_dispatcher(
 def _connect_fastest(
     store: Store, rank: int, shape: DispatchShape, device: torch.device
 ) -> Dispatcher:
-    """Of what needs no library of others. All ranks find the same."""
+    """The dispatcher that needs no library of others. All ranks find the same."""
     if device.type == "cpu":
         return GlooDispatcher(store, rank, shape)
     places = exchange_places(store, rank, shape.num_ranks, device)

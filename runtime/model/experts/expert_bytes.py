@@ -22,10 +22,10 @@ class ExpertCopier(Protocol):
         """Wait for all that other streams do, which may still write slots."""
 
     def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
-        """From host memory into a slot's tensors. Returns once they are there for every stream."""
+        """Copy host memory into a slot's tensors. Returns once it is there for every stream."""
 
     def from_slot(self, slot: Sequence[Tensor], expert_B: Tensor) -> None:
-        """From a slot's tensors, which nothing writes, into host memory."""
+        """Copy a slot's tensors, which nothing writes, into host memory."""
 
 
 def expert_bytes(slot: Sequence[Tensor]) -> int:
@@ -54,15 +54,15 @@ class HostCopier:
     """An `ExpertCopier` for slots in host memory."""
 
     def wait_for_device(self) -> None:
-        """See `ExpertCopier`."""
+        """Return at once: what host memory is written by has been done."""
 
     def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
-        """See `ExpertCopier`."""
+        """Copy an expert's bytes into the slot's tensors."""
         for stored, held in pieces(expert_B, slot, expert_B.nbytes):
             held.copy_(stored)
 
     def from_slot(self, slot: Sequence[Tensor], expert_B: Tensor) -> None:
-        """See `ExpertCopier`."""
+        """Copy the slot's tensors into an expert's bytes."""
         for stored, held in pieces(expert_B, slot, expert_B.nbytes):
             stored.copy_(held)
 
@@ -94,11 +94,11 @@ class BouncingCopier:
             ]
 
     def wait_for_device(self) -> None:
-        """See `ExpertCopier`."""
+        """Wait for all streams of the device."""
         torch.cuda.synchronize(self._device)
 
     def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
-        """See `ExpertCopier`."""
+        """Copy an expert to the device through two halves of pinned memory, in turns."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for number, (stored, held) in enumerate(pieces(expert_B, slot, _HALF_BYTES)):
                 half = self._halves[number % 2]
@@ -110,7 +110,7 @@ class BouncingCopier:
             self._stream.synchronize()
 
     def from_slot(self, slot: Sequence[Tensor], expert_B: Tensor) -> None:
-        """See `ExpertCopier`."""
+        """Copy an expert from the device through two halves of pinned memory, in turns."""
         last: tuple[_Half, Tensor] | None = None
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for number, (stored, held) in enumerate(pieces(expert_B, slot, _HALF_BYTES)):
@@ -131,5 +131,5 @@ def _finish(last: tuple[_Half, Tensor] | None) -> None:
 
 
 def make_copier(device: torch.device) -> ExpertCopier:
-    """For slots on this device."""
+    """Make the copier for slots on this device."""
     return BouncingCopier(device) if device.type == "cuda" else HostCopier()

@@ -22,7 +22,7 @@ class ExpertMove:
     expert: LogicalExpertId
     slot: int
     copy_id: int | None = None
-    """By which it is asked for; None: nobody asks for it."""
+    """The id by which the copy is asked for; None: nobody asks for it."""
 
 
 class ExpertMover:

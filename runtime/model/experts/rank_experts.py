@@ -149,7 +149,7 @@ class RankExperts:
             )
 
     def _moves_back(self) -> Iterator[ExpertMove]:
-        """To every slot that holds something else than at the start."""
+        """The copies to every slot that holds something else than at the start."""
         assert self._stored is not None, "what moves has a store"
         placement, rank = self._experts.placement, self._experts.ranks.rank
         own = slice(rank * placement.slots_per_rank, (rank + 1) * placement.slots_per_rank)

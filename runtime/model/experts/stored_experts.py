@@ -16,7 +16,7 @@ from raydix.runtime.tiers.expert_store import ExpertStore, StoreContent
 logger = logging.getLogger(__name__)
 
 _NUM_THREADS = {"cpu": 1, "cuda": 4}
-"""That copy while a rank loads."""
+"""The number of threads that copy while a rank loads."""
 _Place = tuple[int, int, LogicalExpertId]
 """Layer, slot, and the expert that it holds or is to hold."""
 
@@ -37,7 +37,7 @@ class StoredExperts:
 
     @property
     def weight_fingerprint(self) -> bytes | None:
-        """That of the whole checkpoint, if the store holds all of its experts."""
+        """The fingerprint of the whole checkpoint, if the store holds all of its experts."""
         return self._store.weight_fingerprint if self._store.is_complete else None
 
     def fill_slot(self, layer: int, slot: int, expert: LogicalExpertId) -> None:

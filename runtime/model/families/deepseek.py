@@ -24,7 +24,7 @@ from raydix.runtime.model.spec.spec import (
 )
 
 _INNER_NORM = NormSpec(eps=1e-6)
-"""Of latents. Configs speak of the others alone."""
+"""The norm of latents. Configs speak of the other norms alone."""
 _SIZES = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace", "v_head_dim")
 _NAMES: Mapping[str, str] = {
     "layers.{}.attention.q_down": "model.layers.{}.self_attn.q_a_proj",

@@ -86,7 +86,7 @@ def _read_norm(config: Any) -> NormSpec:
 
 
 def _restore_text_part(tensors: Tensors) -> Tensors:
-    """Without what only images need."""
+    """Pass on all tensors but those that only images need."""
     text = ((name, tensor) for name, tensor in tensors if not name.startswith(_VISION_PARTS))
     return add_one_to_norms(text)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SLOPE = 1.702
-"""Of the activation, where the config does not say."""
+"""The slope of the activation, where the config does not say."""
 _EXPERT_NAMES: Mapping[str, str] = {
     "layers.{}.attention": "model.layers.{}.self_attn",
     "layers.{}.mlp.router": "model.layers.{}.mlp.router",

@@ -1,4 +1,4 @@
-"""From the decoder's names of weights to those that checkpoints use.
+"""Translate the decoder's names of weights into those that checkpoints use.
 
 A table has one entry per part of a model, without the `.weight` or `.bias` that both sides add;
 `{}` stands for the number of a layer, then of an expert.

@@ -13,7 +13,7 @@ from raydix.errors import CheckpointError
 _BLOCK_BYTES = 16
 _MANTISSA_BITS = 23
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the codes 0 to 7; the codes 8 to 15 are the same with a minus."""
+"""The magnitudes of the codes 0 to 7; the codes 8 to 15 are the same with a minus."""
 
 
 def unpack_experts(name: str, blocks_EONB: Tensor, scales_EON: Tensor) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""From the tensors that checkpoints hold to those that the decoder takes.
+"""Turn the tensors that checkpoints hold into those that the decoder takes.
 
 First the format of the checkpoint makes floats of what is stored, whatever the family; then the
 family takes apart what it stores together. Each is a restorer, which passes on (name, tensor) one

@@ -19,17 +19,17 @@ IdsAndBiases = tuple[Column, NDArray[np.float64]]
 
 
 class Biases:
-    """Adds what a request's `biases` say. Kept: them as arrays."""
+    """A `LogitRule` that adds a request's `biases`. It keeps them as arrays."""
 
     def read(self, sampling: DeviceSampling) -> Asked[IdsAndBiases] | None:
-        """See `LogitRule`."""
+        """The biased token ids with their biases, if there are any."""
         if not sampling.biases:
             return None
         token_ids = np.array(sampling.biased_token_ids, dtype=np.int64)
         return Asked((token_ids, np.array(sampling.biases, dtype=np.float64)))
 
     def columns(self, block: Block[IdsAndBiases]) -> Columns | None:
-        """See `LogitRule`."""
+        """The rows, ids and biases of all requests, one entry for each bias."""
         if not block.asked:
             return None
         counts = [len(token_ids) for token_ids, _ in block.asked.values()]
@@ -47,11 +47,11 @@ class Biases:
     def apply(
         self, logits_BV: Tensor, columns: Mapping[str, Tensor], tokens: BlockTokens
     ) -> Tensor:
-        """See `LogitRule`."""
+        """Add each bias to its logit."""
         # No place has two biases, so none is lost.
         places = columns["rows_M"], columns["ids_M"]
         return logits_BV.index_put_(places, logits_BV[places] + columns["biases_M"].float())
 
     def example(self, sampling: DeviceSampling) -> DeviceSampling:
-        """See `LogitRule`."""
+        """The same parameters with a bias."""
         return replace(sampling, biased_token_ids=(0,), biases=(1.0,))

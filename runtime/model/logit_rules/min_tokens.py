@@ -15,17 +15,17 @@ from raydix.runtime.model.staging.columns import Column, Columns
 
 
 class MinTokens:
-    """Masks a request's `masked_until_min_tokens`. Kept: their ids."""
+    """A `LogitRule` that masks `masked_until_min_tokens`. It keeps their ids."""
 
     def read(self, sampling: DeviceSampling) -> Asked[Column] | None:
-        """See `LogitRule`."""
+        """The token ids that must not come before the minimum is reached, if there is one."""
         if not sampling.min_tokens:
             return None
         masked_ids = np.array(sampling.masked_until_min_tokens, dtype=np.int64)
         return Asked(masked_ids, before=sampling.min_tokens)
 
     def columns(self, block: Block[Column]) -> Columns | None:
-        """See `LogitRule`."""
+        """The rows and ids of all requests, one entry for each id that is masked."""
         if not block.asked:
             return None
         counts = [len(token_ids) for token_ids in block.asked.values()]
@@ -38,11 +38,11 @@ class MinTokens:
     def apply(
         self, logits_BV: Tensor, columns: Mapping[str, Tensor], tokens: BlockTokens
     ) -> Tensor:
-        """See `LogitRule`."""
+        """Set the logit of each masked token to minus infinity."""
         # A number as the value would make the host wait for the device.
         masked = logits_BV.new_full((), float("-inf"))
         return logits_BV.index_put_((columns["rows_M"], columns["ids_M"]), masked)
 
     def example(self, sampling: DeviceSampling) -> DeviceSampling:
-        """See `LogitRule`."""
+        """The same parameters with a minimum of one token."""
         return replace(sampling, min_tokens=1, masked_until_min_tokens=(0,))

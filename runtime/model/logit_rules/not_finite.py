@@ -16,24 +16,24 @@ from raydix.runtime.model.staging.columns import Columns
 
 
 class NotFinite:
-    """Turns all logits of such a row into NaN. It goes with the other rules: no request asks it."""
+    """A `LogitRule` that makes such a row's logits NaN. No request asks for it."""
 
     def read(self, sampling: DeviceSampling) -> Asked[None] | None:
-        """See `LogitRule`."""
+        """Return nothing: no request asks for this rule."""
         return None
 
     def columns(self, block: Block[None]) -> Columns | None:
-        """See `LogitRule`. It looks at every row of every block."""
+        """Answer that the rule looks at every row of every block."""
         return {}
 
     def apply(
         self, logits_BV: Tensor, columns: Mapping[str, Tensor], tokens: BlockTokens
     ) -> Tensor:
-        """See `LogitRule`."""
+        """Make every logit of a row NaN that has one which is NaN or plus infinity."""
         # NaN is not less than infinity. A row of -inf alone is left to the sampler.
         is_bad_B1 = (logits_BV < float("inf")).all(-1, keepdim=True).logical_not()
         return logits_BV.masked_fill_(is_bad_B1, float("nan"))
 
     def example(self, sampling: DeviceSampling) -> DeviceSampling:
-        """See `LogitRule`. Any request that asks another rule is one."""
+        """The same parameters: any request that asks another rule is an example."""
         return sampling

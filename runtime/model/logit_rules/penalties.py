@@ -22,10 +22,10 @@ _NO_PENALTIES: Factors = (1.0, 0.0, 0.0)
 
 
 class Penalties:
-    """Penalises tokens: repetition those of prompt and output, the others those of the output."""
+    """A `LogitRule` of penalties: repetition is of prompt and output, the others of the output."""
 
     def read(self, sampling: DeviceSampling) -> Asked[Factors] | None:
-        """See `LogitRule`."""
+        """The three penalties, unless all of them do nothing."""
         factors = (
             sampling.repetition_penalty,
             sampling.presence_penalty,
@@ -34,7 +34,7 @@ class Penalties:
         return None if factors == _NO_PENALTIES else Asked(factors)
 
     def columns(self, block: Block[Factors]) -> Columns | None:
-        """See `LogitRule`."""
+        """The penalties of each row; those of a row that asks for none do nothing."""
         if not block.asked:
             return None
         penalties_B3 = np.array(
@@ -45,7 +45,7 @@ class Penalties:
     def apply(
         self, logits_BV: Tensor, columns: Mapping[str, Tensor], tokens: BlockTokens
     ) -> Tensor:
-        """See `LogitRule`."""
+        """Penalise the tokens that a row's prompt or output has."""
         tokens_BL = tokens.tokens_XL[tokens.slots_B, : tokens.max_tokens].long()
         positions_L = torch.arange(tokens.max_tokens, device=logits_BV.device)
         is_token_BL = positions_L < tokens.num_tokens_B[:, None]
@@ -59,7 +59,7 @@ class Penalties:
         return logits_BV - frequency_B1 * counts_BV - presence_B1 * (counts_BV > 0)
 
     def example(self, sampling: DeviceSampling) -> DeviceSampling:
-        """See `LogitRule`."""
+        """The same parameters with all three penalties."""
         return replace(
             sampling, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1
         )

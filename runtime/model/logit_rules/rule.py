@@ -25,7 +25,7 @@ class Asked(Generic[Kept]):
     """What a request asks of a rule."""
 
     kept: Kept
-    """In the form in which the rule wants it back at each step of the request."""
+    """What the rule keeps, in the form in which it wants it back at each step of the request."""
     before: int = ALWAYS
     """The rule concerns the output tokens before this position, counted from 0."""
 
@@ -37,7 +37,7 @@ class Block(Generic[Kept]):
     num_rows: int
     vocab_size: int
     asked: Mapping[int, Kept]
-    """By index of the row in the block, for those rows that the rule concerns."""
+    """What was kept for each row that the rule concerns, by the row's index in the block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -28,10 +28,11 @@ class _HostBlock:
     """Some of the adjusted rows: what goes to the device, and what the host has to know."""
 
     columns: Columns
-    """Those of `SamplingColumns` and of `BlockTokens`; `rows_B`, which rows of the step they are;
-    and `next_index_B`, where in the slots' tokens, seen as one dimension, the sampled ones go."""
+    """The columns of `SamplingColumns` and of `BlockTokens`; `rows_B`, which rows of the step they
+    are; and `next_index_B`, where in the slots' tokens, seen as one dimension, the sampled ones go.
+    """
     rules: Sequence[tuple[LogitRule[Any], Columns]]
-    """Those that change logits of the block, in order."""
+    """The rules that change logits of the block, in order."""
     max_tokens: int
 
 

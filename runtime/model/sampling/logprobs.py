@@ -107,7 +107,7 @@ def _block_logprobs(
 def logprobs_of(
     logits_RV: Tensor, token_ids_R: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each row the logprob and rank of its token, and ids and logprobs of the likeliest ones.
+    """The logprob and rank of each row's token, and ids and logprobs of the likeliest tokens.
 
     `token_ids_R`: int64. The logprobs are float32.
     """

@@ -44,7 +44,7 @@ class RequestSlots:
         """Entries of a slot's block table."""
         self.tokens_per_slot = max_model_len + 1
         self.scratch_slot = max_slots
-        """For rows of padding: its block tables name the padding page alone."""
+        """The slot of rows of padding: its block tables name the padding page alone."""
 
         self._memory = SlotMemory(
             max_slots + 1,
@@ -57,7 +57,7 @@ class RequestSlots:
         self.tables_XN = self._memory.tables_XN
         self._pool_pages = tuple(pool_pages)
         self._num_told = np.zeros((len(pool_pages), max_slots), dtype=np.int64)
-        """Of each block table, entries before this one may name pages; all others are padding."""
+        """The number of entries of each block table that may name pages; all others are padding."""
         self.sampling = SlotSampling(max_slots + 1, rules)
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
         # Padding counts as a prompt, which warm-up may score.
@@ -143,7 +143,7 @@ class RequestSlots:
         return runs
 
     def _begin_tables(self, plan: StepPlan) -> dict[tuple[int, int], Int32Array]:
-        """By KV group and slot, a table of padding for each request that comes.
+        """Make a table of padding for each request that comes, by KV group and slot.
 
         As long as what it, or the request before it, is told.
         """

@@ -40,7 +40,7 @@ class SamplingRows:
     """Where in the request's tokens the sampled one goes."""
     output_positions: Column
     columns: Columns
-    """Those of `SamplingColumns`, in which adjusted rows are greedy."""
+    """The columns of `SamplingColumns`, in which adjusted rows are greedy."""
     adjusted: Column
     """Indices of rows whose logits a rule changes first."""
     has_cuts: bool
@@ -72,11 +72,11 @@ class SlotSampling:
         self.rules = rules
         self.of_slot: list[DeviceSampling] = [_GREEDY] * num_slots
         self._asked: list[tuple[Asked[Any] | None, ...]] = [(None,) * len(rules)] * num_slots
-        """Of each slot, by rule."""
+        """What each slot asks of each rule."""
         self._adjusted_before = np.zeros(num_slots, dtype=np.int64)
         """Output positions before these are sampled by a rule or more."""
         self._columns = _zeros(num_slots)
-        """Of each slot, but with the mixed seed in place of a noise key."""
+        """The columns of each slot, but with the mixed seed in place of a noise key."""
         self._is_cut = np.zeros(num_slots, dtype=np.bool_)
         self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
         self.has_prompt_logprobs = np.zeros(num_slots, dtype=np.bool_)
@@ -147,7 +147,7 @@ class SlotSampling:
             )
 
     def columns(self, slots: Column, output_positions: Column) -> dict[str, AnyColumn]:
-        """Those of `SamplingColumns`, of rows of these slots at these positions."""
+        """The columns of `SamplingColumns`, of rows of these slots at these positions."""
         columns = {name: column.take(slots) for name, column in self._columns.items()}
         # The noise of greedy rows is not read.
         if columns["temperatures_R"].any():
@@ -184,7 +184,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _column_values(sampling: DeviceSampling) -> dict[str, float]:
-    """By column, with the mixed seed in place of a noise key."""
+    """The value of each column, with the mixed seed in place of a noise key."""
     if sampling.temperature < GREEDY_BELOW:
         return dict.fromkeys(COLUMN_DTYPES, 0)
     top_p = max(sampling.top_p * _ROUNDING, _SMALLEST_TOP_P) if sampling.top_p < 1 else 1.0

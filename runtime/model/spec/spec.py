@@ -68,9 +68,11 @@ class LatentAttentionSpec:
     scale: float
     """Multiplies the products of queries and keys."""
     bias: bool
-    """Of the matrices from and to the hidden size, but for that of queries if it is one."""
+    """Whether the matrices from and to the hidden size have a bias, but for that of queries if it
+    is one.
+    """
     norm: NormSpec
-    """That of the latent, and of the middle of queries."""
+    """The norm of the latent, and of the middle of queries."""
 
     @property
     def latent_dim(self) -> int:

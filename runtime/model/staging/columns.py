@@ -16,12 +16,12 @@ from torch import Tensor
 Column = NDArray[np.int64]
 AnyColumn = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int32]
 Columns = Mapping[str, AnyColumn]
-"""By name; what the names mean is the caller's."""
+"""The columns by name; what the names mean is the caller's."""
 INT64, FLOAT64, INT32 = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)
 _ON_DEVICE = {INT64: torch.int64, FLOAT64: torch.float64, INT32: torch.int32}
 _ALIGNED_BYTES = 16
 _NUMBER_BYTES = 8
-"""Of one of the packed numbers."""
+"""The bytes of one of the packed numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class PinnedCopies:
         return event
 
     def _keep(self, pinned: Tensor) -> None:
-        """Until the kernel just enqueued has ended."""
+        """Keep the memory until the kernel just enqueued has ended."""
         while self._in_use and self._in_use[0][0].query():
             self._in_use.popleft()
         ended = torch.cuda.Event()

@@ -24,7 +24,7 @@ class CapturedOutput:
     """What a captured step leaves on the device, until the next one."""
 
     hidden_TC: Tensor
-    """Of all its tokens."""
+    """The hidden states of all its tokens."""
     logits_RV: Tensor
     token_ids_R: Tensor
     """int32, the sampled tokens; for rows that cut, until those are sampled, the most likely."""

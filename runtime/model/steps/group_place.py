@@ -34,9 +34,9 @@ class GroupPlace:
     num_ranks: int
     ranks_per_lane: int
     max_tokens: int
-    """That a rank sends."""
+    """The most tokens that a rank sends."""
     captured_forms: frozenset[DispatchForm]
-    """See `Dispatcher`."""
+    """The forms of dispatch that a CUDA graph may capture, as the `Dispatcher` says."""
 
     @property
     def num_lanes(self) -> int:
@@ -45,7 +45,7 @@ class GroupPlace:
 
     @property
     def lane(self) -> int:
-        """That of this rank."""
+        """The lane of this rank."""
         return self.rank // self.ranks_per_lane
 
     def exact(self, tokens: Sequence[int], stream: torch.cuda.Stream | None = None) -> SentRows:
@@ -107,7 +107,7 @@ def group_place_of(decoder: Decoder) -> GroupPlace | None:
 
 
 def read_lane_sizes(plan: StepPlan, group: GroupPlace | None) -> LaneSizes:
-    """Those of all lanes. Raises AccountingError if the plan contradicts itself or the group."""
+    """The sizes of all lanes. Raises AccountingError if the plan contradicts itself or `group`."""
     own_rows, own_tokens = len(plan.row_slots), int(plan.row_num_tokens.sum())
     num_lanes = 1 if group is None else group.num_lanes
     if num_lanes == 1 and not len(plan.group_tokens):
@@ -142,6 +142,6 @@ def choose_shape(sizes: LaneSizes, shapes: Sequence[StepShape]) -> StepShape | N
 
 
 def _slice_lengths(num_tokens: int, num_slices: int) -> list[int]:
-    """As even as rounding up leaves them; the last ones may be short or empty."""
+    """The lengths of slices as even as rounding up leaves them; the last may be short or empty."""
     length = -(-num_tokens // num_slices)
     return [max(0, min(length, num_tokens - first * length)) for first in range(num_slices)]

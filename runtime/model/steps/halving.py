@@ -36,7 +36,7 @@ class Halving:
 
 
 def figures(times: StepTimes) -> dict[str, Any]:
-    """For people: milliseconds, and how much of what could be hidden was."""
+    """The figures for people: milliseconds, and how much of what could be hidden was."""
     return {
         "tokens": times.num_tokens,
         "compute_ms": round(1e3 * times.compute_s, 3),

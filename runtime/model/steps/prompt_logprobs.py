@@ -72,7 +72,7 @@ class PromptLogprobTensors:
     slots_S: Column
     positions_S: Column
     num_top: Sequence[int]
-    """Of each slot, how many of the likeliest tokens it asks for, in order of the slots."""
+    """The number of likeliest tokens that each slot asks for, in order of the slots."""
     logprobs_S: Tensor
     ranks_S: Tensor
     top_ids_SK: Tensor

@@ -30,7 +30,7 @@ class HiddenSums:
     sums_T: Tensor
 
     def not_finite_slots(self) -> list[int]:
-        """Of rows of prompts. The sums must have arrived on the host."""
+        """The slots of prompts with numbers that are not finite. The sums must be on the host."""
         is_finite_T = np.isfinite(self.sums_T.numpy())
         is_finite = np.logical_and.reduceat(is_finite_T, self.rows.first_tokens)
         return self.rows.slots[self.rows.is_prompt & ~is_finite].tolist()

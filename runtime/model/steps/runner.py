@@ -58,14 +58,14 @@ class _Ran:
     """What the layers have made of a step that is not captured."""
 
     hidden_RC: Tensor
-    """Of the rows that sample."""
+    """The hidden states of the rows that sample."""
     inputs: BatchInputs
     """What sampling needs besides."""
     prompts: PromptTensors | None
 
 
 def never_halved(num_tokens: int) -> bool:
-    """For runners whose every step is one batch."""
+    """Answer for runners whose every step is one batch."""
     return False
 
 
@@ -209,7 +209,7 @@ class ModelRunner:
         sizes: LaneSizes,
         on_layer: Callable[[int], None] | None,
     ) -> tuple[StepShape | None, StepShape | None]:
-        """That by which the step is replayed, and that to which all lanes of a group fill it up."""
+        """The shape of the step's replay, and that to which all lanes of a group fill it up."""
         if self._group is None:
             return choose_own_shape(self._decoder, shapes, rows, on_layer), None
         common = choose_common_shape(shapes, sizes, self._is_halved)

@@ -31,7 +31,7 @@ def choose_own_shape(
     rows: StepRows,
     on_layer: Callable[[int], None] | None,
 ) -> StepShape | None:
-    """That by which a step of a lane by itself is replayed; None: it is not.
+    """The shape by which a step of a lane by itself is replayed; None: it is not.
 
     One that waits for a load (`on_layer`) is replayed layer by layer if it can be, so that most of
     it is done when the load is.
@@ -49,7 +49,7 @@ def choose_own_shape(
 def choose_common_shape(
     shapes: Sequence[StepShape], sizes: LaneSizes, is_halved: Callable[[int], bool]
 ) -> StepShape | None:
-    """That of a step of lanes that share experts; None: each sends its own rows alone, or halves.
+    """The shape of a step of lanes that share experts; None: each sends its own rows, or halves.
 
     All ranks choose alike, by what all know of each other. A lane whose rows it cannot replay
     computes them operation by operation, and sends as many rows as the others.

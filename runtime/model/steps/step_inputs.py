@@ -28,10 +28,9 @@ class BatchInputs:
     sampled_R: Tensor
     """Index in T of the last token of each of its rows that sample."""
     next_index_R: Tensor
-    """Of each row that is sampled after it: where in the slots' tokens, seen as one dimension, the
-    sampled one goes."""
+    """The place in the slots' tokens, seen as one dimension, of the token that each row samples."""
     columns: SamplingColumns
-    """Of the same rows."""
+    """The sampling columns of the same rows."""
 
 
 class InputMaker:

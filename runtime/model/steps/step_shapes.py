@@ -15,7 +15,7 @@ TILE_NAMES = ("slots_Y", "first_tokens_Y", "num_tokens_Y", "contexts_Y")
 """Columns by tile of few tokens: its slot, its first index in T, its tokens, and its context up to
 and including the last of them."""
 EXTENSION_TOKENS = (16, 32, 64, 128)
-"""Of one row; longer ones are steps of prompts."""
+"""The captured lengths of a single row of a few tokens; longer ones are steps of prompts."""
 _MAX_PROMPT_ROWS = 128
 _PROMPT_TOKENS = (
     *range(32, 128, 32),
@@ -31,7 +31,7 @@ Not 320 and 448: a layer's products alone take cuBLAS 162 us for 320 tokens and 
 long for 448 as for 512 (dense_l16, one run on an H100, 2026-11).
 """
 _MORE_TILES = 16
-"""As each row, and the padding behind them, may end within a tile."""
+"""Tiles beyond those that tokens fill: each row, and the padding behind them, may end in a tile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def choose_prompt_shape(num_tokens: Column, shapes: Sequence[StepShape]) -> Step
 
 
 def padded_tokens(num_tokens: int) -> int:
-    """Of the smallest of `prompt_shapes` with room for so many; these, if none has."""
+    """The smallest of `prompt_shapes` with room for so many tokens; these, if none has."""
     return next((size for size in _PROMPT_TOKENS if size >= num_tokens), num_tokens)
 
 

@@ -121,7 +121,7 @@ def _leave_windows(lane: Lane, request: RequestState, start: int, stop: int) -> 
 
 
 def places_to_return(request: RequestState, num_known_pages: int) -> tuple[int, ...]:
-    """Before which pages a request leaves windows, beside regular ones: later ones return there.
+    """The places, beside regular ones, before which a request leaves windows for later ones.
 
     That is the end of its prompt, and where that parts from all before, which is learnt from what
     outlived its window in L1 and L2 (`num_known_pages`) or L3, and from the prompts before.

@@ -1,4 +1,4 @@
-"""Whose turn it is where requests with the routing key of those that run go first."""
+"""Take turns in which requests with the routing key of those that run go first."""
 
 import bisect
 from collections import Counter
@@ -75,7 +75,7 @@ class RoutingTurns:
         self._buckets: dict[_Bucket, RequestOrder] = {}
         self._bucket_of: dict[RequestId, _Bucket] = {}
         self._keys: dict[int, list[str]] = {}
-        """By level, the routing keys of its buckets, sorted."""
+        """The routing keys of each level's buckets, sorted."""
 
     def __len__(self) -> int:
         return len(self._all)

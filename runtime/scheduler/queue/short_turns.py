@@ -1,4 +1,4 @@
-"""Whose turn it is beside a long prompt: the shortest of those that wait."""
+"""Take turns beside a long prompt: the shortest of those that wait goes first."""
 
 from collections.abc import Iterator
 

@@ -57,7 +57,7 @@ class DecodeBatch:
         """The time at which the latest tokens became known."""
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)
-        """By slot, the number of the request that has it, counted as requests join; 0: the slot is
+        """The number of the request that has each slot, counted as requests join; 0: the slot is
         free. Rows quote the number, so that no row counts for a later request in its slot.
         """
         self._num_joined = 0
@@ -71,7 +71,7 @@ class DecodeBatch:
         self._max_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._min_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_paged: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
-        """By slot, the number of tokens for which the block table has pages."""
+        """The number of tokens for which each slot's block table has pages."""
 
         self._stop_ids: NDArray[np.int32] = np.full((num_slots, 1), _NO_STOP, dtype=np.int32)
         self._has_stops = False
@@ -85,7 +85,7 @@ class DecodeBatch:
         self._client_numbers: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
 
         self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
-        """By slot, known tokens that the request's chain does not have yet."""
+        """The known tokens of each slot that its request's chain does not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sure_steps = 0
         """The number of further steps for which every request surely has a page to write to and a

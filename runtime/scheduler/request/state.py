@@ -56,7 +56,7 @@ MOVES: Mapping[State, Mapping[State, str]] = {
     State.DECODING: {State.WAITING: "requeue", State.ENDED: "end"},
     State.ENDED: {},
 }
-"""From each state, the states to which a request may move, and which of `Transitions` does it.
+"""The states to which a request may move from each state, and which of `Transitions` does it.
 
 A request that stops before its end waits again, with its tokens: it gives back what it holds
 (`requeue`), or its lane has lost that (`lose_run`).

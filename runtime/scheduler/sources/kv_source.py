@@ -46,7 +46,7 @@ class LostSource:
     """What there was of a source that is gone."""
 
     askers: list[Asker]
-    """Those whose lookups were open or due."""
+    """The askers whose lookups were open or due."""
     chains: list[Pages]
     """Pages that were claimed, or would have been: to free thousands at once takes tens of ms."""
     mirrors: list[set[bytes]]
@@ -322,7 +322,7 @@ class KvSource:
             self._lookups.narrow_claim(request, keys)
 
     def repeat_lookup(self, request: RequestState, place: OrderKey) -> None:
-        """If L2 had no room for pages that L3 may have, look them up once more, in their turn.
+        """Look pages up once more, in their turn, that L3 may have and L2 had no room for.
 
         If nobody else makes room, the request does: what it has brought goes on to L1 first.
         """

@@ -17,7 +17,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 MAX_FIELDS = 1024
-"""Of one JSON object. Each that is wrong costs an error of its own."""
+"""The most fields of one JSON object. Each that is wrong costs an error of its own."""
 MAX_TURNS = 16 << 10
 """Messages of a conversation, and parts of all of them: all streams wait while they are checked."""
 

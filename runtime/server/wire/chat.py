@@ -104,7 +104,7 @@ class Delta(WireAnswer):
 
 
 class ChatChoice(WireAnswer):
-    """One answer."""
+    """One of the answers to a chat."""
 
     index: int
     message: AnswerMessage

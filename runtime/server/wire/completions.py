@@ -24,7 +24,7 @@ from raydix.runtime.server.wire.prompt_logprobs import (
 from raydix.runtime.server.wire.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
-"""As OpenAI has it for this route alone."""
+"""The default length of an answer, as OpenAI has it for this route alone."""
 
 T = TypeVar("T")
 Prompts = Annotated[Items[T], Field(max_length=MAX_CHOICES)]
@@ -144,7 +144,7 @@ def num_prompt_logprobs_of(request: CompletionRequest) -> int | None:
 
 
 def max_tokens_of(request: CompletionRequest) -> int:
-    """Of an echo alone, too, the engine generates a token, which is not shown."""
+    """The number of tokens to generate: 1 of an echo alone, too, which is not shown."""
     return 1 if request.echo and request.max_tokens == 0 else request.max_tokens
 
 
@@ -195,7 +195,7 @@ def _logprobs(output: CompletionOutput, echo: Echo | None) -> CompletionLogprobs
 
 
 def _by_name(entry: dict[int, Logprob], sampled_id: int, text: str) -> dict[str, float]:
-    """By text; a token whose text an earlier one has goes by its id.
+    """The logprobs by text; a token whose text an earlier one has goes by its id.
 
     The sampled one goes by its part of the output's text, as among `tokens`.
     """

@@ -13,7 +13,7 @@ from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
 
 MAX_CHOICES = 1024
-"""Of one HTTP request: prompts times samples."""
+"""The most choices of one HTTP request: prompts times samples."""
 
 Word = Annotated[Text, Field(min_length=1, max_length=512)]
 """An id, or a salt: shorter than the engine allows, as the tenant's name is put before it."""
@@ -44,7 +44,7 @@ class GenerationFields(WireRequest):
     frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: Annotated[Table[str, float], Field(max_length=MAX_BIASED_TOKENS)] | None = None
-    """By token id, which JSON has as text."""
+    """The biases by token id, which JSON has as text."""
     stop: Text | Annotated[Items[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[Items[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool = False

@@ -23,7 +23,7 @@ class Tokens(WireAnswer):
 
 
 class DetokenizeRequest(WireRequest):
-    """Token ids."""
+    """The token ids whose text is asked for."""
 
     model: str | None = None
     tokens: Items[int]

@@ -106,7 +106,7 @@ class FakeBackend:
         return self._each(refs, deadline_s, self._get)
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Copy pages."""
+        """Copy pages from the arena."""
         return self._each(refs, deadline_s, self._put)
 
     def _each(
@@ -190,7 +190,7 @@ class FakeBackend:
         return ()
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """Forget objects."""
+        """Forget the objects with these names."""
         with self._lock:
             return [self._delete(self._name(name)) for name in names]
 

@@ -18,7 +18,7 @@ GROUPS: dict[str, list[tuple[int | None, int, int]]] = {
     "gemma-3-12b": [(1024, 40, 320 << 10), (None, 8, 64 << 10)],
     "gpt-oss-20b": [(128, 12, 24 << 10), (None, 12, 24 << 10)],
 }
-"""Of each shape's KV groups the window, the number of layers, and the bytes of a token."""
+"""The window, the number of layers and the bytes of a token of each shape's KV groups."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -19,7 +19,7 @@ PARTS = 1 << 30
 
 
 class Value(Tensor):
-    """As values of a kernel are, it is never changed."""
+    """A tensor that is never changed, as values of a kernel are."""
 
     def __iadd__(self, other: Any) -> Any:
         return self + other

@@ -15,7 +15,7 @@ ROWS = (
     PrefillRow(row=2, first_token=12, num_tokens=7, context_tokens=17),
 )
 NUM_TOKENS = 20
-"""Of the step: some belong to no row."""
+"""The tokens of the step, of which some belong to no row."""
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -23,7 +23,7 @@ SHAPE = DispatchShape(
 )
 _NUM_OPEN = 2
 _EVERY = 4
-"""Of the suite's rounds: the interpreter is slow, and other ranks take them all."""
+"""One in so many of the suite's rounds: the interpreter is slow, and other ranks take them all."""
 
 
 def make_ranks(shape: DispatchShape, device: torch.device) -> list[SymmetricDispatcher]:

@@ -6,7 +6,7 @@ from raydix.kernels.dispatch.token_buffers import Arrivals, TokenBuffers, TokenL
 
 
 def layouts(num_ranks: int, max_tokens: int, slots_per_rank: int) -> list[TokenLayout]:
-    """Of all ranks."""
+    """The layouts of all ranks."""
     return [
         TokenLayout(
             rank=rank, num_ranks=num_ranks, max_tokens=max_tokens, slots_per_rank=slots_per_rank
@@ -18,7 +18,7 @@ def layouts(num_ranks: int, max_tokens: int, slots_per_rank: int) -> list[TokenL
 def make_buffers(
     layout: TokenLayout, hidden: int, choices: int, dtype: torch.dtype, device: torch.device
 ) -> list[TokenBuffers]:
-    """Of all ranks. What nothing is written to holds 7."""
+    """The buffers of all ranks. What nothing is written to holds 7."""
     num_ranks, num_rows = layout.num_ranks, layout.num_ranks * layout.max_tokens
 
     def filled(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -39,7 +39,7 @@ def make_buffers(
 
 
 def make_arrivals(device: torch.device) -> Arrivals:
-    """Of one rank."""
+    """The arrivals of one rank."""
     given_up_1 = torch.zeros(1, dtype=torch.int32)
     return Arrivals(
         awaited_1=torch.zeros(1, dtype=torch.int32, device=device),

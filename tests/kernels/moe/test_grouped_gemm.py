@@ -24,7 +24,7 @@ class Layer:
     def tensors(
         self,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x, gate_up, down, weights, expert ids."""
+        """The tensors x, gate_up, down, weights and expert ids."""
         num_tokens, hidden, intermediate, num_experts, choices = self.shape
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(num_tokens, hidden, generator=generator)

@@ -36,7 +36,7 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a rank's pages; `num_ranks` such runs of heads make a canonical layer."""
+    """The shape of a rank's pages; `num_ranks` such runs of heads make a canonical layer."""
 
     page_size: int
     head_dim: int
@@ -106,7 +106,7 @@ class Tiers:
         return arena[None, start : start + self.layer_bytes]
 
     def fill_host_pages(self) -> None:
-        """With pages that were encoded from something."""
+        """Fill the host's pages with some that were encoded from something."""
         for host_page in PAIRS.values():
             for layer in range(NUM_LAYERS):
                 other = torch.randn_like(self.pool[:1, layer].float()).to(self.pool.dtype)

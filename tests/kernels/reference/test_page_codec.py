@@ -21,7 +21,7 @@ def restore(encoded: Tensor, codec: Codec, like: Tensor) -> Tensor:
 
 
 def scales_of(encoded: Tensor, like: Tensor) -> Tensor:
-    """[pages, heads, k|v, 1, 1]"""
+    """The scales, [pages, heads, k|v, 1, 1]."""
     heads = encoded.view(*like.shape[:2], -1)
     return heads[..., -16:-8].contiguous().view(torch.float32)[..., None, None]
 
@@ -94,7 +94,7 @@ def test_fp8_is_off_by_a_sixteenth_at_most(kv: Tensor) -> None:
 @settings(max_examples=300)
 @given(kv=pages((torch.float32, torch.bfloat16, torch.float16)))
 def test_a_restored_page_is_encoded_to_the_same_bytes(codec: Codec, kv: Tensor) -> None:
-    """So a page may go down and up again any number of times without drifting."""
+    """A page may go down and up again any number of times without drifting."""
     encoded = encode_pages(kv, codec)
 
     again = encode_pages(restore(encoded, codec, kv), codec)

@@ -97,7 +97,7 @@ def mixed(num_rows: int) -> list[DeviceSampling]:
 
 
 def awkward_logits(num_rows: int, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of other spreads by row; some with many equals, masks, NaN or infinities."""
+    """Logits of other spreads by row; some with many equals, masks, NaN or infinities."""
     logits = (
         torch.randn(num_rows, vocab_size)
         * torch.tensor([3.0, 0.2, 8.0])[torch.arange(num_rows) % 3, None]

@@ -15,7 +15,7 @@ from tests.moe.board import Board
 
 
 class FakeExpertMajorBuffer:
-    """Is `ExpertMajorBuffer`, of a rank that is a thread."""
+    """An `ExpertMajorBuffer` of a rank that is a thread."""
 
     def __init__(
         self, name: str, board: Board, rank: int, shape: DispatchShape, max_tokens: int
@@ -28,7 +28,7 @@ class FakeExpertMajorBuffer:
         self.max_tokens = max_tokens
 
     def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
-        """See `ExpertMajorBuffer`."""
+        """Send rows to their experts, as the libraries do."""
         shape = self._shape
         assert x_TC.is_contiguous()
         assert ids_TK.is_contiguous()
@@ -52,7 +52,7 @@ class FakeExpertMajorBuffer:
         return Landed(x_SPC, counts_S, origins)
 
     def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
-        """See `ExpertMajorBuffer`."""
+        """Bring the experts' outputs back, as the libraries do."""
         shape = self._shape
         places = shape.num_ranks * self.max_tokens
         assert out_SPC.is_contiguous()

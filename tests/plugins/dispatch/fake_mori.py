@@ -22,7 +22,7 @@ MORI_SHMEM_INIT_WITH_UNIQUEID = 7
 
 
 class EpDispatchCombineKernelType(Enum):
-    """Those within a node, and between nodes."""
+    """The kernels within a node, and between nodes."""
 
     IntraNode = 0
     InterNode = 1
@@ -30,7 +30,7 @@ class EpDispatchCombineKernelType(Enum):
 
 @dataclass(kw_only=True)
 class EpDispatchCombineConfig:
-    """See MORI's."""
+    """The part of MORI's class of this name that we use."""
 
     data_type: torch.dtype
     rank: int
@@ -54,7 +54,7 @@ class FakeMori:
         self._own = threading.local()
 
     def modules(self) -> dict[str, ModuleType]:
-        """By the names under which the adapter imports them."""
+        """The modules by the names under which the adapter imports them."""
         mori, ops, shmem = (ModuleType(name) for name in ("mori", "mori.ops", "mori.shmem"))
         ops.__dict__.update(
             EpDispatchCombineConfig=EpDispatchCombineConfig,
@@ -83,7 +83,7 @@ class FakeMori:
 
 
 class FakeOperation:
-    """`EpDispatchCombineOp`."""
+    """A fake `EpDispatchCombineOp`."""
 
     def __init__(self, config: EpDispatchCombineConfig, board: Board, name: str) -> None:
         assert config.kernel_type is EpDispatchCombineKernelType.IntraNode

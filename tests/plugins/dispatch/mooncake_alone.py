@@ -23,7 +23,7 @@ NUM_RANKS, SLOTS, HIDDEN, TOP_K, TOKENS = 2, 5, 2048, 3, 24
 NUM_EXPERTS = NUM_RANKS * SLOTS
 ROUNDS = 200
 TOLERANCE = 0.02
-"""Of the largest value."""
+"""The largest error, as a part of the largest value."""
 
 
 def draw() -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ class BereavedClient:
     """What was seen of the end of its engine. It waits for a line on standard input."""
 
     name: str
-    """The engine's."""
+    """The name of the engine."""
     process: subprocess.Popen[str]
     killed_s: float
     """When the Supervisor was."""

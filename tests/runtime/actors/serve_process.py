@@ -47,12 +47,12 @@ asyncio.run(main())
 
 
 def here(seconds: float) -> float:
-    """As long as this takes where others have their share of the cores, too."""
+    """The time that this takes where others have their share of the cores, too."""
     return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def user_environment() -> dict[str, str]:
-    """As users have it: a private cluster, with token authentication."""
+    """The environment as users have it: a private cluster, with token authentication."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RAYDIX_SECRET": SECRET}
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
         environment.pop(name, None)

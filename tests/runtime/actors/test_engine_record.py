@@ -34,7 +34,7 @@ name.publish(record)
 print("up", flush=True)
 sys.stdin.read()
 """
-"""Has the name `mine` until its standard input ends."""
+"""The program has the name `mine` until its standard input ends."""
 
 
 @pytest.fixture(autouse=True)

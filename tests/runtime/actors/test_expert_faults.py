@@ -68,7 +68,7 @@ async def _version(group: SharedEngine) -> int:
 
 
 async def _until_moved(group: SharedEngine, engine: AsyncLLM) -> None:
-    """Until experts have moved under the Scheduler that there is now."""
+    """Wait until experts have moved under the Scheduler that there is now."""
     before = await _version(group)
     async with asyncio.timeout(60):
         while await _version(group) <= before:

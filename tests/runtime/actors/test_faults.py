@@ -27,7 +27,7 @@ NUM_MET_TOKENS = 150
 """Where the ranks of several processes meet in every step, which takes them long on a cpu."""
 GROUP_BACK_S = 60.0
 MIN_L2_HITS = 0.95
-"""Of what could come from a cache after a rank was lost."""
+"""The least part that is found of what could come from a cache after a rank was lost."""
 Hook = Callable[[], Awaitable[None]]
 
 
@@ -62,14 +62,14 @@ async def generate_all(
 
 
 async def generate_met(engine: AsyncLLM, seeds: range, hook: Hook | None = None) -> list[list[int]]:
-    """As `generate_all`, by ranks that meet."""
+    """Generate as `generate_all` does, by ranks that meet."""
     return await generate_all(engine, seeds, hook, NUM_MET_TOKENS)
 
 
 async def generate_through_a_kill(
     shared: SharedEngine, engine: AsyncLLM, seeds: range, lost: str
 ) -> list[list[int]]:
-    """As `generate_met`, but a rank is killed meanwhile; its step group is soon back."""
+    """Generate as `generate_met` does while a rank is killed; its step group is soon back."""
     killed_s: list[float] = []
 
     async def kill() -> None:
@@ -325,6 +325,6 @@ async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
 
 
 async def incarnations_of(lane: SharedEngine) -> list[int]:
-    """Of its ranks."""
+    """The incarnations of the lane's ranks."""
     health = await lane.handle.call("health")
     return [health[f"gpu{rank}"]["incarnation"] for rank in range(NUM_RANKS)]

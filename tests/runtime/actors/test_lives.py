@@ -33,10 +33,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 DEAD_S = 1.0
 """Within which a client hears that its engine has ended."""
 RAY_ENDS_S = 1.0
-"""For Ray, and then the kernel, to end the other actors of an engine that gives up."""
+"""The time that Ray, and then the kernel, take to end the other actors of an engine that gives up.
+"""
 SERVE_ENDS_S = 10.0
 CABLE_S = 15.0
-"""For a client to notice that nothing comes from its engine's host any more."""
+"""The time until a client notices that nothing comes from its engine's host any more."""
 PROMPT = list(range(40))
 _ANY_HOST_S = 300.0
 """Time for what is running to end, on however slow a host."""

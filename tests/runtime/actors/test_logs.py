@@ -67,7 +67,7 @@ def copy_of(checkpoint: Path, folder: Path) -> Path:
 
 
 def make_endless(folder: Path) -> None:
-    """From now on reading the weights of this checkpoint never comes to an end."""
+    """Let reading the weights of this checkpoint never come to an end."""
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     pipe.replace(folder / "model.safetensors")

@@ -47,7 +47,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 def without_some_bytes():
-    """As SmolLM2, which has no token for some bytes: they are lost, and leave no gap."""
+    """A tokenizer like SmolLM2's, which has no token for some bytes: they are lost."""
     backend = trained_backend("byte_level")
     state = json.loads(backend.backend_tokenizer.to_str())
     model = state["model"]

@@ -161,7 +161,7 @@ async def test_a_copy_of_a_handle_carries_where_the_secret_is_and_not_the_secret
 
 
 def let_pass(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the loop's clock, which every deadline of both ends goes by."""
+    """Let time pass by the loop's clock, which every deadline of both ends goes by."""
     loop = asyncio.get_running_loop()
     real = loop.time
     monkeypatch.setattr(loop, "time", lambda: real() + seconds)

@@ -75,7 +75,7 @@ async def test_without_a_tokenizer_everything_is_refused():
 
 
 async def test_memory_of_long_texts_is_given_back():
-    """Those that cannot be refused before they are tokenised, nor cut."""
+    """The texts are some that cannot be refused before they are tokenised, nor cut."""
     backend = byte_level_backend()
     desk = TextDesk(Tokenizer(backend), 1 << 22)
     assert not desk.tokenizer._text_steps.can_be_cut

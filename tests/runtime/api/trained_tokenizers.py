@@ -64,7 +64,7 @@ def _corpus() -> Sequence[str]:
 
 
 def _byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2, Llama 3, Qwen and SmolLM2."""
+    """A tokenizer like those of GPT-2, Llama 3, Qwen and SmolLM2."""
     backend = BackendTokenizer(models.BPE())
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -83,7 +83,7 @@ def _byte_level() -> PreTrainedTokenizerFast:
 
 
 def _llama() -> PreTrainedTokenizerFast:
-    """As the files of Llama 2, TinyLlama and Phi-3: the normaliser writes the first space."""
+    """A tokenizer like Llama 2's or Phi-3's own files: the normaliser writes the first space."""
     backend = _sentencepiece()
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -100,7 +100,7 @@ def _llama() -> PreTrainedTokenizerFast:
 
 
 def _mistral() -> PreTrainedTokenizerFast:
-    """As transformers makes those of Llama 2, Mistral 0.x and Mixtral: the first word alone."""
+    """A tokenizer as transformers makes Mixtral's: only the first word is given a space."""
     backend = _sentencepiece()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoders.Sequence(
@@ -126,7 +126,7 @@ def _gemma() -> PreTrainedTokenizerFast:
 
 
 def _metaspace() -> PreTrainedTokenizerFast:
-    """As T5 has it: words alone, and what is unknown is lost."""
+    """A tokenizer like T5's: it knows words alone, and what is unknown is lost."""
     backend = _sentencepiece()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     backend.decoder = decoders.Metaspace(prepend_scheme="always", split=True)

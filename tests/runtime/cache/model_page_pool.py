@@ -37,7 +37,7 @@ class PoolModel:
             self.released_after.pop(page, None)
 
     def release(self, page_ids: Iterable[int], after_step: int) -> None:
-        """These pages came back while `after_step` was the last step sent."""
+        """Note that these pages came back while `after_step` was the last step sent."""
         for page in page_ids:
             self.used.remove(page)
             self.released_after[page] = after_step

@@ -68,7 +68,7 @@ class PrefixModel:
         return {chain for chain, page_ids in self.page_ids.items() if page_ids[group]}
 
     def locked(self, group: int) -> set[Chain]:
-        """Those of them that some lock protects: of a WINDOW group, one window."""
+        """The chains that some lock protects: of a WINDOW group, one window."""
         reach = self.reaches[group]
         paths = [self.chains(*lock) for lock in self.locks]
         windows = [path if reach is None else path[max(0, len(path) - reach) :] for path in paths]
@@ -105,7 +105,7 @@ class PrefixModel:
         del self.serials[chain]
 
     def forget_hollow(self, chains: Sequence[Chain]) -> None:
-        """These have gone with their lock: no group may hold anything of them or behind them."""
+        """Check that no group holds chains that went with their lock, or what is behind them."""
         for chain in chains:
             assert not any(self.page_ids[chain]), "a page has vanished"
             self.forget(chain)
@@ -119,7 +119,7 @@ class PrefixModel:
 
 
 class EvictionModel:
-    """In which order a tree's pages should go and be inspected, sorted anew each time.
+    """The order in which a tree's pages should go and be inspected, sorted anew each time.
 
     Leaves with equal policy keys go as they came, which their tickets tell.
     """
@@ -235,7 +235,7 @@ class Cache:
         return self.tree.match(identity or self.identity, pack_tokens(tokens))
 
     def num_matched(self, tokens: Sequence[int]) -> int:
-        """Matched tokens."""
+        """The number of matched tokens."""
         return self.match(tokens).num_pages * self.page_size
 
     def start(self, tokens: Sequence[int], identity: PageKey | None = None) -> Request:

@@ -4,7 +4,7 @@ from tests.runtime.cache.model_radix_tree import Cache
 
 
 def last_steps(cache: Cache, num_pages: list[int]) -> list[tuple[int, int]]:
-    """Of each victim, how many pages it has, and the last step that may name them."""
+    """The number of pages of each victim, and the last step that may name them."""
     return [(victim.num_pages, victim.last_step) for victim in cache.tree.evict(num_pages)]
 
 

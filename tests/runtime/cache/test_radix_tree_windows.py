@@ -10,7 +10,7 @@ from tests.runtime.cache.window_cache import FULL, WINDOW, cache_of, counts, liv
 
 
 def test_a_prefix_ends_only_where_its_window_is_whole() -> None:
-    """Scenario 21."""
+    """The pages 6 to 9 of the window's group are left after six were evicted."""
     cache = cache_of()
     request = cache.start([])
     cache.extend(request, tokens(1, 10))
@@ -24,7 +24,7 @@ def test_a_prefix_ends_only_where_its_window_is_whole() -> None:
 
 
 def test_every_prefix_of_a_chain_without_tombstones_is_usable() -> None:
-    """Scenario 22."""
+    """Nothing was evicted, so each prefix ends behind a whole window."""
     cache = cache_of()
     cache.run(tokens(1, 10))
 
@@ -32,7 +32,7 @@ def test_every_prefix_of_a_chain_without_tombstones_is_usable() -> None:
 
 
 def test_after_a_tombstone_a_prefix_needs_a_whole_window() -> None:
-    """Scenario 23."""
+    """The pages 0 to 4 of the window's group are gone."""
     cache = cache_of()
     cache.run(tokens(1, 12))
     cache.evict(0, 5)  # the pages 0 to 4
@@ -44,7 +44,7 @@ def test_after_a_tombstone_a_prefix_needs_a_whole_window() -> None:
 
 
 def test_window_pages_of_an_inner_node_go_alone_and_those_of_a_leaf_with_it() -> None:
-    """Scenario 24."""
+    """A leaf takes the pages of both groups with it."""
     cache = cache_of()
     cache.run(tokens(1, 10), tokens(11, 12))
     free = [pool.num_free for pool in cache.pools]
@@ -63,7 +63,7 @@ def test_window_pages_of_an_inner_node_go_alone_and_those_of_a_leaf_with_it() ->
 
 
 def test_an_insertion_heals_tombstones_and_gives_back_the_duplicates() -> None:
-    """Scenario 25, FULL pages unlocked."""
+    """The FULL pages are unlocked when the window's group gets its pages back."""
     cache = cache_of()
     cache.run(tokens(1, 10))
     cache.evict(0, 6)
@@ -90,7 +90,7 @@ def heal(cache: Cache, request: Request, start: int, window: Int32Array) -> list
 
 
 def test_a_loaded_window_heals_a_locked_prefix_and_is_pinned() -> None:
-    """Scenario 25, FULL pages locked."""
+    """The FULL pages are locked when the window's group gets its pages back."""
     cache = cache_of()
     cache.run(tokens(1, 10))
     cache.evict(0, 9)  # page 9 is left
@@ -141,7 +141,7 @@ def test_pages_to_heal_with_reach_to_the_end_of_the_lock() -> None:
 def test_a_lock_on_a_long_leaf_pins_one_window(
     window: int, page_size: int, num_pinned: int
 ) -> None:
-    """Scenario 26."""
+    """The lock pins as many pages as hold the window, rounded up."""
     cache = cache_of(window, page_size=page_size)
     cache.run(tokens(1, 100))
     request = cache.start(tokens(1, 100))

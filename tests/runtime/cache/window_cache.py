@@ -12,7 +12,7 @@ FULL, WINDOW = 0, 1
 
 
 def tokens(first: int, last: int) -> list[int]:
-    """Of pages of one token, both ends included."""
+    """The tokens of pages of one token each, both ends included."""
     return list(range(first, last + 1))
 
 

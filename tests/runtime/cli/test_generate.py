@@ -66,7 +66,7 @@ def test_an_answer_is_printed_as_it_is(
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
 ) -> None:
-    """Not broken at the terminal's edge, and with all its characters."""
+    """The text is not broken at the terminal's edge, and has all its characters."""
     cluster.engines["mine"] = cluster.handle
     monkeypatch.setenv("COLUMNS", "20")
     text = "word " * 5 + "\x0c[bold]\x08\r."

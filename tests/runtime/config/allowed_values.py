@@ -9,7 +9,7 @@ Schema = Mapping[str, Any]
 
 
 def allowed_values() -> dict[str, str]:
-    """By dotted key; where backends of L3 differ in a key, all that one of them allows."""
+    """The allowed values by dotted key; where backends of L3 differ, all that one allows."""
     root = EngineConfig.model_json_schema()
     found: dict[str, list[str]] = {}
     for key, schema in _keys(root, root["$defs"], ""):

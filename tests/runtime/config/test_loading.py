@@ -1,4 +1,4 @@
-"""From a file, a folder, a dict or `--set` to a checked configuration, and what is refused."""
+"""A file, a folder, a dict or `--set` makes a checked configuration, or is refused."""
 
 from pathlib import Path
 from typing import Any

@@ -23,13 +23,13 @@ def small_model(small_checkpoint: Path) -> LoadedModel:
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    """On a GPU."""
+    """A decoder on a GPU."""
     return make_random_decoder(request.param)
 
 
 @pytest.fixture(params=[16, 64])
 def runners(decoder: Decoder, request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
-    """On a GPU, without and with captured steps."""
+    """Runners on a GPU, without and with captured steps."""
     eager, captured = (make_runner(decoder, request.param) for _ in range(2))
     captured.capture_graphs()
     return eager, captured

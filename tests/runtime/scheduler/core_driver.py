@@ -228,7 +228,7 @@ class CoreDriver:
         )
 
     def connection_of(self, rank: int) -> ConnectionId:
-        """By which a rank is attached, or was."""
+        """The connection by which a rank is attached, or was."""
         return self._connections[rank]
 
     def _next_connection(self) -> ConnectionId:

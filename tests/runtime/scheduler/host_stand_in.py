@@ -16,7 +16,7 @@ class HostStandIn:
     def __init__(self, num_groups: int = 1) -> None:
         self.groups: list[set[bytes]] = [set() for _ in range(num_groups)]
         self.ready = self.groups[0]
-        """Of the first KV group."""
+        """The ready pages of the first KV group."""
         self.leases: dict[LeaseId, int] = {}
         """Pages of each."""
         self._open_lookups: set[LookupId] = set()

@@ -75,7 +75,7 @@ def test_the_third_branch_finds_what_all_share(
 def test_where_no_prompt_is_remembered_full_pages_in_l3_say_where_they_part(
     layout: KvLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a restart, or where another engine wrote them."""
+    """The pages are in L2 only, as after a restart, or where another engine wrote them."""
     cluster = cluster_of(layout)
     for number in range(3):
         forget_prompts(cluster, monkeypatch)

@@ -17,7 +17,7 @@ Reach = Callable[[CoreDriver], str]
 
 
 def patient_driver() -> CoreDriver:
-    """With L2, where a request waits for its prefetch as long as it takes."""
+    """A driver with L2, where a request waits for its prefetch as long as it takes."""
     prefetch = PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
     return CoreDriver(has_host_memory=True, prefetch=prefetch, lookup_deadline_s=100.0)
 

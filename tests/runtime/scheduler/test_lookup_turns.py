@@ -1,4 +1,4 @@
-"""Whose lookup goes next, and that none waits for claims that end only after it."""
+"""The next lookup goes in its turn, and none waits for claims that end only after it."""
 
 from raydix.ids import AskingId, ClientId, RequestId
 from raydix.runtime.messages.arrays import int32_array

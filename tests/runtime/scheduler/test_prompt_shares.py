@@ -133,7 +133,7 @@ def test_who_is_worse_by_priority_and_level_takes_nothing_from_anybody(
 
 
 def _play(prompts: list[PromptWork], room: StepRoom, *, max_steps: int) -> list[int]:
-    """In which step each prompt ends."""
+    """The step in which each prompt ends."""
     ends = [0] * len(prompts)
     for step in range(1, max_steps + 1):
         left = [index for index, prompt in enumerate(prompts) if prompt.num_tokens]

@@ -23,7 +23,7 @@ def _driver(num_lanes: int, **changes: int) -> CoreDriver:
 
 
 def _prompts(num_shared: int, first: int = 0) -> list[list[int]]:
-    """They share so many tokens, and each has some of its own."""
+    """Prompts that share so many tokens, each with some of its own."""
     shared = list(range(first, first + num_shared))
     return [
         [*shared, *range(100_000 + 10 * index, 100_000 + 10 * index + _TAIL)]

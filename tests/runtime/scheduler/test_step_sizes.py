@@ -14,7 +14,7 @@ PAGE_SIZE = 16
 
 
 def large_driver(**changes: Any) -> CoreDriver:
-    """With room for prompts of thousands of tokens, each of which takes 10 us."""
+    """A driver with room for prompts of thousands of tokens, each of which takes 10 us."""
     settings = {
         "page_size": PAGE_SIZE,
         "num_pages": (2000,),

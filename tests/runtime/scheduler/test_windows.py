@@ -152,7 +152,7 @@ def test_l2_gets_a_window_at_regular_distances() -> None:
 
 
 def test_a_prefix_that_outlived_its_window_gets_a_checkpoint_where_it_ends() -> None:
-    """Scenario 62: of three requests that share a prefix the third one finds it."""
+    """Only the third of three requests that share a prefix finds it."""
     driver = driver_with()
     shared = PROMPT[:25]
     first, second, third = ([*shared, *[100 + number] * 12] for number in range(3))
@@ -196,7 +196,7 @@ def test_a_hit_in_l2_leases_one_window() -> None:
 
 
 def test_a_window_in_l2_heals_a_prefix_in_l1() -> None:
-    """Scenario 28: what sees everything is in L1, the window in L2."""
+    """The pages of layers that see everything are in L1, the window in L2."""
     driver = driver_with()
     serve(driver, PROMPT, max_tokens=1)
     forget_windows(driver)

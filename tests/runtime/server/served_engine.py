@@ -61,7 +61,7 @@ class Server:
         )
 
     def http(self, key: str | None = None) -> httpx.AsyncClient:
-        """Plain HTTP."""
+        """A client of plain HTTP."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, verify=False)
 

@@ -39,7 +39,7 @@ async def on_first_news(
     monkeypatch: pytest.MonkeyPatch,
     then: Callable[[OpenRequest, OnNews], None],
 ) -> None:
-    """At the first news of each request do this; who listens is told of no other news."""
+    """Do this at the first news of each request; who listens is told of no other news."""
     client = await server.llm.connected()
     real = client.open
 

@@ -14,7 +14,7 @@ GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 
 
 def told_by(entries: list[dict[int, Logprob] | None]) -> list[dict[str, Any] | None]:
-    """As JSON has it."""
+    """The entries as JSON has them."""
     return [
         None
         if entry is None

@@ -93,7 +93,7 @@ class Node:
         self.core.check()
 
     def settle(self) -> None:
-        """Until storage has answered everything."""
+        """Wait until storage has answered everything."""
         while self.core.stats()["lookups"] or not self.core.is_drained:
             self.tell(FromStorage(STORAGE, self.answers.get(timeout=30)))
 

@@ -65,18 +65,18 @@ class Brake:
 
 
 class _BrakedRunner:
-    """Executes steps up to the brake's position, and others once it is off."""
+    """A `Runner` of steps up to the brake's position, and of others once it is off."""
 
     def __init__(self, runner: Runner, brake: Brake) -> None:
         self._runner = runner
         self._brake = brake
 
     def apply(self, plan: StepPlan) -> None:
-        """See `Runner`."""
+        """Carry a plan's changes out, as the runner inside does."""
         self._runner.apply(plan)
 
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
-        """See `Runner`."""
+        """Wait at the brake, if a row has come there, and run the rows."""
         if any(plan.row_starts + plan.row_num_tokens > self._brake.position):
             self._brake.wait()
         return self._runner.execute(plan, wait_layer)
@@ -88,10 +88,10 @@ class RankSpawner:
     def __init__(self, build_model: BuildModel) -> None:
         self.inner = InProcessSpawner(build_model)
         self.ranks: dict[tuple[int, int], InProcessActor] = {}
-        """By rank and incarnation."""
+        """The ranks that were made, by rank and incarnation."""
 
     async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
-        """See `Spawner`."""
+        """Start an actor, and keep it by rank and incarnation."""
         running = await self.inner.spawn(kind, name, **arguments)
         if kind is ActorKind.GPU:
             assert isinstance(running, InProcessActor)
@@ -129,6 +129,6 @@ class Groups:
             await self.supervisor.shutdown()
 
     async def incarnations(self) -> list[int]:
-        """Of all ranks."""
+        """The incarnations of all ranks."""
         health = await self.supervisor.health()
         return [health[f"gpu{rank}"]["incarnation"] for rank in range(self._num_ranks)]

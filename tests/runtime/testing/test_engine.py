@@ -109,7 +109,7 @@ async def test_a_stop_that_leaves_pages_uncopied_says_so(
 
 
 class ShrinkingDevice:
-    """Has room for fewer pages with each load."""
+    """A device that has room for fewer pages with each model."""
 
     def __init__(self, *counts: int) -> None:
         self._counts = iter(counts)
@@ -117,7 +117,7 @@ class ShrinkingDevice:
         self.twice = threading.Event()
 
     def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        """See `BuildModel`."""
+        """Build a sleeping model that has fewer pages than the one before."""
         loaded = build_sleeping_model(CONFIG, place, step_s=0)
         report = replace(loaded.report, num_pages=(next(self._counts),))
 
@@ -202,7 +202,7 @@ async def test_a_clean_stop_ends_storage_before_it_can_miss_its_host_memory(
 def planned_supervisor(
     checkpoint: Path, extra_bytes: int, build_model: BuildModel
 ) -> SupervisorActor:
-    """Of an engine whose arena is planned with so many bytes more than ranks will ask for."""
+    """An engine whose arena is planned with so many bytes more than ranks will ask for."""
     tiers = {"l1": {"num_pages": 32}, "l2": {"bytes_per_node": "4MiB"}}
     config = load_config({"model": {"path": str(checkpoint)}, "cache": tiers})
     sizes = size_engine(config, measure_checkpoint(config))

@@ -99,13 +99,13 @@ def test_what_some_ranks_write_others_read_in_any_order_of_copies(
 
 
 class Gate:
-    """A rank's copies wait here: each layer takes one pass."""
+    """A `Delay` at which a rank's copies wait: each layer takes one pass."""
 
     def __init__(self) -> None:
         self._passes = threading.Semaphore(0)
 
     def __call__(self, transfer: Transfer) -> None:
-        """See `Delay`."""
+        """Wait, before a load's layer, until the gate opens for it."""
         if transfer.direction is Direction.LOAD:
             self._passes.acquire()
 

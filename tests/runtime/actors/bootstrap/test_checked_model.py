@@ -44,7 +44,7 @@ sys.stdout.buffer.write(pickle.dumps(read))
 
 
 def test_the_config_of_every_family_is_the_same_without_torch(tmp_path: Path) -> None:
-    """So the other process reads it, as transformers would import all its models otherwise."""
+    """The other process reads it, as transformers would import all its models otherwise."""
     folders = [make_checkpoint(tmp_path / each.name, each, seed=0) for each in Family]
 
     done = subprocess.run(

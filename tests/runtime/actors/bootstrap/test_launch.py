@@ -78,7 +78,7 @@ def session_processes(driver: int) -> list[str]:
 
 
 def modes_in_tmp(driver: int) -> set[int]:
-    """Of the folders by which this driver's engine is found and in which all else of it lies."""
+    """The modes of the folders in which this driver's engine is found and has its files."""
     mine = [Path(f"/tmp/raydix-user-{os.geteuid()}"), *Path("/tmp").glob(f"raydix-{driver}-*")]
     return {path.stat().st_mode & 0o777 for path in mine}
 

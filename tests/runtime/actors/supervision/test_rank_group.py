@@ -32,11 +32,11 @@ class Bench:
         self.made: dict[tuple[int, int], FakeActor] = {}
         self.ended: list[int] = []
         self.errors: dict[tuple[int, int], Exception] = {}
-        """By which rank and incarnation are not made."""
+        """The errors by which a rank and incarnation are not made."""
         self.loading: set[tuple[int, int]] = set()
-        """Those that take until they are removed here."""
+        """The ranks that load until they are removed here."""
         self.starting: set[tuple[int, int]] = set()
-        """The same."""
+        """The ranks that start until they are removed here."""
         self.started: list[tuple[int, int]] = []
         self._first = first
         self.group = RankGroup(

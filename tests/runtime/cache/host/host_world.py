@@ -140,7 +140,7 @@ class Memory:
 
     @property
     def holders(self) -> set[int | None]:
-        """Those out of reach."""
+        """The holders that are out of reach."""
         return set(self._written)
 
     @property

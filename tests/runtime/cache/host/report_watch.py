@@ -38,7 +38,7 @@ class ReportWatch:
         self._objects: set[Name] = set()
         """What L3 held at the last look."""
         self._orders: set[int] = set()
-        """Those that were looked at."""
+        """The orders that were looked at."""
         self._read: set[Name] = set()
 
     def begin(self, request: str, chain: list[int], num_l1_pages: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ OTHERS: list[HostEvent] = [Tick(), FromScheduler(LINK, ReleaseLeases(lease_ids=(
 
 
 def touched() -> ChainTouches:
-    """Of an index with the pages 0 and 1, of which 0 was used since."""
+    """The touches of an index with the pages 0 and 1, of which 0 was used since."""
     index = HostIndex(make_geometry(1, (2,)))
     for name in range(2):
         publish(index, name)

@@ -16,7 +16,7 @@ from tests.runtime.cache.host.windowed_host import (
 
 @pytest.mark.parametrize("last", [FULL, WINDOW])
 def test_full_pages_of_l3_are_told_though_no_window_is_there(last: int) -> None:
-    """In whichever order the answers come."""
+    """The answers come in whichever order."""
     host = with_windows()
     host.store(range(6))
     host.store([7], group=WINDOW)

@@ -28,7 +28,7 @@ def hint(host: HostScript, request: str, num_pages: int) -> None:
 
 
 def first_names(host: HostScript) -> list[str]:
-    """Of each read in flight, its first page."""
+    """The first page of each read in flight."""
     reads = [order for order in host.orders if isinstance(order, ReadObjects)]
     return [split_keys(order.keys)[0].rstrip(b".").decode() for order in reads]
 

@@ -16,7 +16,7 @@ from tests.runtime.cache.host.host_values import STORAGE
 PATIENT = replace(STORAGE, min_tokens=1, max_write_batches=0, breaker_failures=10_000)
 MAX_PAGES = 10
 PLACES = st.text("2333b.", min_size=MAX_PAGES, max_size=MAX_PAGES)
-"""In L2; in L3; in L3 but it cannot be read; nowhere."""
+"""Where each page is: in L2; in L3; in L3 but it cannot be read; nowhere."""
 GROUPS = st.lists(
     st.tuples(st.none() | st.integers(0, 4), PLACES, st.integers(0, 4)), min_size=1, max_size=3
 )

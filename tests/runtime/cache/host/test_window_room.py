@@ -43,7 +43,7 @@ class Chains:
                     self.index.publish(page_id, key)
 
     def num_whole(self) -> int:
-        """Of the latest chains, how many in a row are there in both groups."""
+        """How many of the latest chains in a row are there in both groups."""
         count = 0
         for of_groups in reversed(self.kept):
             if any(self.index.find(g, key) is None for g in (0, 1) for key in of_groups[g]):
@@ -52,7 +52,7 @@ class Chains:
         return count
 
     def share(self, group: int) -> float:
-        """Of the arena's bytes."""
+        """The group's share of the arena's bytes."""
         num_pages = sum(self.index.count_by_state(group)[state] for state in HostPageState)
         return num_pages * PAGE_BYTES[group] / (NUM_SLABS * SLAB_BYTES)
 

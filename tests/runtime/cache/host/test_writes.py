@@ -68,7 +68,7 @@ def written_names(host: HostScript) -> list[bytes]:
 
 
 def commit_all_that_is_granted(host: HostScript, first_name: int) -> int:
-    """In one message, as the checks of thousands of pages take long. Returns how many pages."""
+    """Commit all in one message: checks of thousands of pages take long. Returns their number."""
     pairs = list(host.granted)
     host.granted.clear()
     names = range(first_name, first_name + len(pairs))

@@ -37,7 +37,7 @@ def with_windows(
     storage: StorageSettings | None = QUIET,
     num_pages: int = 240,
 ) -> HostScript:
-    """By default a FULL group, and a WINDOW group that needs two pages."""
+    """Make a host that has, by default, a FULL group, and a WINDOW group that needs two pages."""
     reaches = reaches or (None, 2)
     host = HostScript(
         num_pages,

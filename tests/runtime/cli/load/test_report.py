@@ -1,4 +1,4 @@
-"""From what clients saw to figures."""
+"""The report turns what clients saw into figures."""
 
 from typing import Any
 

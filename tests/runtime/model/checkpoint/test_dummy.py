@@ -30,7 +30,7 @@ def test_a_folder_with_a_config_alone_gives_the_same_model_each_time(tmp_path: P
 
 
 def test_a_tensor_depends_on_its_name_and_on_no_other_tensor(tmp_path: Path) -> None:
-    """So that a rank may draw in any order, and only what it keeps a part of."""
+    """A rank may draw in any order, and only what it keeps a part of."""
     two, three = (
         make_dummy_model(
             make_checkpoint(tmp_path / str(n), Family.QWEN3, seed=1, num_hidden_layers=n),

@@ -17,7 +17,9 @@ from tests.runtime.model.collectives.ranks import WAIT_S, Lane
 
 GPUS = pytest.mark.multi_gpu
 SHAPES = [(1, 48), (3, 50), (32, 5120), (7, 1), (700, 512), (0, 8)]
-"""Of parts that are summed: small and large, whole vectors of 16 bytes and not, none at all."""
+"""The shapes of parts that are summed: small and large, whole vectors of 16 bytes and not, none at
+all.
+"""
 
 
 def lane_id(lane: Lane) -> str:

@@ -118,7 +118,7 @@ class CountedOperations(TorchDispatchMode):
 
 
 def operations_of_a_step(model: LoadedModel, rules: LogitRules) -> int:
-    """Of one that decodes for two requests, beside a request which some rule concerns."""
+    """The operations of a step of two requests; a rule concerns a third one, outside the step."""
     driver = PlanDriver(model, rules=rules)
     requests = [driver.add(slot, [5, 6, 7 + slot]) for slot in range(2)]
     driver.generate(requests, 1)

@@ -26,7 +26,7 @@ def make(device: str, num_tokens: int = TOKENS) -> SlotMemory:
 
 @st.composite
 def changes(draw: st.DrawFn) -> list[tuple[str, int, int, int, list[int]]]:
-    """Of tokens, or a group's table: slot, start and numbers; no place twice."""
+    """Changes of tokens, or of a group's table: slot, start and numbers; no place twice."""
     found = []
     for part, size in [("tokens", TOKENS), *((f"table{group}", PAGES) for group in range(GROUPS))]:
         for slot in draw(st.sets(st.integers(0, SLOTS - 1))):

@@ -48,7 +48,7 @@ LOGPROBS = DeviceSampling(seed=0, num_logprobs=20, num_prompt_logprobs=3)
 
 
 def make_random_decoder(dtype: torch.dtype) -> Decoder:
-    """Of `SPEC`."""
+    """Make a decoder of `SPEC` with random weights."""
     torch.manual_seed(0)
     decoder = make_decoder(SPEC, device=torch.device("cuda"), dtype=dtype)
     for parameter in decoder.parameters():
@@ -114,7 +114,7 @@ def step(
 
 
 def fresh(runner: ModelRunner) -> ModelRunner:
-    """Without requests."""
+    """The same runner without requests."""
     runner.apply(StepPlan(step=0, removed_slots=int32_array(np.flatnonzero(runner.slots.is_taken))))
     return runner
 

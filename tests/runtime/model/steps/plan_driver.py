@@ -83,7 +83,7 @@ class PlanDriver:
 
     @property
     def pool(self) -> torch.Tensor:
-        """That of the only KV group."""
+        """The pool of the only KV group."""
         (pool,) = self.pools
         return pool
 

@@ -43,7 +43,8 @@ STEPS = {
 
 
 NUM_SHAPES = {"one decode": 35, "decodes": 29, "extension": 27, "prompts": 23}
-"""That hold them: all but smaller ones, and those of one row or of single tokens."""
+"""The number of shapes that hold them: all but smaller ones, and those of one row or single tokens.
+"""
 
 
 @pytest.mark.parametrize("kind", STEPS)

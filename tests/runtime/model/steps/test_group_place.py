@@ -18,7 +18,7 @@ from raydix.runtime.model.steps.step_shapes import decode_shapes, extension_shap
 
 SHAPES = (*decode_shapes(4), *extension_shapes(64, 16))
 PROMPTS = prompt_shapes(4, 16)[:2]
-"""Of 32 and 64 tokens."""
+"""The shapes of 32 and 64 tokens."""
 
 
 def group(
@@ -32,7 +32,7 @@ def group(
 def plan(
     own: tuple[int, ...], rows: tuple[int, ...] = (), tokens: tuple[int, ...] = ()
 ) -> StepPlan:
-    """With rows of so many tokens."""
+    """A plan with rows of so many tokens."""
     return StepPlan(
         step=3,
         row_slots=int32_array(range(len(own))),

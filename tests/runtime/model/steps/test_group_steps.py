@@ -66,9 +66,9 @@ LANES = (
 )
 """Alone with a prompt, beside decodes, mixed with them, and twice idle."""
 NUM_PROMPT_STEPS = 2
-"""With two rows of some lane, of which one is a prompt."""
+"""The number of steps with two rows of some lane, of which one is a prompt."""
 Answers = dict[int, list[tuple[int, float]]]
-"""By slot: tokens, and how far the second most likely is behind each."""
+"""The tokens of each slot, and how far the second most likely is behind each."""
 
 
 def config_of(folder: Path, device: str, dispatch: str, ep: int) -> EngineConfig:
@@ -101,7 +101,7 @@ def rows(lane: int, step: int) -> list[tuple[int, int, int, int]]:
 
 
 def plan(lane: int, step: int, lanes: Sequence[int]) -> StepPlan:
-    """That of a lane which steps together with all of `lanes`."""
+    """The plan of a lane which steps together with all of `lanes`."""
     own, new = rows(lane, step), [each for each in LANES[lane] if each.first == step]
     columns = [int32_array(column) for column in zip(*own, strict=True)] or [int32_array([])] * 4
     together = [rows(each, step) for each in lanes] if len(lanes) > 1 else []

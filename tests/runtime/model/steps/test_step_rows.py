@@ -96,13 +96,13 @@ def test_what_is_not_kept_goes_to_the_padding_page(slots: RequestSlots) -> None:
 def columns_of(
     slots: RequestSlots, shape: StepShape, row: tuple[int, int, int, int, int]
 ) -> dict[str, Any]:
-    """Of a captured step of one row."""
+    """The columns of a captured step of one row."""
     rows = read_rows(plan([row]), slots)
     return unpack(step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape), shape)
 
 
 def unpack(packed: Column, shape: StepShape) -> dict[str, Any]:
-    """By name, as lists of numbers."""
+    """The columns by name, as lists of numbers."""
     columns = shape.layout.split(torch.from_numpy(packed))
     return {name: column.tolist() for name, column in columns.items()}
 
@@ -211,7 +211,7 @@ def test_what_is_all_padding_touches_the_scratch_slot_and_the_padding_page_alone
 
 
 def tiles_of(columns: dict[str, Any]) -> list[list[int]]:
-    """Those of prompts that do something."""
+    """The tiles of prompts that do something."""
     return [tile for tile in columns["tiles_X4"] if tile[2]]
 
 

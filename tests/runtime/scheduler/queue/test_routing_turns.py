@@ -33,7 +33,7 @@ def request(serial: int, routing_key: str | None) -> RequestState:
 
 
 def place(request: RequestState, level: int = 0) -> OrderKey:
-    """In the order of arrival within a level."""
+    """A place in the order of arrival within a level."""
     return OrderKey(level, 0, 0, request.arrival_s, request.serial)
 
 

@@ -1,4 +1,4 @@
-"""Whose lookup is sent when, and the room in L2 that it claims."""
+"""The order in which lookups are sent, and the room in L2 that they claim."""
 
 from raydix.ids import RequestId
 from raydix.runtime.config.policies import PrefetchStrategy
@@ -152,7 +152,7 @@ def driver_with(max_staged_pages: int) -> CoreDriver:
 
 
 def lookups_of(driver: CoreDriver) -> list[str]:
-    """Whose chains HostMemory was asked for since the last time, in order."""
+    """The requests whose chains HostMemory was asked for since the last time, in order."""
     found = [
         driver.asker_of(message.lookup_id)
         for message in driver.to_host

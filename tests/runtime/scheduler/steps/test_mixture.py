@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from raydix.runtime.scheduler.steps.mixture import StepTimes, shared_tokens, tokens_beside_decodes
 
 TIMES = StepTimes(decodes_s=0.0025, mixed_s=0.0035, token_s=7e-6)
-"""Of 14 decodes of a small model on an H200."""
+"""The times of 14 decodes of a small model on an H200."""
 
 _seconds = st.floats(1e-6, 10.0)
 _times = st.builds(StepTimes, decodes_s=_seconds, mixed_s=_seconds, token_s=_seconds)

@@ -131,7 +131,7 @@ class UsrbioEmulator:
     errors: deque[int] = field(default_factory=deque)
     """Codes with which the next operations fail."""
     gate: threading.Event = field(default_factory=threading.Event)
-    """While it is not set, the client stands still."""
+    """The gate before the client, which stands still while it is not set."""
     arrived: threading.Event = field(default_factory=threading.Event)
     """Set as soon as the client has taken an operation."""
 
@@ -177,5 +177,5 @@ class UsrbioEmulator:
 
     @property
     def links(self) -> list[Path]:
-        """Of memory that is shared at present."""
+        """The links of memory that is shared at present."""
         return list((self.mount / "3fs-virt/iovs").iterdir())

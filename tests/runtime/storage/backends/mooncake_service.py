@@ -171,7 +171,7 @@ class MooncakeStore(Store):
         assert self._client().put(self._key(name), data or b"?") == 0
 
     def close(self) -> None:
-        """Remove everything."""
+        """Remove all objects and end the services."""
         for service in self.small_services:
             service.kill()
         self._client().remove_by_regex("^raydix/", True)

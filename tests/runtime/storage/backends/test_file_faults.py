@@ -21,7 +21,7 @@ IO_ERROR = ObjectStatus.IO_ERROR
 
 
 def refuse_unlinks(monkeypatch: pytest.MonkeyPatch, *spoilt: Path) -> None:
-    """Of these files; without any, of all."""
+    """Refuse to unlink these files; without any, all of them."""
     unlink = os.unlink
 
     def refuse(path: str) -> None:

@@ -10,7 +10,9 @@ from tests.runtime.storage.stores import Bench
 
 OK, IO_ERROR = ObjectStatus.OK, ObjectStatus.IO_ERROR
 WRONG = [[], [OK], [OK] * 3, [0, 0], [None, OK], [OK, 77], [OK, "ok"], 2, None]
-"""For two objects. 0 is what OK looks like as a byte, and 2 would be so many bytes of it."""
+"""Wrong answers for two objects. 0 is what OK looks like as a byte, and 2 would be so many bytes of
+it.
+"""
 
 
 @pytest.mark.parametrize("returned", WRONG, ids=repr)

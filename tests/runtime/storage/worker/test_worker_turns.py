@@ -26,7 +26,7 @@ from tests.runtime.storage.stores import LAYOUT, NAMESPACE, Bench, make_key
 
 OK, CANCELLED, IO_ERROR = ObjectStatus.OK, ObjectStatus.CANCELLED, ObjectStatus.IO_ERROR
 NUM_TRANSFERS = 2
-"""That a `Bench`'s worker has under way at a time."""
+"""The number of transfers that a `Bench`'s worker has under way at a time."""
 
 
 def test_batch_that_is_cancelled_before_its_turn_moves_nothing() -> None:
