@@ -6,7 +6,7 @@ from raydix.errors import AccountingError
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
-from raydix.runtime.scheduler.request.state import PREPARING, State, require_states
+from raydix.runtime.scheduler.request.state import PREPARING, QUEUED, State, require_states
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
 
@@ -28,7 +28,7 @@ def check_requests(
     require_states("nobody", requests.unplaced.values(), {State.PLACING})
     for lane in lanes:
         decoding = [one for one in lane.running.values() if one.is_decoding]
-        require_states("a queue", lane.waiting.requests.values(), {State.WAITING})
+        require_states("a queue", lane.waiting.requests.values(), QUEUED)
         require_states("a lane", lane.prefilling.values(), PREPARING)
         require_states("a batch", decoding, {State.DECODING})
 

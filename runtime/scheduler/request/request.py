@@ -107,13 +107,14 @@ class RequestState:
         """What names this request for ever, while its id may come again."""
         return self.request_id, self.serial
 
-    def _move(self, new: State) -> None:
+    def move(self, new: State) -> None:
+        """Be in another state from now on. Raises AccountingError if the table lacks the move."""
         require_move(self.request_id, self.state, new)
         self.state = new
 
     def move_to(self, lane: int) -> None:
         """Let the request wait on this lane, where it has used no page yet."""
-        self._move(State.WAITING)
+        self.move(State.WAITING)
         self.lane = lane
         self._num_counted_pages = 0
 
@@ -147,11 +148,11 @@ class RequestState:
 
     def wait_for_lease(self) -> None:
         """Note that HostMemory was asked for the pages that the request loads."""
-        self._move(State.LEASING)
+        self.move(State.LEASING)
 
     def start_from(self, num_cached: int) -> None:
         """Run with `num_cached` cached tokens; the last known token is computed in any case."""
-        self._move(State.PREFILLING)
+        self.move(State.PREFILLING)
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
 
@@ -176,17 +177,17 @@ class RequestState:
 
     def lose_lane(self) -> None:
         """Give up the lane where the request waits, whose ranks are lost."""
-        self._move(State.PLACING)
+        self.move(State.PLACING)
 
     def stop_running(self) -> None:
         """Let the request wait again; the lane has given back what it held."""
-        self._move(State.WAITING)
+        self.move(State.WAITING)
         self._reset_run()
         self.run += 1
 
     def end(self) -> None:
         """End the request; the lane has given back what it held."""
-        self._move(State.ENDED)
+        self.move(State.ENDED)
         self._reset_run()
         self.run += 1
 
@@ -213,7 +214,7 @@ class RequestState:
 
     def wait_for_load(self, load: Load) -> None:
         """Note that a load brings pages of the table: rows on top of them count once it is done."""
-        self._move(State.LOADING)
+        self.move(State.LOADING)
         self.load = load
 
     def defer(self, outcome: RowOutcome) -> None:
@@ -222,14 +223,14 @@ class RequestState:
 
     def finish_load(self) -> list[RowOutcome]:
         """Take in that the load is done; returns the outcomes that count now."""
-        self._move(State.PREFILLING)
+        self.move(State.PREFILLING)
         self.load = None
         deferred, self._deferred = self._deferred, []
         return deferred
 
     def join(self, progress: DecodeProgress) -> None:
         """Let a batch keep the request's progress from now on, where it reads it."""
-        self._move(State.DECODING)
+        self.move(State.DECODING)
         self._progress = progress
 
     def leave(self, *, num_sampled: int) -> None:

@@ -26,6 +26,9 @@ class State(Enum):
     """The request holds nothing, and nobody knows it any more."""
 
 
+QUEUED = frozenset({State.WAITING})
+"""A request in one of these is in its lane's queue, and holds nothing there but its place."""
+
 ADMITTED = frozenset({State.LEASING, State.LOADING, State.PREFILLING, State.DECODING})
 """A request in one of these has a slot of its lane, and holds pages of L1."""
 
