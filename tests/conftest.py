@@ -1,10 +1,15 @@
 """Settings that every test shares. They must precede the first import of torch and ray."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
+
+from raydix.runtime import garbage
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -38,6 +43,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """What tests import, in processes of their own, too, learns of `--ranks` by the environment."""
     os.environ["RAYDIX_TEST_RANKS"] = str(config.getoption("--ranks"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unspared_objects() -> Iterator[None]:
+    """Actors in this process spare none of its objects from the collector of garbage.
+
+    An engine in one process takes its actors' sparing back when it ends, so that each engine would
+    look through all modules anew, for 0.3 s. `tests/runtime/testing/test_engine.py` lets them.
+    """
+    nothing = SimpleNamespace(
+        collect=lambda: None,
+        freeze=lambda: None,
+        get_threshold=gc.get_threshold,
+        set_threshold=gc.set_threshold,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(garbage, "gc", nothing)
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

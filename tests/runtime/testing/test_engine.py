@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raydix.errors import AccountingError, EngineDead
+from raydix.runtime import garbage
 from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
 from raydix.runtime.actors.gpu_model import BuildModel, GpuModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.scheduler import SchedulerActor
@@ -47,10 +48,16 @@ async def generate(engine: InProcessEngine, num_tokens: int) -> list[int]:
     return output.outputs[0].token_ids
 
 
-def test_an_engine_that_has_stopped_leaves_nothing_in_memory() -> None:
+def test_an_engine_that_has_stopped_leaves_nothing_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As outside of tests, where actors keep the collector from all that there is.
+    monkeypatch.setattr(garbage, "gc", gc)
+
     async def run_engine() -> list[weakref.ref[Any]]:
         async with in_process_engine(CONFIG, BUILD) as engine:
             await generate(engine, 4)
+            assert gc.get_freeze_count() > 0
             kinds = (ActorKind.SCHEDULER, ActorKind.GPU)
             return [weakref.ref(engine.spawner.latest(kind).plain) for kind in kinds]
 
