@@ -50,7 +50,7 @@ docs: venv
 
 # Several processes, one more than cores, as the one with all tests of Ray often waits. Which tests stay together: tests/processes.py.
 test: venv
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 --part $(PART) $(TEST_FLAGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 --part $(PART) $(TEST_FLAGS)
 
 demo: venv
 	@$(BIN)/python -m raydix demo $(DEMO_FLAGS)
