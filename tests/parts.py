@@ -1,7 +1,8 @@
 """Tests of many cases run a tenth at a time: `--part` draws which, and all without it.
 
-A case that looks at one more seed, family or state of the same claim is marked `part`. Whatever
-number is given, ten that follow each other run each of these once; what is not marked always runs.
+A case that looks at one more seed, family or state of the same claim is marked `part`, and so is
+the tiny run of a benchmark on a real cluster. Whatever number is given, ten that follow each other
+run each of these once; what is not marked always runs.
 """
 
 from collections import Counter

@@ -66,6 +66,7 @@ def answer(**times: Any) -> Answer:
     return Answer(**{**fields, "tokens_by_source": {"l1": 4, "computed:last_token": 1}, **times})
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_reload_measures_each_state_at_both_page_sizes(
@@ -83,6 +84,7 @@ def test_reload_measures_each_state_at_both_page_sizes(
     assert not any("max_value" in figure or "min_value" in figure for figure in figures.values())
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_reload_measures_ranks_that_load_at_once(
@@ -97,6 +99,7 @@ def test_reload_measures_ranks_that_load_at_once(
         assert figures[f"slowest TTFT, L2 hit, page {page_size}"]["value"] > 0
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_cold_prefill_has_a_floor(
@@ -120,6 +123,7 @@ def test_overlap_compares_both_with_the_longer_of_the_two(
         assert over["value"] == pytest.approx(both["value"] / both["baseline"], rel=0.01)
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_decoding_beside_copies_is_compared_with_the_same_tokens_without(
@@ -147,6 +151,7 @@ def test_tokens_count_as_beside_a_copy_if_it_was_under_way_all_the_time() -> Non
     assert decode_beside_copies.beside(stream, [window, later]).tolist() == [1, 3]
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_decode_tpot_is_measured_for_each_batch(
@@ -202,6 +207,7 @@ def test_bf16_is_as_near_to_float32_as_that_of_transformers(tmp_path: Path) -> N
     assert bf16_accuracy.main(Options(device="cuda", results=tmp_path)) == 0
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_actors_are_compared_with_one_process(
@@ -217,6 +223,7 @@ def test_actors_are_compared_with_one_process(
     assert all(figure["value"] > 0 and figure["baseline"] > 0 for figure in figures.values())
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_two_ranks_are_compared_with_one(

@@ -78,6 +78,7 @@ def test_engines_that_share_nothing_have_no_section_about_experts() -> None:
     assert sections == {"parallel": {"dp": 4, "ep": 1}}
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_steps_and_prompts_are_measured_while_and_after_experts_move(
@@ -92,6 +93,7 @@ def test_steps_and_prompts_are_measured_while_and_after_experts_move(
     assert ratio["value"] == pytest.approx(prefill["value"] / prefill["baseline"], rel=0.01)
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_streams_come_through_all_tiers_and_through_the_death_of_a_rank(

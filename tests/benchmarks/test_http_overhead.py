@@ -5,6 +5,7 @@ import sys
 import pytest
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_http_is_compared_with_the_engines_own_api() -> None:

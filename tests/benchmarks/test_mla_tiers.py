@@ -1,8 +1,11 @@
 from argparse import Namespace
 
+import pytest
+
 from benchmarks.mla_tiers import measure
 
 
+@pytest.mark.part
 def test_ranks_in_processes_of_their_own_keep_one_copy_and_compare_every_byte() -> None:
     figures = measure(Namespace(ranks=2, tokens=192, repeats=2, device="cpu"))
 

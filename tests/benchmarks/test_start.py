@@ -5,6 +5,7 @@ import sys
 import pytest
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_starts_tell_their_phases_and_a_killed_actor_its_gap() -> None:

@@ -97,6 +97,7 @@ async def change_under_traffic(
     return rounds
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", CACHING_KINDS)
 async def test_pages_of_an_attached_storage_are_those_that_a_cold_start_looks_for(
     family: Family, references: References, tmp_path: Path
@@ -184,7 +185,8 @@ async def test_engine_whose_l3_does_not_answer_does_not_start_unless_it_may(
             raise AssertionError("the engine has started")
 
     config = engine_config(reference.folder, cache={"l3": {**NOBODY, "lazy": True}})
-    async with in_process_engine(config) as engine:
+    # Its stop would wait for writes that nobody takes.
+    async with in_process_engine(config, drain_timeout_s=0.1) as engine:
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
         last = (await engine.stats())["storage_errors"]["redis"]

@@ -27,9 +27,10 @@ PROMPTS = make_prompts(47, [100, 81, 64, 37])
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 CODECS = ["int8", "fp8"]
 CASES = [
-    *((Family.QWEN3, codec) for codec in CODECS),
-    (Family.MISTRAL, "int8"),
-    (Family.GEMMA3, "fp8"),
+    (Family.QWEN3, "int8"),
+    pytest.param(Family.QWEN3, "fp8", marks=pytest.mark.part),
+    pytest.param(Family.MISTRAL, "int8", marks=pytest.mark.part),
+    pytest.param(Family.GEMMA3, "fp8", marks=pytest.mark.part),
 ]
 LAST_PAGE = len(PROMPTS[0]) // PAGE_SIZE - 1
 NUM_TOKENS = 8

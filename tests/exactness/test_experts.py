@@ -71,6 +71,7 @@ def place_id(places: Any) -> str:
     return "-".join(f"{name}{size}" for name, size in places.items())
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("places", PLACES, ids=place_id)
 async def test_tokens_are_those_of_the_whole_model(
@@ -97,6 +98,7 @@ async def test_tokens_are_those_of_the_whole_model_on_lanes_of_several_ranks(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("places", PLACES, ids=place_id)
 async def test_prefixes_come_back_from_the_arena(
@@ -113,6 +115,7 @@ async def test_prefixes_come_back_from_the_arena(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_rank_without_requests_serves_its_experts(
     family: Family, references: References
@@ -148,6 +151,7 @@ async def test_steps_in_two_halves_give_the_same_tokens(
         assert min(halved) > len(PROMPTS)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_an_idle_rank_takes_part_in_both_halves(
     family: Family, references: References
@@ -211,6 +215,7 @@ async def test_steps_of_fixed_shapes_give_the_same_tokens(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     ("family", "bias", "expert"),
     [
@@ -238,6 +243,7 @@ async def test_all_tokens_may_go_to_one_expert(
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
 async def test_ranks_may_take_any_copies_of_experts_in_any_step(
@@ -272,6 +278,7 @@ def take_random_copies(runner: ModelRunner) -> None:
     runner.execute = execute_elsewhere  # type: ignore[method-assign]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_requests_go_on_with_the_same_tokens_when_a_rank_is_lost(
@@ -310,6 +317,7 @@ async def test_pages_serve_engines_with_and_without_divided_experts(
             await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_comparison_fails_if_two_experts_are_swapped_in_one_ranks_routes(

@@ -49,6 +49,7 @@ def num_decided(expected: Expected) -> int:
     return next((i for i in tokens if not expected.is_decided(i)), len(tokens))
 
 
+@pytest.mark.part
 async def test_biased_tokens_equal_those_of_transformers(
     caching_kind: Family, device: str, tp: int, references: References
 ) -> None:

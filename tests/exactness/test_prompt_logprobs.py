@@ -155,6 +155,7 @@ async def test_without_prefix_caching_prompts_are_scored_all_the_same(
         }
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", [Family.QWEN3_MOE, Family.DEEPSEEK_V3])
 @pytest.mark.parametrize("places", [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}], ids=str)
 @pytest.mark.parametrize("is_halved", [False, True])

@@ -33,6 +33,7 @@ async def _figures(engine: InProcessEngine) -> dict[str, Any]:
     return (await engine.stats())["scheduler"]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     ("family", "parallel", "overlap"),
     [

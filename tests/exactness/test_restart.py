@@ -21,6 +21,7 @@ PROMPTS = make_prompts(81, [100, 64, 37])
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     ("family", "write_policy"),
     [
@@ -48,6 +49,7 @@ async def test_clean_stop_keeps_the_pages(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(
     "family", [Family.QWEN3_MOE, Family.MISTRAL, Family.GPT_OSS, Family.DEEPSEEK_V3]
 )

@@ -120,6 +120,7 @@ async def test_third_visit_of_a_tenant_finds_the_prefix_that_its_prompts_share(
                 await leave_only(engine, tier)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", WINDOWED)
 @pytest.mark.parametrize("tier", [State.L1, State.L2, State.L3])
 async def test_each_turn_goes_on_where_the_last_answer_ended(
