@@ -1,5 +1,10 @@
 """Which pages of WINDOW groups L2 and L3 keep: the windows before checkpoints. Pure functions.
 
+    page                      0  1  2  3  4  5  6  7  8  9
+    FULL group, kept          #  #  #  #  #  #  #  #  #  #
+    WINDOW group, reach 2     .  .  #  #  .  .  .  .  #  #      checkpoints before pages 4 and 10
+    a prefix may end                      ^                 ^
+
 A prefix can be taken up again only where the window before its end is there. L2 and L3 keep windows
 at few places: where a prompt ends and where its output does, where a prefix was taken up, where
 prompts part, and at regular distances, so that long prefixes can be shared in part.

@@ -1,4 +1,17 @@
-"""The pages of one GPU pool, and a quarantine lest a released one be reused too early."""
+"""The pages of one GPU pool, and a quarantine lest a released one be reused too early.
+
+           allocate            release, a step sent before it is under way
+    FREE ------------> USED ----------------------------------------> QUARANTINED
+     ^                   |                                              |     |
+     |<-- release, no step, no copy                    settle, no copy  |     | settle, a copy
+     |                                                                  |     | names the page
+     |<-----------------------------------------------------------------+     v
+     +<----------------------------------------------------------------- SETTLED
+                          unhold, by the last copy
+
+Steps read and write pages without a word to the pool, so their end is told by number (`settle`).
+Copies hold the pages that they name, one hold each (`hold`, `unhold`), in any state but FREE.
+"""
 
 import heapq
 from enum import IntEnum
@@ -83,6 +96,7 @@ class PagePool:
         if after_step <= self.acknowledged_step:
             self._end_quarantine(page_ids)
             return
+        # The serial number keeps the heap from comparing arrays where steps are equal.
         self._states[page_ids] = GpuPageState.QUARANTINED
         self._num_releases += 1
         heapq.heappush(self._quarantine, (after_step, self._num_releases, page_ids.copy()))
@@ -116,6 +130,7 @@ class PagePool:
         An older step changes nothing.
         """
         self.acknowledged_step = max(self.acknowledged_step, acknowledged_step)
+        # Releases come with older steps, too, so the queue is a heap and not in order of arrival.
         while self._quarantine and self._quarantine[0][0] <= self.acknowledged_step:
             self._end_quarantine(heapq.heappop(self._quarantine)[2])
 

@@ -1,5 +1,12 @@
 """Which pages of WINDOW groups a radix tree's locks pin, over all groups.
 
+    node                         |------- A -------|---- B ----|      B is A's child
+    page                          0  1  2  3  4  5  6  7  8  9
+    lock that ends with A            [==============]                 reach 5, before page 6
+    lock that ends with B                        [==============]     reach 5, before page 10
+    pinned of A                      1  2  3  4  5                    its nearest end is 6
+    pinned of A without the first                5                    its nearest end is 10
+
 A lock that ends before page `end` pins the pages [end - reach, end) of a WINDOW group. All locks of
 a node or below it end where the node does or behind it. What they pin of the node is therefore a
 run up to the node's end, and the nearest of their ends alone says how long it is: no node need be
@@ -46,12 +53,14 @@ class RadixWindows:
 
     def unpin(self, node: RadixNode, end: int) -> None:
         """Count one lock less, which ended before page `end`, in this node."""
+        # Its session may go on from here, unlike one whose lock has moved to another node.
         node.come_back()
         self._renew(self._drop_end(node, end))
         self.reshape(node)
 
     def move_pin(self, node: RadixNode, end: int, new_node: RadixNode) -> None:
         """Move a lock that ended before page `end` of a node to another node, or to its new end."""
+        # The new end comes before the old one goes, so that a node in both windows is renewed once.
         reached = [*self._add_end(new_node), *self._drop_end(node, end)]
         self._renew(dict.fromkeys(reached))
         self.reshape(new_node)

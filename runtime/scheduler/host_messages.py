@@ -62,6 +62,7 @@ class HostMessages:
     def lose(self) -> None:
         """Go on without L2: nothing waits for it. Copies in flight are still acknowledged."""
         self._counters.count(Count.LOST_HOSTS)
+        # Before the source forgets them: requests that wait for a lease run on what L1 has.
         for lease_id in list(self._source.leases):
             self._leases.give_up(lease_id)
         lost = self._source.lose()
@@ -97,6 +98,8 @@ class HostMessages:
             or not all(group.is_attached for group in self._groups)
         ):
             return
+        # Of an earlier connection there may still be copies in flight. They write host pages that a
+        # new grant must not hand out.
         transfers = (
             transfer for lane in self._lanes for transfer in lane.in_flight.transfers.values()
         )

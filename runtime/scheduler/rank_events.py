@@ -66,6 +66,8 @@ class RankEvents:
             connection=event.connection, incarnation=event.incarnation, pid=event.pid
         )
         group.attach(event.rank, attached)
+        # A process says hello only when its copies have ended, so HostMemory may free what it kept
+        # for it: the process itself lives on, and its exit would never tell.
         self._source.tell(ProcessDrained(pid=event.pid))
         if group.is_attached:
             self._displace_others()
@@ -129,6 +131,7 @@ class RankEvents:
         group = self._group_of(rank)
         lanes = group.pick(self._lanes)
         self._counters.count(Count.LOST_RANKS)
+        # First of all: what is in flight, and in which processes, is forgotten below.
         for lane in lanes:
             self._source.abandon(lane.in_flight.transfers.values(), lane.pids)
         displaced: list[Place] = []

@@ -322,6 +322,7 @@ class CpuTransfers:
         shared = transfer.shared
         if self._peers is None or shared is None or copy.layer not in shared.layers:
             return
+        # First the bytes, then the mark that says they are there: peers read without a lock.
         self._peers.push(copy.group, transfer.groups[copy.group].page_ids, _pool_range(copy))
         num_layers = shared.num_layers_until(copy.layer)
         self._peers.announce(transfer.transfer_id, shared, num_layers)

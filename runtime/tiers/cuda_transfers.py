@@ -277,6 +277,7 @@ class CudaTransfers:
         """Report a transfer, unless a lost peer's share is missing, and forget it."""
         with self._changed:
             is_whole = job.transfer.shared is None or not self._is_abandoned
+        # Reported before it is forgotten: once no job is left, `drain` says that all was reported.
         if is_whole:
             self._report(job, ended_s)
         with self._changed:

@@ -257,6 +257,8 @@ class HostMemoryCore:
         self._is_granting = False
         self._mirror.stop()
         self._lookups.cancel_all()
+        # Whoever copies is not known here, as grants and leases were the Scheduler's. So they are
+        # held for nobody by name, until the next connection says that all copies have ended.
         pinned = self._leases.detach_all()
         self._quarantine.hold((None,), self._grants.take_all_back(), pinned)
 
@@ -268,6 +270,7 @@ class HostMemoryCore:
 
     def _attach_storage(self, event: StorageAttached) -> None:
         self._lose_storage()
+        # A process that attaches has nothing under way: what was kept for it is free.
         self._quarantine.let_go(event.pid)
         self._storage.attach(event.connection, event.pid, event.patience_s)
 
@@ -303,6 +306,8 @@ class HostMemoryCore:
     def _make_grants(self) -> list[PagesGranted]:
         grants = self._grants.fill_up() if self._is_granting else []
         for grant in grants:
+            # Before the grant is sent: a rank that is told of the page finds its generation in the
+            # table.
             self._effects.append(SetGenerations(grant.host_page_ids, grant.generations))
         return grants
 

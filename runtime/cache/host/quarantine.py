@@ -1,4 +1,15 @@
-"""Host pages of processes and connections that are gone, which may still be written or read."""
+"""Host pages of processes and connections that are gone, which may still be written or read.
+
+The holders of a page are out of reach, yet what they have begun goes on: a GPU copies, a backend
+writes. The page must not change hands before the last of them has let go:
+
+                      `hold`, as a link broke           last `let_go`: the process has
+                                                        exited, or its copies are drained
+    FILLING, granted ------------------> QUARANTINED ------------------------> FREE
+    READY, pinned ---------------------> READY, pinned ----------------------> READY, unpinned
+
+A pinned page needs no state of its own: others may read what it holds, and nobody writes it.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

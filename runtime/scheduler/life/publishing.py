@@ -1,4 +1,14 @@
-"""What a running request gives to L1's tree: computed pages, loaded windows, and what it leaves."""
+"""What a running request gives to L1's tree: computed pages, loaded windows, and what it leaves.
+
+Requests that run beside each other compute the same pages. Who publishes first puts them into the
+tree; for whoever comes second they are duplicates, and go:
+
+                     block table of B     tree
+    B computes page 9  [ 3 | 4 | 9 ]      3 - 4         A has not published yet
+    A publishes 7      [ 3 | 4 | 9 ]      3 - 4 - 7     same tokens, so same page key as 9
+    B publishes        [ 3 | 4 | 7 ]      3 - 4 - 7     9 is released, into quarantine: steps that
+                                                        were sent before still read it
+"""
 
 from collections.abc import Sequence
 
@@ -75,6 +85,7 @@ def publish(lane: Lane, request: RequestState, now_s: float) -> list[NewPage]:
     assert lock is not None, "only a running request publishes"
     new: list[NewPage] = []
     num_full = min(request.num_computed, request.num_tokens) // lane.settings.page_size
+    # Prompt and output become nodes of their own, so that outputs can be evicted before prompts.
     for segment, stop in (
         (Segment.PROMPT, min(request.chain.num_prompt_pages, num_full)),
         (Segment.OUTPUT, num_full),
@@ -140,6 +151,7 @@ def keep_window(lane: Lane, request: RequestState, end: int) -> None:
             continue
         pages = window_before(end, reach)
         page_ids = request.table.pages(pages.start, pages.stop)[group]
+        # A window with a gap is of no use: no prefix can be taken up behind it.
         if page_ids.all():
             keys = split_keys(request.chain.keys(pages.stop, pages.start))
             lane.backups.offer_window(

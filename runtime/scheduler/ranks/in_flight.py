@@ -111,6 +111,7 @@ class InFlight:
 
     def new_transfer_id(self) -> TransferId:
         """An id for a load or backup."""
+        # Leased loads have their ids already, though no rank was told of them.
         ready = {load.transfer_id for load in self.ready_loads}
         return TransferId(next_id(self._ids, {*self.transfers, *ready}))
 
@@ -143,6 +144,7 @@ class InFlight:
                 f"{sorted(self.steps)}"
             )
         flight.waiting_ranks.discard(result.rank)
+        # All ranks sample the same tokens. Always the same one is believed, whichever answers last.
         if result.rank == self._ranks[0]:
             flight.result = result
 
@@ -170,6 +172,7 @@ class InFlight:
             return None
         del self.transfers[transfer_id]
         self._begin_oldest_transfer(now_s)
+        # Rows that waited for it run from now on, so their step's time is counted from here.
         for step in self.steps.values():
             step.end_load(transfer_id, now_s)
         return transfer

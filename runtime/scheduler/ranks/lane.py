@@ -242,6 +242,7 @@ class Lane:
 
         # Most requests end with their last row: their pages are free at once.
         last_step = self.l1.last_step if request.has_rows_in_flight else NO_STEP
+        # Windows that its load was to bring lie before the cut, and the tree lacks them.
         if any(request.unhealed):
             self.l1.release(request.table.at(request.unhealed), last_step=last_step)
         private = request.table.cut(lock.num_pages)

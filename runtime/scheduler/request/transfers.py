@@ -1,4 +1,18 @@
-"""Loads and backups between L1 and L2, and what is loaded ahead for a waiting request."""
+"""Loads and backups between L1 and L2, and what is loaded ahead for a waiting request.
+
+a load, L2 to L1                           a backup, L1 to L2
+HostMemory pins READY pages (a lease)      HostMemory hands out FILLING pages (a grant)
+        |  PagesLeased                             |  PagesGranted
+        v                                          v
+ready: `InFlight.ready_loads`              pages wait in `Backups` for a copy
+        |  the next plan                           |  the next plan
+        v                                          v
+sent: `InFlight.transfers`, each GPU page held in its pool until all ranks have acknowledged
+        |  TransfersDone                           |  TransfersDone
+        v                                          v
+the lease ends; its rows count, or the     `CommitPages`: the pages are READY, under their keys;
+request starts over if it was stale        nothing, if HostMemory is another by now
+"""
 
 from dataclasses import dataclass, field
 

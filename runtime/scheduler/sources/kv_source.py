@@ -115,6 +115,7 @@ class KvSource:
 
         Its wanted leases have been given up.
         """
+        # Replaced rather than emptied: thousands of lookups are freed later, piece by piece.
         former, self._lookups = self._lookups, Lookups()
         mirrors = self.view.detach()
         self.leases.clear()
@@ -220,6 +221,7 @@ class KvSource:
 
     def abandon(self, transfers: Iterable[Load | Backup], pids: tuple[int, ...]) -> None:
         """Give up copies that these processes may still be making until they exit or say hello."""
+        # Pages of an earlier connection are in quarantine since it broke.
         lost = [each for each in transfers if each.host_connection == self.view.connection]
         backups = [each for each in lost if isinstance(each, Backup)]
         leases = [each.lease_id for each in lost if isinstance(each, Load)]

@@ -126,6 +126,7 @@ class Planner:
         """Take the leased loads whose requests still want them; other leases go back."""
         wanted: list[Load] = []
         for load in lane.in_flight.take_ready_loads():
+            # It may have ended, or started over, in the same event that brought the lease.
             request = self._requests.living.get(load.request_id)
             is_for_run = request is not None and request.load is load
             if is_for_run or lane.promotions.of_load(load) is not None:

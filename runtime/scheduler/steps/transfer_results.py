@@ -72,6 +72,8 @@ class TransferResults:
 
     def _finish_load(self, lane: Lane, load: Load, now_s: float) -> None:
         self._learn_load(load, now_s)
+        # First of all, and even if nobody wants the load any more: no rank reads these host pages
+        # now.
         self._source.release_lease(load.lease_id, load.host_connection)
         self._trials.note_load(load.lease_id, load.age_s(now_s))
         request = self._requests.living.get(load.request_id)
@@ -97,6 +99,8 @@ class TransferResults:
         if promotion is not None:
             lane.promotions.end(request.request_id)
         else:
+            # Its rows have computed on wrong bytes. None of their tokens has been counted: those
+            # wait for the load.
             request.forget_sources()
             self._life.requeue(request)
 
@@ -113,6 +117,8 @@ class TransferResults:
 
     def _finish_backup(self, lane: Lane, backup: Backup, now_s: float) -> None:
         lane.backups.finish(backup.keys)
+        # The grant ended with that connection, and HostMemory has its pages in quarantine. To
+        # commit them now could publish a page that has changed hands.
         if backup.host_connection != self._source.view.connection:
             return
         lane.counters.count(Count.BACKED_UP_PAGES, backup.num_pages)
