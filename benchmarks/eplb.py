@@ -1,8 +1,8 @@
-"""Plan the places of experts along traces of drifting loads: how even, how many moves, how long.
+"""Plan the places of experts along traces of drifting demand: how even, how many moves, how long.
 
     python -m benchmarks.eplb
 
-A trace starts with loads from Gamma(0.6) in every layer; before each of its steps every load is
+A trace starts with demand from Gamma(0.6) in every layer; before each of its steps all demand is
 multiplied by lognormal noise of the given sigma, so drift adds up. The first placement is that of
 DeepSeek's EPLB (global). At each step the incremental planner starts from its own last placement,
 and the reference, from nothing, is compared with that as well: `moved` are experts that come to a
@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.records.command_line import add_keep, count, make_parser, run, seed
 from benchmarks.records.record import Figure, report
+from raydix.moe.demand import balance, rank_demand
 from raydix.moe.eplb import eplb_placement, plan_eplb
 from raydix.moe.expert_time import replica_rows
-from raydix.moe.load import balance, rank_loads
 from raydix.moe.migration import Migration, Pacing
 from raydix.moe.placement import FloatArray, Placement
 from raydix.moe.planner import PlannerLimits, num_moves, rebalance
@@ -36,7 +36,7 @@ MAX_STEP_MS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A model, its ranks, and how its loads drift."""
+    """A model, its ranks, and how the demand for its experts drifts."""
 
     num_layers: int
     num_experts: int
@@ -54,15 +54,15 @@ class Trace:
             f"ranks, noise {self.noise:g}"
         )
 
-    def loads(self, num_steps: int, seed: int) -> Iterator[FloatArray]:
-        """The loads of the first placement, then those of every step."""
+    def demand(self, num_steps: int, seed: int) -> Iterator[FloatArray]:
+        """The demand of the first placement, then that of every step."""
         rng = np.random.default_rng(seed)
         shape = self.num_layers, self.num_experts
-        loads_LE = rng.gamma(0.6, size=shape)
-        yield loads_LE
+        demand_LE = rng.gamma(0.6, size=shape)
+        yield demand_LE
         for _ in range(num_steps):
-            loads_LE = loads_LE * np.exp(self.noise * rng.standard_normal(shape))
-            yield loads_LE
+            demand_LE = demand_LE * np.exp(self.noise * rng.standard_normal(shape))
+            yield demand_LE
 
 
 _QWEN = {"num_layers": 48, "num_experts": 128, "num_places": 144, "num_ranks": 8}
@@ -113,31 +113,31 @@ def follow(
 ) -> tuple[list[float], list[Planned], list[Planned]]:
     """Step by step: the balance before, the incremental plan, the reference's."""
     slots = trace.num_places // trace.num_ranks + 1
-    loads = trace.loads(num_steps, seed)
-    placement = eplb_placement(next(loads), trace.num_ranks, slots_per_rank=slots, spare_slots=1)
+    demand = trace.demand(num_steps, seed)
+    placement = eplb_placement(next(demand), trace.num_ranks, slots_per_rank=slots, spare_slots=1)
     stale, incremental, reference = [], [], []
 
-    for loads_LE in loads:
-        stale.append(balance(rank_loads(placement, loads_LE)).mean_of_layers)
+    for demand_LE in demand:
+        stale.append(balance(rank_demand(placement, demand_LE)).mean_of_layers)
         started = perf_counter()
-        plan = rebalance(placement, replica_rows(loads_LE, trace.num_ranks), PlannerLimits())
+        plan = rebalance(placement, replica_rows(demand_LE, trace.num_ranks), PlannerLimits())
         plan_s = perf_counter() - started
 
         started = perf_counter()
         found = plan_eplb(
-            loads_LE, trace.num_places, num_groups=1, num_nodes=1, num_gpus=trace.num_ranks
+            demand_LE, trace.num_places, num_groups=1, num_nodes=1, num_gpus=trace.num_ranks
         )
         reference_s = perf_counter() - started
-        share_LP = np.take_along_axis(loads_LE / found.num_replicas_LE, found.experts_LP, axis=1)
-        loads_LR = share_LP.reshape(len(loads_LE), trace.num_ranks, -1).sum(axis=2)
-        other = eplb_placement(loads_LE, trace.num_ranks, slots_per_rank=slots, spare_slots=1)
+        share_LP = np.take_along_axis(demand_LE / found.num_replicas_LE, found.experts_LP, axis=1)
+        demand_LR = share_LP.reshape(len(demand_LE), trace.num_ranks, -1).sum(axis=2)
+        other = eplb_placement(demand_LE, trace.num_ranks, slots_per_rank=slots, spare_slots=1)
 
         num_places = trace.num_layers * trace.num_places
-        evenness = balance(rank_loads(plan.placement, loads_LE)).mean_of_layers
+        evenness = balance(rank_demand(plan.placement, demand_LE)).mean_of_layers
         longest_s = carry_out(placement, plan.placement)
         incremental.append(Planned(evenness, plan.num_moves / num_places, plan_s, longest_s))
         moved, longest_s = num_moves(placement, other) / num_places, carry_out(placement, other)
-        evenness = balance(loads_LR).mean_of_layers
+        evenness = balance(demand_LR).mean_of_layers
         reference.append(Planned(evenness, moved, reference_s, longest_s))
         placement = plan.placement
     return stale, incremental, reference

@@ -173,7 +173,7 @@ class ModelOps(Protocol):
         """Choose experts as `reference.experts.group_limited_gating` does."""
 
     def route_experts(
-        self, ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor
+        self, ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, demand_E: Tensor
     ) -> Tensor:
         """Choose copies and count rows as `reference.expert_routes.route_experts` does."""
 

@@ -1,4 +1,4 @@
-"""DeepSeek's expert load balancing: plans every layer from nothing but its loads.
+"""DeepSeek's expert load balancing: plans every layer from nothing but its demand.
 
 Hierarchical: groups of experts are packed onto nodes, replicated inside their node, and the
 replicas packed onto its GPUs. Global: the same with one group and one node. Source: the published
@@ -27,13 +27,13 @@ class EplbPlan:
 
 
 def plan_eplb(
-    loads_LE: FloatArray, num_places: int, *, num_groups: int, num_nodes: int, num_gpus: int
+    demand_LE: FloatArray, num_places: int, *, num_groups: int, num_nodes: int, num_gpus: int
 ) -> EplbPlan:
     """Hierarchical if nodes can have equally many groups, else global.
 
     Raises ValueError if GPUs cannot have equally many places, or nodes equally many GPUs.
     """
-    num_experts = loads_LE.shape[1]
+    num_experts = demand_LE.shape[1]
     if num_places % num_gpus or num_gpus % num_nodes or num_places < num_experts:
         raise ValueError(
             f"{num_places} places on {num_gpus} GPUs of {num_nodes} nodes for {num_experts} "
@@ -42,13 +42,15 @@ def plan_eplb(
     if num_groups % num_nodes or num_experts % num_groups:
         num_groups = num_nodes = 1
 
-    experts_LE = _order_by_node(loads_LE, num_groups, num_nodes)
-    num_rows = loads_LE.shape[0] * num_nodes
-    loads_XN = np.take_along_axis(loads_LE, experts_LE, axis=1).reshape(num_rows, -1)
-    items_XN, copies_XN = _replicate(loads_XN, num_places // num_nodes)
+    experts_LE = _order_by_node(demand_LE, num_groups, num_nodes)
+    num_rows = demand_LE.shape[0] * num_nodes
+    demand_XN = np.take_along_axis(demand_LE, experts_LE, axis=1).reshape(num_rows, -1)
+    items_XN, copies_XN = _replicate(demand_XN, num_places // num_nodes)
 
     # Places of a node are in order of its GPUs, those of a GPU in the order of packing.
-    share_XN = np.take_along_axis(loads_XN / _counts(items_XN, loads_XN.shape[1]), items_XN, axis=1)
+    share_XN = np.take_along_axis(
+        demand_XN / _counts(items_XN, demand_XN.shape[1]), items_XN, axis=1
+    )
     gpu_XN, position_XN = _pack(share_XN, num_gpus // num_nodes)
     place_XN = gpu_XN * (num_places // num_gpus) + position_XN
 
@@ -63,7 +65,7 @@ def plan_eplb(
 
 
 def eplb_placement(
-    loads_LE: FloatArray,
+    demand_LE: FloatArray,
     num_ranks: int,
     *,
     slots_per_rank: int,
@@ -78,28 +80,28 @@ def eplb_placement(
     """
     used = slots_per_rank - spare_slots
     plan = plan_eplb(
-        loads_LE,
+        demand_LE,
         num_ranks * used,
         num_groups=num_groups,
         num_nodes=num_nodes,
         num_gpus=num_ranks,
     )
-    experts_LRS = np.full((loads_LE.shape[0], num_ranks, slots_per_rank), EMPTY, np.int32)
+    experts_LRS = np.full((demand_LE.shape[0], num_ranks, slots_per_rank), EMPTY, np.int32)
     experts_LRS[:, :, :used] = plan.experts_LP.reshape(-1, num_ranks, used)
 
     for slot in range(1, used):
         is_twin = (experts_LRS[:, :, slot, None] == experts_LRS[:, :, :slot]).any(axis=2)
         experts_LRS[:, :, slot][is_twin] = EMPTY
-    experts_LP = experts_LRS.reshape(loads_LE.shape[0], -1)
-    return Placement(experts_LP, loads_LE.shape[1], num_ranks)
+    experts_LP = experts_LRS.reshape(demand_LE.shape[0], -1)
+    return Placement(experts_LP, demand_LE.shape[1], num_ranks)
 
 
-def _order_by_node(loads_LE: FloatArray, num_groups: int, num_nodes: int) -> Int32Array:
+def _order_by_node(demand_LE: FloatArray, num_groups: int, num_nodes: int) -> Int32Array:
     """All experts, those of the first node first, groups in the order of packing."""
-    num_layers, num_experts = loads_LE.shape
+    num_layers, num_experts = demand_LE.shape
     group_size = num_experts // num_groups
-    group_loads_LG = loads_LE.reshape(num_layers, num_groups, group_size).sum(axis=2)
-    node_LG, position_LG = _pack(group_loads_LG, num_nodes)
+    group_demand_LG = demand_LE.reshape(num_layers, num_groups, group_size).sum(axis=2)
+    node_LG, position_LG = _pack(group_demand_LG, num_nodes)
 
     place_LG = node_LG * (num_groups // num_nodes) + position_LG
     group_by_place_LG = np.argsort(place_LG, axis=1)
@@ -114,34 +116,34 @@ def _pack(weights_XN: FloatArray, num_packs: int) -> tuple[Int32Array, Int32Arra
     num_rows, num_items = weights_XN.shape
     rows = np.arange(num_rows)
     order_XN = np.argsort(-weights_XN, axis=1, kind="stable")
-    load_XM = np.zeros((num_rows, num_packs))
+    demand_XM = np.zeros((num_rows, num_packs))
     count_XM = np.zeros((num_rows, num_packs), np.int32)
     pack_XN, position_XN = np.empty((2, num_rows, num_items), np.int32)
 
     for turn in range(num_items):
         item_X = order_XN[:, turn]
         has_room_XM = count_XM < num_items // num_packs
-        pack_X = np.where(has_room_XM, load_XM, np.inf).argmin(axis=1)
+        pack_X = np.where(has_room_XM, demand_XM, np.inf).argmin(axis=1)
         pack_XN[rows, item_X] = pack_X
         position_XN[rows, item_X] = count_XM[rows, pack_X]
-        load_XM[rows, pack_X] += weights_XN[rows, item_X]
+        demand_XM[rows, pack_X] += weights_XN[rows, item_X]
         count_XM[rows, pack_X] += 1
     return pack_XN, position_XN
 
 
-def _replicate(loads_XN: FloatArray, num_items: int) -> tuple[Int32Array, Int32Array]:
+def _replicate(demand_XN: FloatArray, num_items: int) -> tuple[Int32Array, Int32Array]:
     """Which expert each of `num_items` replicas is of, and its number among them.
 
-    One of every expert, then one more of whichever has the largest load for each replica.
+    One of every expert, then one more of whichever is asked for most by each replica.
     """
-    num_rows, num_experts = loads_XN.shape
+    num_rows, num_experts = demand_XN.shape
     rows = np.arange(num_rows)
     items_XN = np.tile(np.arange(num_items, dtype=np.int32), (num_rows, 1))
     copies_XN = np.zeros((num_rows, num_items), np.int32)
     counts_XN = np.ones((num_rows, num_experts), np.int32)
 
     for item in range(num_experts, num_items):
-        expert_X = (loads_XN / counts_XN).argmax(axis=1)
+        expert_X = (demand_XN / counts_XN).argmax(axis=1)
         items_XN[:, item] = expert_X
         copies_XN[:, item] = counts_XN[rows, expert_X]
         counts_XN[rows, expert_X] += 1

@@ -130,7 +130,7 @@ class MoeLayer(nn.Module):
             x_TC = sent.own(x_TC)
 
         weights_TK, ids_TK = self.router(x_TC)
-        # Before the routes, which count rows: those of padding are nobody's load.
+        # Before the routes, which count rows: padding asks for nothing.
         if sent is not None:
             ids_TK = sent.without_padding(ids_TK, num_rows)
         if self._routes is not None:

@@ -105,7 +105,7 @@ def initial_placement(
     redundant_per_rank: int = 0,
     spare_slots: int = 0,
 ) -> Placement:
-    """Contiguous shares as even as can be, before any load is known; the same in every layer.
+    """Contiguous shares as even as can be, before any demand is known; the same in every layer.
 
     A rank's redundant copies are of the experts that follow its share; a rank never repeats one, so
     where it has all already those slots are left empty, as are the spare ones.
@@ -137,18 +137,18 @@ class Routes:
     counts_LE: Int32Array
 
 
-def routes(placement: Placement, rank: int, loads_LE: NDArray[Any]) -> Routes:
+def routes(placement: Placement, rank: int, demand_LE: NDArray[Any]) -> Routes:
     """The routes of one rank; each rank finds its own from the same arguments.
 
     A rank that holds an expert asks nobody else. Rows of the others go where they level the ranks'
-    loads: `loads_LE` counts the rows of an expert from all ranks, taken as equally many from each.
-    Experts with the most such rows choose first; of ranks with equal loads the first is chosen.
+    `demand_LE` counts the rows of an expert from all ranks, taken as equally many from each.
+    Experts with the most such rows choose first; of ranks with equal demand the first is chosen.
     """
     physical_LRE, counts_LE = placement.physical_LRE, placement.num_replicas_LE
     num_layers, num_ranks, num_experts = physical_LRE.shape
-    # An expert without any load still needs a choice: next to nothing decides it.
-    loads_LE = np.asarray(loads_LE, dtype=np.float64)
-    loads_LE = loads_LE + 1e-6 * (1.0 + loads_LE.mean(axis=1, keepdims=True))
+    # An expert without any demand still needs a choice: next to nothing decides it.
+    demand_LE = np.asarray(demand_LE, dtype=np.float64)
+    demand_LE = demand_LE + 1e-6 * (1.0 + demand_LE.mean(axis=1, keepdims=True))
 
     table_LER = np.full((num_layers, num_experts, num_ranks), EMPTY, np.int32)
     own_LE = physical_LRE[:, rank]
@@ -156,7 +156,7 @@ def routes(placement: Placement, rank: int, loads_LE: NDArray[Any]) -> Routes:
     table_LER[..., 0] = np.where(own_LE != EMPTY, own_LE, physical_LRE.max(axis=1))
     route_counts_LE = np.where(own_LE != EMPTY, 1, counts_LE).astype(np.int32)
 
-    layers_X, experts_X, ends_XR = _level(physical_LRE != EMPTY, loads_LE)
+    layers_X, experts_X, ends_XR = _level(physical_LRE != EMPTY, demand_LE)
     is_remote_X = own_LE[layers_X, experts_X] == EMPTY
     layers_X, experts_X = layers_X[is_remote_X], experts_X[is_remote_X]
     holders_XR = physical_LRE[layers_X, :, experts_X] != EMPTY
@@ -169,16 +169,16 @@ def routes(placement: Placement, rank: int, loads_LE: NDArray[Any]) -> Routes:
 
 
 def _level(
-    is_held_LRE: NDArray[np.bool_], loads_LE: FloatArray
+    is_held_LRE: NDArray[np.bool_], demand_LE: FloatArray
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], Int32Array]:
     """Divide the rows of experts that some ranks lack and several hold: layers and experts [X],
     and up to which of its parts each rank takes them, [X, R].
     """
     num_ranks = is_held_LRE.shape[1]
     counts_LE = is_held_LRE.sum(axis=1)
-    fixed_LE = np.where(counts_LE == 1, loads_LE, loads_LE / num_ranks)
-    loads_LR = np.matmul(is_held_LRE, fixed_LE[:, :, None])[:, :, 0]
-    remote_LE = np.where(counts_LE > 1, loads_LE * (num_ranks - counts_LE) / num_ranks, 0.0)
+    fixed_LE = np.where(counts_LE == 1, demand_LE, demand_LE / num_ranks)
+    demand_LR = np.matmul(is_held_LRE, fixed_LE[:, :, None])[:, :, 0]
+    remote_LE = np.where(counts_LE > 1, demand_LE * (num_ranks - counts_LE) / num_ranks, 0.0)
     order_LE = np.argsort(-remote_LE, axis=1, kind="stable")
     num_chosen_L = (remote_LE > 0).sum(axis=1)
 
@@ -188,9 +188,9 @@ def _level(
         layers_X = np.nonzero(num_chosen_L > turn)[0]
         experts_X = order_LE[layers_X, turn]
         rows_X = remote_LE[layers_X, experts_X]
-        ends_XR = _divide(loads_LR[layers_X], is_held_LRE[layers_X, :, experts_X], rows_X)
+        ends_XR = _divide(demand_LR[layers_X], is_held_LRE[layers_X, :, experts_X], rows_X)
         added_XR = np.diff(ends_XR, axis=1, prepend=0)
-        loads_LR[layers_X] += added_XR * (rows_X / ends_XR[:, -1])[:, None]
+        demand_LR[layers_X] += added_XR * (rows_X / ends_XR[:, -1])[:, None]
 
         layers.append(layers_X)
         experts.append(experts_X)
@@ -201,15 +201,15 @@ def _level(
     return np.concatenate(layers), np.concatenate(experts), np.concatenate(ends)
 
 
-def _divide(loads_XR: FloatArray, holders_XR: NDArray[np.bool_], rows_X: FloatArray) -> Int32Array:
+def _divide(demand_XR: FloatArray, holders_XR: NDArray[np.bool_], rows_X: FloatArray) -> Int32Array:
     """Cut `rows_X` into equal parts, n for each remote rank of n holders; up to which part each
-    rank takes them so that the loads of the holders come out level, [X, R].
+    rank takes them so that the demand on the holders comes out level, [X, R].
     """
     num_holders_X = holders_XR.sum(axis=1)
     num_parts_X = num_holders_X * (holders_XR.shape[1] - num_holders_X)
 
     # Water poured over the k lowest holders rises to level k; the lowest of these is the true one.
-    held_XR = np.where(holders_XR, loads_XR, np.inf)
+    held_XR = np.where(holders_XR, demand_XR, np.inf)
     levels_XR = (rows_X[:, None] + np.sort(held_XR, axis=1).cumsum(axis=1)) / np.arange(
         1, held_XR.shape[1] + 1
     )

@@ -78,13 +78,13 @@ def num_moves(current: Placement, wanted: Placement) -> int:
 class Gate:
     """Decides whether a plan pays.
 
-    It is asked anew with the loads of each interval, so neither answer outlives what it was about.
+    It is asked anew with the demand of each interval, so neither answer outlives what it was about.
     What copies cost is taken from the settings: a wrong figure moves too much or too little, and
     `expert_time_imbalance` beside `expert_moves` shows which.
     """
 
     stable_steps: float
-    """The number of steps for which loads are expected to stay as they are."""
+    """The number of steps for which demand is expected to stay as it is."""
     copy_bytes_per_s: float
     """The speed at which one rank copies experts beside its steps."""
     slowdown: float = 0.1
@@ -92,7 +92,7 @@ class Gate:
     margin: float = 1.5
     """The factor by which a plan must outdo its cost, so that recent moves are not soon undone."""
     min_gain_fraction: float = 0.01
-    """The least gain, as a fraction of the experts' time: loads are only estimates."""
+    """The least gain, as a fraction of the experts' time: demand is only an estimate."""
 
     def is_worth(self, plan: Rebalance, *, expert_bytes: int) -> bool:
         """Whether the plan pays, if its costs are seconds of a step."""

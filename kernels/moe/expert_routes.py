@@ -13,22 +13,22 @@ MAX_EXPERTS = 1024
 _BLOCK_CHOICES = 1024
 
 
-def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor) -> Tensor:
-    """Return the physical experts, int32 [T, K], and add each logical one's rows to `loads_E`.
+def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, demand_E: Tensor) -> Tensor:
+    """Return the physical experts, int32 [T, K], and add each logical one's rows to `demand_E`.
 
     Row t takes entry t modulo `counts_E` of its expert's route. -1 stays -1 and is not counted.
     `ids_TK`: int32 or int64, contiguous; the others int32, contiguous. Reads tables when it runs,
     so a captured launch takes what was put there last. Raises ValueError if a shape, dtype or
     stride differs.
     """
-    num_experts, num_entries = _check(ids_TK, table_ER, counts_E, loads_E)
+    num_experts, num_entries = _check(ids_TK, table_ER, counts_E, demand_E)
     physical_TK = torch.empty(ids_TK.shape, dtype=torch.int32, device=ids_TK.device)
     if ids_TK.numel():
         _route[(triton.cdiv(ids_TK.numel(), _BLOCK_CHOICES),)](
             ids_TK,
             table_ER,
             counts_E,
-            loads_E,
+            demand_E,
             physical_TK,
             ids_TK.numel(),
             EXPERTS=num_experts,
@@ -41,7 +41,7 @@ def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: T
     return physical_TK
 
 
-def _check(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor) -> tuple[int, int]:
+def _check(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, demand_E: Tensor) -> tuple[int, int]:
     if ids_TK.dim() != 2 or not ids_TK.is_contiguous():
         raise ValueError(f"ids have strides {ids_TK.stride()}; expected contiguous [T, K].")
     if ids_TK.dtype not in (torch.int32, torch.int64):
@@ -49,8 +49,8 @@ def _check(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor) 
 
     num_experts, num_entries = table_ER.shape
     expected = {"table": (num_experts, num_entries), "counts": (num_experts,)}
-    expected["loads"] = (num_experts,)
-    given = {"table": table_ER, "counts": counts_E, "loads": loads_E}
+    expected["demand"] = (num_experts,)
+    given = {"table": table_ER, "counts": counts_E, "demand": demand_E}
     for name, tensor in given.items():
         is_fit = tensor.dtype == torch.int32 and tensor.is_contiguous()
         if not is_fit or tuple(tensor.shape) != expected[name]:
@@ -68,7 +68,7 @@ def _route(
     ids_ptr,
     table_ptr,
     counts_ptr,
-    loads_ptr,
+    demand_ptr,
     physical_ptr,
     num_choices,
     EXPERTS: tl.constexpr,
@@ -77,7 +77,7 @@ def _route(
     BLOCK_CHOICES: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
 ):
-    """Some rows' choices: look each up, and add this block's histogram to the loads."""
+    """Some rows' choices: look each up, and add this block's histogram to the demand."""
     choice = tl.program_id(0) * BLOCK_CHOICES + tl.arange(0, BLOCK_CHOICES)
     is_choice = choice < num_choices
     expert = tl.load(ids_ptr + choice, mask=is_choice, other=-1).to(tl.int32)
@@ -91,4 +91,4 @@ def _route(
     # One bin more takes what goes nowhere: atomics of single rows would queue up at hot experts.
     bins = tl.histogram(tl.where(is_sent, expert, EXPERTS), BLOCK_EXPERTS)
     each = tl.arange(0, BLOCK_EXPERTS)
-    tl.atomic_add(loads_ptr + each, bins, mask=(each < EXPERTS) & (bins > 0), sem="relaxed")
+    tl.atomic_add(demand_ptr + each, bins, mask=(each < EXPERTS) & (bins > 0), sem="relaxed")

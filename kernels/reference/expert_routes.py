@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 
-def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor) -> Tensor:
-    """Return the physical experts, int32 [T, K], and add each logical one's rows to `loads_E`.
+def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, demand_E: Tensor) -> Tensor:
+    """Return the physical experts, int32 [T, K], and add each logical one's rows to `demand_E`.
 
     Row t takes entry t modulo `counts_E` of its expert's route. -1 stays -1 and is not counted.
     """
     ids_TK = ids_TK.long()
     is_sent_TK = ids_TK >= 0
-    loads_E.scatter_add_(0, ids_TK.clamp(min=0).flatten(), is_sent_TK.flatten().to(loads_E.dtype))
+    demand_E.scatter_add_(0, ids_TK.clamp(min=0).flatten(), is_sent_TK.flatten().to(demand_E.dtype))
 
     rows_T = torch.arange(ids_TK.shape[0], device=ids_TK.device)
     entries_TK = rows_T[:, None] % counts_E[ids_TK]

@@ -53,11 +53,11 @@ class StepTimer(Protocol):
         """Wait until the rows are done. Returns the time that they took, without the pauses."""
 
 
-class PendingLoads(Protocol):
+class PendingDemand(Protocol):
     """Counts of experts' rows on their way to the host."""
 
     def to_column(self) -> Int32Array:
-        """Wait for them; see `StepResult.expert_loads`."""
+        """Wait for them; see `StepResult.expert_demand`."""
 
 
 class Experts(Protocol):
@@ -69,8 +69,8 @@ class Experts(Protocol):
     def apply(self, plan: StepPlan) -> None:
         """Take up the plan's placement, for its own rows already, and start this rank's copies."""
 
-    def after_step(self) -> PendingLoads | None:
-        """A step with rows or padding is enqueued. Returns the loads when it is time for them."""
+    def after_step(self) -> PendingDemand | None:
+        """A step with rows or padding is enqueued. Returns the demand when it is time for it."""
 
     def take_copied(self) -> Int32Array:
         """Copies that have landed since the last time; see `StepResult.copied_experts`."""

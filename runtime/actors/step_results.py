@@ -3,7 +3,7 @@
 import queue
 from dataclasses import dataclass, replace
 
-from raydix.runtime.actors.gpu_model import Experts, PendingLoads, StepOutput, StepTimer
+from raydix.runtime.actors.gpu_model import Experts, PendingDemand, StepOutput, StepTimer
 from raydix.runtime.actors.links.link import BlockingLink, send_unless_closed
 from raydix.runtime.messages.plan import StepResult
 
@@ -19,7 +19,7 @@ class EnqueuedStep:
     link: BlockingLink
     output: StepOutput | None
     timer: StepTimer | None
-    loads: PendingLoads | None = None
+    demand: PendingDemand | None = None
     """The rows that each expert was given, on their way to the host; None in most steps."""
 
 
@@ -63,8 +63,8 @@ class StepResults:
             compute_s = step.timer.wait_s()
             result = step.output.to_result(self._rank, step.step, compute_s)
             self.compute_s += compute_s
-            if step.loads is not None:
-                result = replace(result, expert_loads=step.loads.to_column())
+            if step.demand is not None:
+                result = replace(result, expert_demand=step.demand.to_column())
 
         copied = experts.take_copied()
         if len(copied):

@@ -33,7 +33,7 @@ class ExpertsSection(Section):
     )
     rebalance: Choice[Rebalance] = Field(
         Rebalance.INCREMENTAL,
-        description="How experts follow their load. incremental: few moves, if they pay; "
+        description="How experts follow the demand for them. incremental: few moves, if they pay; "
         "deepseek: a new plan from scratch, however little it gains; none: they stay where they "
         "are.",
     )
@@ -41,7 +41,7 @@ class ExpertsSection(Section):
         1024, description="Steps from one look at the balance to the next."
     )
     load_interval_steps: Count = Field(
-        64, description="Steps from one report of each expert's load to the next."
+        64, description="Steps from one report of the demand for each expert to the next."
     )
     redundant_per_rank: Annotated[int, Field(ge=0)] = Field(
         0, description="Experts of each layer that a rank holds beyond its share."

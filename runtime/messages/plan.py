@@ -127,7 +127,7 @@ class PlacementChange:
     """The expert in each slot, rank after rank, of one of these layers after the other; -1: nothing
     is sent there.
     """
-    loads: Int32Array
+    demand: Int32Array
     """The load of each logical expert, of one of these layers after the other: what routes are
     levelled by.
     """
@@ -238,7 +238,7 @@ class StepResult:
     """
     compute_s: float = 0.0
     """Device time of the rows, or of padding, without their waits for loads; 0.0 without either."""
-    expert_loads: Int32Array = field(default_factory=empty)
+    expert_demand: Int32Array = field(default_factory=empty)
     """The number of this rank's rows that chose each expert of each layer with experts since the
     last report. Empty in most steps.
     """

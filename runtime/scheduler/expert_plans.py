@@ -21,7 +21,7 @@ from raydix.runtime.config.policies import Rebalance
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertFacts:
-    """What a plan depends on beside loads: numbers of the model, the device and the settings."""
+    """What a plan depends on beside demand: numbers of the model, the device and the settings."""
 
     policy: Rebalance
     num_ranks: int
@@ -30,7 +30,7 @@ class ExpertFacts:
     copy_bytes_per_s: float
     """The speed, in bytes per second, at which one rank copies experts from the host store."""
     stable_steps: int
-    """The number of steps for which loads are expected to stay as they are."""
+    """The number of steps for which demand is expected to stay as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from raydix.moe.demand import balance
 from raydix.moe.eplb import EplbPlan, eplb_placement, plan_eplb
-from raydix.moe.load import balance
 
 LOADS = np.array(
     [
@@ -37,15 +37,15 @@ def plan(num_groups: int) -> EplbPlan:
     return plan_eplb(LOADS, 16, num_groups=num_groups, num_nodes=2, num_gpus=8)
 
 
-def gpu_loads(experts_LP: np.ndarray) -> np.ndarray:
+def gpu_demand(experts_LP: np.ndarray) -> np.ndarray:
     """Every replica weighs its expert's load by the number of replicas."""
     counts_LE = np.stack([np.bincount(row, minlength=12) for row in experts_LP])
     share_LP = np.take_along_axis(LOADS / counts_LE, experts_LP, axis=1)
     return share_LP.reshape(2, 8, 2).sum(axis=2)
 
 
-def balances(loads_LR: np.ndarray) -> list[float]:
-    return [round(balance(row[None]).mean_of_layers, 4) for row in loads_LR]
+def balances(demand_LR: np.ndarray) -> list[float]:
+    return [round(balance(row[None]).mean_of_layers, 4) for row in demand_LR]
 
 
 def test_hierarchical_plan_is_the_published_one() -> None:
@@ -60,31 +60,31 @@ def test_hierarchical_plan_is_the_published_one() -> None:
 
 
 def test_hierarchical_plan_has_the_published_loads() -> None:
-    loads_LR = gpu_loads(plan(4).experts_LP)
+    demand_LR = gpu_demand(plan(4).experts_LP)
 
-    assert loads_LR.tolist() == [
+    assert demand_LR.tolist() == [
         [121.5, 86.5, 125, 113, 147.5, 131.5, 156, 152],
         [173, 179.5, 120.5, 172, 123, 152, 118.5, 117.5],
     ]
-    assert loads_LR.mean(axis=1).tolist() == [129.125, 144.5]
-    assert loads_LR.max(axis=1).tolist() == [156, 179.5]
-    assert balances(loads_LR) == [0.8277, 0.8050]
+    assert demand_LR.mean(axis=1).tolist() == [129.125, 144.5]
+    assert demand_LR.max(axis=1).tolist() == [156, 179.5]
+    assert balances(demand_LR) == [0.8277, 0.8050]
 
 
 def test_global_plan_is_the_published_one_where_nodes_cannot_share_the_groups() -> None:
     found = plan(3)
-    loads_LR = gpu_loads(found.experts_LP)
+    demand_LR = gpu_demand(found.experts_LP)
 
     assert found.experts_LP.tolist() == GLOBAL
     assert found.num_replicas_LE.tolist() == [
         [1, 2, 1, 1, 2, 2, 1, 1, 1, 1, 2, 1],
         [1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1],
     ]
-    assert loads_LR.tolist() == [
+    assert demand_LR.tolist() == [
         [130.5, 95.5, 130, 138, 138.5, 134.5, 134, 132],
         [123, 123, 125.5, 118.5, 172, 157.5, 172, 164.5],
     ]
-    assert balances(loads_LR) == [0.9323, 0.8401]
+    assert balances(demand_LR) == [0.9323, 0.8401]
 
 
 def test_places_of_the_global_plan_invert_it() -> None:
@@ -98,13 +98,13 @@ def test_places_of_the_global_plan_invert_it() -> None:
 
 
 def test_experts_in_order_are_as_uneven_as_published() -> None:
-    loads_LR = gpu_loads(np.tile(np.arange(16) % 12, (2, 1)))
+    demand_LR = gpu_demand(np.tile(np.arange(16) % 12, (2, 1)))
 
-    assert loads_LR.tolist() == [
+    assert demand_LR.tolist() == [
         [111, 50.5, 269, 43, 129, 269, 111, 50.5],
         [63.5, 84, 216, 344, 258, 43, 63.5, 84],
     ]
-    assert balances(loads_LR) == [0.4800, 0.4201]
+    assert balances(demand_LR) == [0.4800, 0.4201]
 
 
 def test_a_second_copy_on_a_rank_becomes_an_empty_slot() -> None:

@@ -68,10 +68,10 @@ def test_routes_lead_to_copies_of_the_expert_and_to_the_own_one_alone_if_there_i
     placement = random_placement(
         rng, num_ranks=num_ranks, num_experts=num_experts, num_layers=3, num_more=12
     )
-    loads_LE = rng.gamma(0.6, size=(3, num_experts)) * rng.integers(0, 2, size=(3, num_experts))
+    demand_LE = rng.gamma(0.6, size=(3, num_experts)) * rng.integers(0, 2, size=(3, num_experts))
 
     for rank in range(num_ranks):
-        found = routes(placement, rank, loads_LE)
+        found = routes(placement, rank, demand_LE)
 
         assert found.table_LER.dtype == found.counts_LE.dtype == np.int32
         for layer, expert in np.ndindex(3, num_experts):
@@ -83,17 +83,17 @@ def test_routes_lead_to_copies_of_the_expert_and_to_the_own_one_alone_if_there_i
             assert own == EMPTY or chosen == {own}
 
 
-def routed_loads(placement: Placement, loads_LE: np.ndarray) -> np.ndarray:
+def routed_demand(placement: Placement, demand_LE: np.ndarray) -> np.ndarray:
     """Load of each rank when every rank sends as many rows, by its routes."""
-    loads_LR = np.zeros((placement.num_layers, placement.num_ranks))
+    demand_LR = np.zeros((placement.num_layers, placement.num_ranks))
     for rank in range(placement.num_ranks):
-        found = routes(placement, rank, loads_LE)
-        for layer, expert in np.ndindex(loads_LE.shape):
+        found = routes(placement, rank, demand_LE)
+        for layer, expert in np.ndindex(demand_LE.shape):
             count = found.counts_LE[layer, expert]
             for physical in found.table_LER[layer, expert, :count]:
-                share = loads_LE[layer, expert] / placement.num_ranks / count
-                loads_LR[layer, physical // placement.slots_per_rank] += share
-    return loads_LR
+                share = demand_LE[layer, expert] / placement.num_ranks / count
+                demand_LR[layer, physical // placement.slots_per_rank] += share
+    return demand_LR
 
 
 def test_rows_go_to_the_least_loaded_rank_until_the_ranks_are_level() -> None:
@@ -110,13 +110,13 @@ def test_rows_go_to_the_least_loaded_rank_until_the_ranks_are_level() -> None:
 def test_routes_level_the_ranks_better_than_an_even_spread() -> None:
     rng = np.random.default_rng(3)
     placement = random_placement(rng, num_ranks=4, num_experts=16, num_layers=6, num_more=8)
-    loads_LE = rng.gamma(0.6, size=(6, 16))
+    demand_LE = rng.gamma(0.6, size=(6, 16))
 
     even_LR = np.einsum(
-        "lre,le->lr", placement.physical_LRE != EMPTY, loads_LE / placement.num_replicas_LE
+        "lre,le->lr", placement.physical_LRE != EMPTY, demand_LE / placement.num_replicas_LE
     )
-    routed_LR = routed_loads(placement, loads_LE)
+    routed_LR = routed_demand(placement, demand_LE)
 
-    assert np.allclose(routed_LR.sum(axis=1), loads_LE.sum(axis=1))
+    assert np.allclose(routed_LR.sum(axis=1), demand_LE.sum(axis=1))
     assert (routed_LR.max(axis=1) <= even_LR.max(axis=1) + 1e-9).all()
     assert routed_LR.max(axis=1).mean() < 0.97 * even_LR.max(axis=1).mean()

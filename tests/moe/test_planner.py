@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from raydix.moe.demand import balance, rank_demand
 from raydix.moe.eplb import eplb_placement
 from raydix.moe.expert_time import ExpertTime, rank_costs, replica_rows
-from raydix.moe.load import balance, rank_loads
 from raydix.moe.placement import EMPTY, Placement, initial_placement
 from raydix.moe.planner import Gate, PlannerLimits, Rebalance, num_moves, rebalance
 from tests.moe.migration_world import random_wanted
@@ -15,16 +15,16 @@ from tests.moe.migration_world import random_wanted
 LIMITS = PlannerLimits(balance=0.985, max_moves=24, spare_slots=1)
 
 
-def drifting_loads(sigma: float, num_steps: int) -> list[np.ndarray]:
+def drifting_demand(sigma: float, num_steps: int) -> list[np.ndarray]:
     rng = np.random.default_rng(5)
-    loads = [rng.gamma(0.6, size=(12, 64))]
+    demand = [rng.gamma(0.6, size=(12, 64))]
     for _ in range(num_steps):
-        loads.append(loads[-1] * np.exp(sigma * rng.standard_normal((12, 64))))
-    return loads
+        demand.append(demand[-1] * np.exp(sigma * rng.standard_normal((12, 64))))
+    return demand
 
 
-def eplb(loads_LE: np.ndarray) -> Placement:
-    return eplb_placement(loads_LE, 4, slots_per_rank=19, spare_slots=1)
+def eplb(demand_LE: np.ndarray) -> Placement:
+    return eplb_placement(demand_LE, 4, slots_per_rank=19, spare_slots=1)
 
 
 @pytest.mark.parametrize(
@@ -33,26 +33,26 @@ def eplb(loads_LE: np.ndarray) -> Placement:
 def test_drifting_loads_are_followed_with_few_moves(
     sigma: float, min_balance: float, max_moved: float
 ) -> None:
-    first, *later = drifting_loads(sigma, 4)
+    first, *later = drifting_demand(sigma, 4)
     placement = eplb(first)
 
-    for loads_LE in later:
-        plan = rebalance(placement, replica_rows(loads_LE, 4), LIMITS)
+    for demand_LE in later:
+        plan = rebalance(placement, replica_rows(demand_LE, 4), LIMITS)
 
-        found = balance(rank_loads(plan.placement, loads_LE)).mean_of_layers
-        assert found >= min_balance > balance(rank_loads(placement, loads_LE)).mean_of_layers
+        found = balance(rank_demand(plan.placement, demand_LE)).mean_of_layers
+        assert found >= min_balance > balance(rank_demand(placement, demand_LE)).mean_of_layers
         assert plan.num_moves <= max_moved * 12 * 72
-        assert num_moves(placement, eplb(loads_LE)) > 0.6 * 12 * 72
+        assert num_moves(placement, eplb(demand_LE)) > 0.6 * 12 * 72
         placement = plan.placement
 
 
 def test_a_plan_counts_its_moves_and_costs() -> None:
-    loads_LE = drifting_loads(0.4, 1)[1]
+    demand_LE = drifting_demand(0.4, 1)[1]
     current = initial_placement(12, 64, 4, redundant_per_rank=2, spare_slots=1)
 
-    plan = rebalance(current, replica_rows(loads_LE, 4), LIMITS)
+    plan = rebalance(current, replica_rows(demand_LE, 4), LIMITS)
 
-    before_LR, after_LR = (rank_loads(each, loads_LE) for each in (current, plan.placement))
+    before_LR, after_LR = (rank_demand(each, demand_LE) for each in (current, plan.placement))
     assert plan.num_moves == num_moves(current, plan.placement) > 0
     assert plan.cost_before == pytest.approx(before_LR.max(axis=1).sum())
     assert plan.cost_after == pytest.approx(after_LR.max(axis=1).sum())
@@ -62,10 +62,10 @@ def test_a_plan_counts_its_moves_and_costs() -> None:
 
 @pytest.mark.parametrize("max_moves", [0, 2, 7])
 def test_no_layer_moves_more_than_the_cap(max_moves: int) -> None:
-    loads_LE = drifting_loads(0.4, 1)[1]
+    demand_LE = drifting_demand(0.4, 1)[1]
     current = initial_placement(12, 64, 4, redundant_per_rank=2, spare_slots=1)
 
-    plan = rebalance(current, replica_rows(loads_LE, 4), replace(LIMITS, max_moves=max_moves))
+    plan = rebalance(current, replica_rows(demand_LE, 4), replace(LIMITS, max_moves=max_moves))
 
     is_new_LRE = (current.physical_LRE == EMPTY) & (plan.placement.physical_LRE != EMPTY)
     assert is_new_LRE.sum(axis=(1, 2)).max() <= max_moves
@@ -74,10 +74,10 @@ def test_no_layer_moves_more_than_the_cap(max_moves: int) -> None:
 
 @pytest.mark.parametrize("spare_slots", [1, 2])
 def test_spare_slots_stay_empty(spare_slots: int) -> None:
-    loads_LE = drifting_loads(0.4, 1)[1]
+    demand_LE = drifting_demand(0.4, 1)[1]
     current = initial_placement(12, 64, 4, spare_slots=3)
 
-    plan = rebalance(current, replica_rows(loads_LE, 4), replace(LIMITS, spare_slots=spare_slots))
+    plan = rebalance(current, replica_rows(demand_LE, 4), replace(LIMITS, spare_slots=spare_slots))
 
     assert plan.placement.num_empty_LR.min() == spare_slots
 
@@ -94,12 +94,12 @@ def test_an_expert_hotter_than_a_rank_comes_to_more_ranks_though_all_places_are_
     current = Placement(
         np.array([[0, *[EMPTY] * 5, 1, 2, 3, 4, 5, EMPTY, 6, 7, 8, 9, 10, EMPTY]]), 11, 3
     )
-    loads_LE = np.array([[60.0, *[3.0] * 10]])
+    demand_LE = np.array([[60.0, *[3.0] * 10]])
 
-    plan = rebalance(current, replica_rows(loads_LE, 3), LIMITS)
+    plan = rebalance(current, replica_rows(demand_LE, 3), LIMITS)
 
     assert plan.placement.num_replicas_LE[0, 0] == 3
-    assert rank_loads(plan.placement, loads_LE)[0].max() <= 32
+    assert rank_demand(plan.placement, demand_LE)[0].max() <= 32
 
 
 @pytest.mark.parametrize("max_moves", [2, 3, 24])
@@ -150,9 +150,9 @@ TIME = ExpertTime(
 
 def test_replicas_cost_weights_where_those_decide() -> None:
     # Two rows or more hit an expert for sure, nearly; the arithmetic is next to nothing.
-    loads_LE = np.array([[40.0, 40.0, 40.0, 40.0]])
+    demand_LE = np.array([[40.0, 40.0, 40.0, 40.0]])
     replicated = Placement(np.array([[0, 1, 2, EMPTY, 2, 3, EMPTY, EMPTY]]), 4, 2)
-    costs = replace(TIME, row_flops=1e-6).replica_seconds(loads_LE, 2)
+    costs = replace(TIME, row_flops=1e-6).replica_seconds(demand_LE, 2)
 
     plan = rebalance(replicated, costs, LIMITS)
 

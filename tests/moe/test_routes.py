@@ -39,7 +39,7 @@ def test_loads_are_per_layer_and_taken_once() -> None:
         first.physical_ids(torch.tensor([[0, 1], [-1, -1]]), OPS)
     second.physical_ids(torch.tensor([[1], [1]]), OPS)
 
-    assert routes.take_loads().tolist() == [[3, 3], [0, 2]]
-    assert routes.take_loads().tolist() == [[0, 0], [0, 0]]
+    assert routes.take_demand().tolist() == [[3, 3], [0, 2]]
+    assert routes.take_demand().tolist() == [[0, 0], [0, 0]]
     first.physical_ids(torch.tensor([[1]]), OPS)
-    assert routes.take_loads().tolist() == [[0, 1], [0, 0]]
+    assert routes.take_demand().tolist() == [[0, 1], [0, 0]]

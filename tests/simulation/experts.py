@@ -51,7 +51,7 @@ class SimulatedExperts:
             spare_slots=settings.facts.spare_per_rank,
         )
         self._num_steps = 0
-        self._loads_LE = np.zeros((settings.num_layers, settings.num_experts), np.int32)
+        self._demand_LE = np.zeros((settings.num_layers, settings.num_experts), np.int32)
         self._read: defaultdict[int, set[tuple[int, int, int]]] = defaultdict(set)
         """Layer, slot, and the expert that it has to hold, by step."""
         self.num_copies = 0
@@ -64,9 +64,9 @@ class SimulatedExperts:
         own = slice(self._rank * slots, (self._rank + 1) * slots)
         self.held = self._initial.experts_LP[:, own].tolist()
         """The expert in each slot, by layer."""
-        found = routes(self._initial, self._rank, np.ones(self._loads_LE.shape))
+        found = routes(self._initial, self._rank, np.ones(self._demand_LE.shape))
         self._table_LER, self._counts_LE = found.table_LER.copy(), found.counts_LE.copy()
-        self._loads_LE[:] = 0
+        self._demand_LE[:] = 0
         self._num_steps = 0
         self._copied.clear()
         self._read.clear()
@@ -100,7 +100,7 @@ class SimulatedExperts:
             self._settings.num_experts,
             self._settings.facts.num_ranks,
         )
-        found = routes(placement, self._rank, change.loads.reshape(num_layers, -1))
+        found = routes(placement, self._rank, change.demand.reshape(num_layers, -1))
         self._table_LER[change.layers] = found.table_LER
         self._counts_LE[change.layers] = found.counts_LE
 
@@ -110,7 +110,7 @@ class SimulatedExperts:
         """Rows of a step are sent; its ranks will have read their slots when they are done."""
         for row, value in enumerate(hashes):
             for layer, expert in self._choose(value, now_s):
-                self._loads_LE[layer, expert] += 1
+                self._demand_LE[layer, expert] += 1
                 entry = row % self._counts_LE[layer, expert]
                 physical = int(self._table_LER[layer, expert, entry])
                 assert physical != EMPTY, f"expert {expert} has no route on rank {self._rank}"
@@ -123,15 +123,15 @@ class SimulatedExperts:
         self._check(layer, slot, expert)
 
     def end_step(self, step: int, is_met: bool) -> Int32Array:
-        """The rank has done a step. Returns the loads when it is time for them."""
+        """The rank has done a step. Returns the demand when it is time for them."""
         for read in self._read.pop(step, ()):
             self._check(*read)
         self._num_steps += is_met
         if not is_met or self._num_steps % self._settings.load_interval_steps:
             return empty()
-        loads = int32_array(self._loads_LE.reshape(-1))
-        self._loads_LE[:] = 0
-        return loads
+        demand = int32_array(self._demand_LE.reshape(-1))
+        self._demand_LE[:] = 0
+        return demand
 
     def _choose(self, value: int, now_s: float) -> Iterator[tuple[int, int]]:
         """Two experts of each layer for a token. Which are popular changes with time."""

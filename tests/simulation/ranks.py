@@ -388,9 +388,9 @@ class SimulatedRank:
         result = self.scores.add_to(result, plan, self.hashes)
         result = self.not_finite.add_to(result, plan)
         if self.experts is not None:
-            loads = self.experts.end_step(plan.step, self.is_met(plan))
+            demand = self.experts.end_step(plan.step, self.is_met(plan))
             copied = self.experts.take_copied()
-            result = replace(result, expert_loads=loads, copied_experts=copied)
+            result = replace(result, expert_demand=demand, copied_experts=copied)
         self._send(result)
         self._next()
 

@@ -52,7 +52,7 @@ class ModelExperts:
 def place_experts(
     spec: ModelSpec, ranks: ExpertRanks, *, device: torch.device, dtype: torch.dtype
 ) -> ModelExperts:
-    """Place experts before any load is known, and connect with the other ranks.
+    """Place experts before any demand is known, and connect with the other ranks.
 
     Raises ConfigError if the model has none.
     """
@@ -73,8 +73,8 @@ def place_experts(
         redundant_per_rank=ranks.redundant_per_rank,
         spare_slots=ranks.spare_slots,
     )
-    even_loads_LE = np.ones((len(layers), num_experts))
-    device_routes = DeviceRoutes(routes(placement, ranks.rank, even_loads_LE), device)
+    even_demand_LE = np.ones((len(layers), num_experts))
+    device_routes = DeviceRoutes(routes(placement, ranks.rank, even_demand_LE), device)
     dispatcher = ranks.connect(
         DispatchShape(
             num_ranks=ranks.size,

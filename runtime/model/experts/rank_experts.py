@@ -22,17 +22,17 @@ from raydix.runtime.model.staging.pinned_copies import PinnedCopies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertLoads:
+class CountedDemand:
     """Counts on their way to the host; on cuda in pinned memory, valid once `ready` has passed."""
 
-    loads_LE: Tensor
+    demand_LE: Tensor
     ready: torch.cuda.Event | None
 
     def to_column(self) -> Int32Array:
         """Wait for them. All layers one after another."""
         if self.ready is not None:
             self.ready.synchronize()
-        return int32_array(self.loads_LE.flatten().numpy())
+        return int32_array(self.demand_LE.flatten().numpy())
 
 
 class RankExperts:
@@ -69,17 +69,17 @@ class RankExperts:
             self._mover.start(self._own_moves(plan.expert_copies))
 
     @torch.inference_mode()
-    def after_step(self) -> ExpertLoads | None:
-        """A step with rows or padding is enqueued. Returns the loads when it is time for them."""
+    def after_step(self) -> CountedDemand | None:
+        """A step with rows or padding is enqueued. Returns the demand when it is time for it."""
         self._num_steps += 1
         if self._num_steps % self._load_interval_steps:
             return None
 
-        loads_LE = self._copies.to_host(self._experts.routes.take_loads())
+        demand_LE = self._copies.to_host(self._experts.routes.take_demand())
         ready = torch.cuda.Event() if self._device.type == "cuda" else None
         if ready is not None:
             ready.record()
-        return ExpertLoads(loads_LE=loads_LE, ready=ready)
+        return CountedDemand(demand_LE=demand_LE, ready=ready)
 
     def take_copied(self) -> Int32Array:
         """Copies of plans that have landed since the last time; from any thread."""
@@ -87,7 +87,7 @@ class RankExperts:
 
     @torch.inference_mode()
     def restore(self) -> None:
-        """Go back to the placement at the start, with no load counted; no step may be in flight.
+        """Go back to the placement at the start, with no demand counted; no step may be in flight.
 
         Whoever plans next knows no other. Returns once every expert is in its place.
         """
@@ -99,16 +99,16 @@ class RankExperts:
             self._mover.take_copied()
 
         placement = self._experts.placement
-        even_loads_LE = np.ones((placement.num_layers, placement.num_experts), np.int32)
+        even_demand_LE = np.ones((placement.num_layers, placement.num_experts), np.int32)
         self._put(
             PlacementChange(
                 version=0,
                 layers=int32_array(range(placement.num_layers)),
                 experts=int32_array(placement.experts_LP.reshape(-1)),
-                loads=int32_array(even_loads_LE.reshape(-1)),
+                demand=int32_array(even_demand_LE.reshape(-1)),
             )
         )
-        self._experts.routes.take_loads()
+        self._experts.routes.take_demand()
         self._num_steps = 0
 
     def drain(self) -> None:
@@ -127,8 +127,8 @@ class RankExperts:
         num_layers, num_experts = len(change.layers), initial.num_experts
         experts_XP = change.experts.reshape(num_layers, -1)
         placement = Placement(experts_XP, num_experts, initial.num_ranks)
-        loads_XE = change.loads.reshape(num_layers, num_experts)
-        found = routes(placement, self._experts.ranks.rank, loads_XE)
+        demand_XE = change.demand.reshape(num_layers, num_experts)
+        found = routes(placement, self._experts.ranks.rank, demand_XE)
 
         [columns] = self._copies.to_device(
             {

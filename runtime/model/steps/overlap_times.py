@@ -43,8 +43,8 @@ def step_times(
     exchange = BareExchange(experts, decoder.spec.hidden_size, decoder.dtype)
     own = measure(measured_sizes(max_tokens), runner, exchange, cuda_elapsed_s)
     times = agree(file, experts.ranks.rank, experts.ranks.size, own)
-    # What padding asked for is nobody's load.
-    experts.routes.take_loads()
+    # What padding asked for does not count.
+    experts.routes.take_demand()
 
     if experts.ranks.rank == 0:
         for each in times:

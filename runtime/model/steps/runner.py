@@ -124,7 +124,7 @@ class ModelRunner:
         self.slots.sampling.put(self.slots.scratch_slot, GREEDY)
         if self._decoder.experts is not None:
             # Padding's rows do not count as load of experts.
-            self._decoder.experts.routes.take_loads()
+            self._decoder.experts.routes.take_demand()
 
     @torch.inference_mode()
     def run_whole(self, num_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""A step group's experts: where they are, how loaded they are, when and how they move.
+"""A step group's experts: where they are, how much they are asked for, when and how they move.
 
 Legend: L layers with experts, E experts, P slots of all ranks.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.moe.load import Balance, LoadAverage, balance, rank_loads
+from raydix.moe.demand import Balance, DemandAverage, balance, rank_demand
 from raydix.moe.migration import Copy, Flip, Migration, Pacing
 from raydix.moe.placement import FloatArray, Placement, initial_placement
 from raydix.runtime.config.policies import Rebalance
@@ -33,7 +33,7 @@ class ExpertOrders:
 
 
 class ExpertBalance:
-    """Owns: the migration of a step group's experts, and their average load.
+    """Owns: the migration of a step group's experts, and the average demand.
 
     Ranks are numbered within the group here. What the ranks of an earlier incarnation say never
     comes here: it belongs to a connection that is over.
@@ -69,7 +69,7 @@ class ExpertBalance:
             max_open_copies=2 * settings.copies_per_step,
         )
         self._migration = Migration(self._initial, version=self._version, pacing=pacing)
-        self._loads = LoadAverage(
+        self._demand = DemandAverage(
             settings.num_layers,
             settings.num_experts,
             self._num_ranks,
@@ -120,16 +120,16 @@ class ExpertBalance:
         copies = tuple([self._open.pop(copy_id) for copy_id in copy_ids.tolist()])
         self._migration.copied(rank, copies)
 
-    def note_step(self, rank: int, step: int, loads: Int32Array) -> None:
-        """Note that a rank has done a step, and the loads that it perhaps reports."""
+    def note_step(self, rank: int, step: int, demand: Int32Array) -> None:
+        """Note that a rank has done a step, and the demand that it perhaps reports."""
         self._migration.finished(rank, step)
-        if not len(loads):
+        if not len(demand):
             return
-        counts_LE = loads.reshape(self.settings.num_layers, self.settings.num_experts)
+        counts_LE = demand.reshape(self.settings.num_layers, self.settings.num_experts)
         interval = self.settings.load_interval_steps
-        if self._loads.add(rank, step, counts_LE, num_steps=interval):
-            loads_LR = rank_loads(self._migration.placement, self._loads.window_LE)
-            self._balance = balance(loads_LR)
+        if self._demand.add(rank, step, counts_LE, num_steps=interval):
+            demand_LR = rank_demand(self._migration.placement, self._demand.window_LE)
+            self._balance = balance(demand_LR)
             self._ask_if_due()
 
     def take_asked(self) -> PlanningWanted | None:
@@ -182,7 +182,7 @@ class ExpertBalance:
         self._asked = PlanningWanted(
             number=self._planning,
             current=self._migration.placement,
-            rows_per_step_LE=self._loads.rows_per_step_LE,
+            rows_per_step_LE=self._demand.rows_per_step_LE,
         )
 
     def _watch_progress(self, now_s: float) -> None:
@@ -215,7 +215,7 @@ class ExpertBalance:
             version=flip.version,
             layers=int32_array(layers),
             experts=int32_array(flip.placement.experts_LP[layers].reshape(-1)),
-            loads=_scaled(self._loads.rows_LE[layers]),
+            demand=_scaled(self._demand.rows_LE[layers]),
         )
 
 

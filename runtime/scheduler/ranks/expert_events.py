@@ -18,7 +18,7 @@ def on_expert_step(group: StepGroup, result: StepResult) -> PlanExperts | None:
             raise AccountingError(f"rank {result.rank} copied experts, and has all to itself")
         return None
     experts.note_copied(rank, result.copied_experts)
-    experts.note_step(rank, result.step, result.expert_loads)
+    experts.note_step(rank, result.step, result.expert_demand)
     wanted = experts.take_asked()
     return None if wanted is None else PlanExperts(group=group.index, wanted=wanted)
 

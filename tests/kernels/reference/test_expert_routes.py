@@ -20,21 +20,21 @@ def test_rows_take_the_entries_of_a_route_in_turn() -> None:
 
 
 def test_loads_count_every_choice_and_add_up() -> None:
-    loads_E = _zeros()
+    demand_E = _zeros()
     for _ in range(2):
-        route_experts(torch.tensor([[1, 0], [0, 1], [1, 2]]), TABLE_ER, COUNTS_E, loads_E)
-    assert loads_E.tolist() == [4, 6, 2]
+        route_experts(torch.tensor([[1, 0], [0, 1], [1, 2]]), TABLE_ER, COUNTS_E, demand_E)
+    assert demand_E.tolist() == [4, 6, 2]
 
 
 def test_what_goes_nowhere_is_not_counted() -> None:
-    loads_E = _zeros()
-    physical = route_experts(torch.tensor([[-1, -1], [2, -1]]), TABLE_ER, COUNTS_E, loads_E)
+    demand_E = _zeros()
+    physical = route_experts(torch.tensor([[-1, -1], [2, -1]]), TABLE_ER, COUNTS_E, demand_E)
     assert physical.tolist() == [[-1, -1], [4, -1]]
-    assert loads_E.tolist() == [0, 0, 1]
+    assert demand_E.tolist() == [0, 0, 1]
 
 
 def test_no_rows_are_routed_nowhere() -> None:
-    loads_E = _zeros()
+    demand_E = _zeros()
     ids_TK = torch.empty(0, 2, dtype=torch.int64)
-    assert route_experts(ids_TK, TABLE_ER, COUNTS_E, loads_E).shape == (0, 2)
-    assert loads_E.tolist() == [0, 0, 0]
+    assert route_experts(ids_TK, TABLE_ER, COUNTS_E, demand_E).shape == (0, 2)
+    assert demand_E.tolist() == [0, 0, 0]

@@ -77,12 +77,12 @@ def _copies(*rows: tuple[int, int, int, int, int]) -> ExpertCopies:
 
 
 def _change(placement: Placement, layers: list[int]) -> PlacementChange:
-    loads = np.ones((len(layers), placement.num_experts), np.int32)
+    demand = np.ones((len(layers), placement.num_experts), np.int32)
     return PlacementChange(
         version=1,
         layers=int32_array(layers),
         experts=int32_array(placement.experts_LP[layers].reshape(-1)),
-        loads=int32_array(loads.reshape(-1)),
+        demand=int32_array(demand.reshape(-1)),
     )
 
 
@@ -124,9 +124,9 @@ def test_loads_come_every_few_steps_and_begin_anew(world: World) -> None:
     columns = []
     for step in range(1, 8):
         layer.physical_ids(torch.tensor([[0, 1]]), ops)
-        loads = world.rank.after_step()
-        if loads is not None:
-            columns.append((step, loads.to_column().tolist()[:3]))
+        demand = world.rank.after_step()
+        if demand is not None:
+            columns.append((step, demand.to_column().tolist()[:3]))
 
     assert columns == [(3, [3, 3, 0]), (6, [3, 3, 0])]
 
@@ -154,4 +154,4 @@ def test_everything_goes_back_to_where_it_was_at_the_start(world: World) -> None
     for name, now in world.ranks[1].decoder.named_parameters():
         own = slice(0, spare) if "experts" in name else slice(None)
         assert torch.equal(now[own], weights[name][own])
-    assert not world.model.routes.take_loads().any()
+    assert not world.model.routes.take_demand().any()

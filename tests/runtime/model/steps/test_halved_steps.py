@@ -95,4 +95,4 @@ def test_a_gpu_measures_what_halves_gain(tmp_path: Path) -> None:
     assert min(each.halved_s for each in times) > 0
     assert min(each.whole_s for each in times) > 0
     assert decoder.experts is not None
-    assert not decoder.experts.routes.loads_LE.any()
+    assert not decoder.experts.routes.demand_LE.any()

@@ -53,7 +53,7 @@ class Group:
         self.routed = [list(row) for row in self.held]
         self.versions: list[int] = []
 
-    def run_step(self, loads=None) -> None:
+    def run_step(self, demand=None) -> None:
         self.step += 1
         orders = self.balance.plan_step(self.step, float(self.step))
         copies, change = orders.copies, orders.change
@@ -72,7 +72,7 @@ class Group:
         for rank in range(2):
             own = copies.copy_ids[copies.ranks == rank]
             self.balance.note_copied(rank, own)
-            reported = empty() if loads is None or self.step % 2 else loads
+            reported = empty() if demand is None or self.step % 2 else demand
             self.balance.note_step(rank, self.step, reported)
         self.balance.check()
 
@@ -135,14 +135,14 @@ def test_steps_bring_experts_to_where_the_plan_wants_them(policy: Rebalance) -> 
 
 def test_nothing_moves_when_it_is_off_or_does_not_pay() -> None:
     even = int32_array(np.full(24, 100))
-    for settings, loads in [
+    for settings, demand in [
         (replace(SETTINGS, facts=replace(FACTS, policy=Rebalance.NONE)), SKEWED),
         (replace(SETTINGS, facts=replace(FACTS, stable_steps=0)), SKEWED),
         (SETTINGS, even),
     ]:
         group = Group(settings)
         for _ in range(20):
-            group.run_step(loads)
+            group.run_step(demand)
             asked = group.balance.take_asked()
             if asked is not None:
                 plan = plan_experts(asked.current, asked.rows_per_step_LE, settings.facts)

@@ -17,20 +17,20 @@ class Balance:
     """Two measures of balance in use elsewhere; 1 when all ranks of every layer get the same."""
 
     mean_of_layers: float
-    """The mean over layers of mean load by largest load of a rank: SGLang's balancedness."""
+    """The mean over layers of ranks' mean demand by their largest: SGLang's balancedness."""
     ratio_of_sums: float
     """The sum of layers' means by that of their maxima, as in vLLM: layers weigh by their rows."""
 
 
-def rank_loads(placement: Placement, loads_LE: NDArray[Any]) -> FloatArray:
-    """The load of each rank, [L, R], if replicas of an expert share its load evenly."""
-    share_LE = loads_LE / placement.num_replicas_LE
+def rank_demand(placement: Placement, demand_LE: NDArray[Any]) -> FloatArray:
+    """The demand on each rank, [L, R], if replicas of an expert share theirs evenly."""
+    share_LE = demand_LE / placement.num_replicas_LE
     return np.einsum("lre,le->lr", placement.physical_LRE != EMPTY, share_LE)
 
 
-def balance(loads_LR: FloatArray) -> Balance:
-    """The balance of ranks' loads; layers without any load count as even."""
-    mean_L, max_L = loads_LR.mean(axis=1), loads_LR.max(axis=1)
+def balance(demand_LR: FloatArray) -> Balance:
+    """The balance of the demand on ranks; layers without any count as even."""
+    mean_L, max_L = demand_LR.mean(axis=1), demand_LR.max(axis=1)
     ratio_L = np.divide(mean_L, max_L, out=np.ones_like(mean_L), where=max_L > 0)
     total = max_L.sum()
     return Balance(float(ratio_L.mean()), float(mean_L.sum() / total) if total > 0 else 1.0)
@@ -44,7 +44,7 @@ class _Window:
     ranks: set[int] = field(default_factory=set)
 
 
-class LoadAverage:
+class DemandAverage:
     """Owns: rows per expert, summed over ranks in windows of steps and averaged over windows.
 
     The average forgets half of a window in `half_life_windows`.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from raydix.moe.load import LoadAverage, balance, rank_loads
+from raydix.moe.demand import DemandAverage, balance, rank_demand
 from raydix.moe.placement import EMPTY, Placement
 
 
@@ -23,11 +23,11 @@ def test_nothing_at_all_is_even() -> None:
 def test_replicas_share_an_experts_load() -> None:
     placement = Placement(np.array([[0, 1, 0, EMPTY]]), 2, 2)
 
-    assert rank_loads(placement, np.array([[8, 2]])).tolist() == [[6.0, 4.0]]
+    assert rank_demand(placement, np.array([[8, 2]])).tolist() == [[6.0, 4.0]]
 
 
 def test_a_window_ends_when_all_ranks_have_reported_it() -> None:
-    average = LoadAverage(1, 2, 2, half_life_windows=1)
+    average = DemandAverage(1, 2, 2, half_life_windows=1)
 
     assert not average.add(0, 10, np.array([[6, 0]]), num_steps=10)
     assert average.rows_per_step_LE.tolist() == [[0.0, 0.0]]
@@ -36,7 +36,7 @@ def test_a_window_ends_when_all_ranks_have_reported_it() -> None:
 
 
 def test_older_windows_count_by_half_lives() -> None:
-    average = LoadAverage(1, 1, 1, half_life_windows=2)
+    average = DemandAverage(1, 1, 1, half_life_windows=2)
 
     for step, rows in ((10, 40), (20, 0), (30, 0)):
         average.add(0, step, np.array([[rows]]), num_steps=10)
@@ -47,7 +47,7 @@ def test_older_windows_count_by_half_lives() -> None:
 
 
 def test_a_window_that_a_rank_left_out_counts_for_nothing() -> None:
-    average = LoadAverage(1, 1, 2, half_life_windows=1)
+    average = DemandAverage(1, 1, 2, half_life_windows=1)
 
     average.add(0, 10, np.array([[1000]]), num_steps=10)
     average.add(0, 20, np.array([[6]]), num_steps=10)
@@ -59,7 +59,7 @@ def test_a_window_that_a_rank_left_out_counts_for_nothing() -> None:
 
 
 def test_a_rank_whose_reports_come_late_loses_no_window() -> None:
-    average = LoadAverage(1, 1, 2, half_life_windows=1)
+    average = DemandAverage(1, 1, 2, half_life_windows=1)
 
     average.add(0, 2, np.array([[20]]), num_steps=2)
     for step in range(4, 12, 2):
