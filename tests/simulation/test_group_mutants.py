@@ -80,9 +80,9 @@ def groups_step_with_the_ranks_that_are_there(monkeypatch: pytest.MonkeyPatch) -
         "connections",
         property(
             lambda lane: tuple(
-                lane.group.attached[rank].connection
+                lane.step_group.attached[rank].connection
                 for rank in lane.ranks
-                if rank in lane.group.attached
+                if rank in lane.step_group.attached
             )
         ),
     )

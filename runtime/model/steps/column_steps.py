@@ -19,18 +19,18 @@ from raydix.runtime.model.steps.step_shapes import StepShape
 
 
 class ColumnSteps:
-    """What `CapturedSteps` captures. `group`: of the lanes that share experts; None: there is none.
+    """What `CapturedSteps` captures. `place`: among lanes that share experts; None: there are none.
 
     A captured step has the addresses of what it was made with, so nothing here is replaced.
     """
 
     def __init__(
-        self, decoder: Decoder, slots: RequestSlots, inputs: InputMaker, group: GroupPlace | None
+        self, decoder: Decoder, slots: RequestSlots, inputs: InputMaker, place: GroupPlace | None
     ) -> None:
         self._decoder = decoder
         self._slots = slots
         self._inputs = inputs
-        self._group = group
+        self._place = place
 
     def run(
         self,
@@ -70,8 +70,8 @@ class ColumnSteps:
 
     def _padded(self, shape: StepShape, token_index_T: Tensor) -> SentRows | None:
         """What this rank sends in a captured step with these tokens."""
-        if self._group is None:
+        if self._place is None:
             return None
         # The scratch slot is the last, and padding is the only thing there.
         is_padding_T = token_index_T >= self._slots.scratch_slot * self._slots.tokens_per_slot
-        return self._group.padded(shape, is_padding_T)
+        return self._place.padded(shape, is_padding_T)

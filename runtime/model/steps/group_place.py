@@ -20,7 +20,7 @@ from raydix.runtime.model.steps.step_shapes import StepShape
 
 @dataclass(frozen=True, slots=True)
 class LaneSizes:
-    """Rows and tokens of a step, by lane of its group."""
+    """Rows and tokens of a step, by lane of its step group."""
 
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -106,10 +106,10 @@ def group_place_of(decoder: Decoder) -> GroupPlace | None:
     )
 
 
-def read_lane_sizes(plan: StepPlan, group: GroupPlace | None) -> LaneSizes:
-    """The sizes of all lanes. Raises AccountingError if the plan contradicts itself or `group`."""
+def read_lane_sizes(plan: StepPlan, place: GroupPlace | None) -> LaneSizes:
+    """The sizes of all lanes. Raises AccountingError if the plan contradicts itself or `place`."""
     own_rows, own_tokens = len(plan.row_slots), int(plan.row_num_tokens.sum())
-    num_lanes = 1 if group is None else group.num_lanes
+    num_lanes = 1 if place is None else place.num_lanes
     if num_lanes == 1 and not len(plan.group_tokens):
         return LaneSizes((own_rows,), (own_tokens,))
 
@@ -118,7 +118,7 @@ def read_lane_sizes(plan: StepPlan, group: GroupPlace | None) -> LaneSizes:
     if not sizes.rows and not sizes.tokens and not own_rows:
         return LaneSizes((0,) * num_lanes, (0,) * num_lanes)
 
-    lane = 0 if group is None else group.lane
+    lane = 0 if place is None else place.lane
     if len(sizes.rows) != num_lanes or len(sizes.tokens) != num_lanes:
         raise AccountingError(
             f"Plan {plan.step} tells the rows of {len(sizes.rows)} lanes and the tokens of "
@@ -126,7 +126,7 @@ def read_lane_sizes(plan: StepPlan, group: GroupPlace | None) -> LaneSizes:
         )
     if (sizes.rows[lane], sizes.tokens[lane]) != (own_rows, own_tokens):
         raise AccountingError(
-            f"Plan {plan.step} has {own_rows} rows of {own_tokens} tokens, and tells the group of "
+            f"Plan {plan.step} has {own_rows} rows of {own_tokens} tokens, and tells the others of "
             f"{sizes.rows[lane]} rows of {sizes.tokens[lane]}."
         )
     return sizes

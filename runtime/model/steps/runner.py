@@ -94,7 +94,7 @@ class ModelRunner:
         self._device = device
         self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
-        self._group = group_place_of(decoder)
+        self._place = group_place_of(decoder)
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
@@ -104,7 +104,7 @@ class ModelRunner:
             rules=rules,
         )
         self._inputs = InputMaker(decoder, pools, self.slots, device)
-        self._columns = ColumnSteps(decoder, self.slots, self._inputs, self._group)
+        self._columns = ColumnSteps(decoder, self.slots, self._inputs, self._place)
         # Of high priority: rows are sent at once while the other micro-batch computes.
         self._stream = torch.cuda.Stream(priority=-1) if device.type == "cuda" else None
         self.num_halved_steps = 0
@@ -135,15 +135,15 @@ class ModelRunner:
     @torch.inference_mode()
     def run_halved(self, num_tokens: int) -> None:
         """The same as two micro-batches."""
-        assert self._group is not None, "others share the experts"
+        assert self._place is not None, "others share the experts"
         rows = prompts_of_padding(num_tokens, self.slots)
-        parts = self._halves(rows, self._same_on_all_lanes(num_tokens), self._group)
+        parts = self._halves(rows, self._same_on_all_lanes(num_tokens), self._place)
         self._run(parts, SAMPLES_NOTHING)
 
     def sent_rows(self, num_tokens: int) -> SentRows:
         """What this rank sends in each layer of a step of so many tokens in each lane."""
-        assert self._group is not None, "others share the experts"
-        return self._group.exact(self._same_on_all_lanes(num_tokens))
+        assert self._place is not None, "others share the experts"
+        return self._place.exact(self._same_on_all_lanes(num_tokens))
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -162,7 +162,7 @@ class ModelRunner:
 
     def captured_shapes(self) -> tuple[StepShape, ...]:
         """Shapes of the steps that are captured; a step takes the first that holds it."""
-        return shapes_of(self._decoder, self._group, self.slots.max_slots, self.slots.max_model_len)
+        return shapes_of(self._decoder, self._place, self.slots.max_slots, self.slots.max_model_len)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes: see `RequestSlots`."""
@@ -175,7 +175,7 @@ class ModelRunner:
         Without any it takes part in the other lanes' step, if they share experts and one has some.
         """
         rows = read_rows(plan, self.slots)
-        sizes = read_lane_sizes(plan, self._group)
+        sizes = read_lane_sizes(plan, self._place)
         if not any(sizes.tokens):
             return self._nothing()
         on_layer = layer_waiter(plan, wait_layer)
@@ -209,8 +209,8 @@ class ModelRunner:
         sizes: LaneSizes,
         on_layer: Callable[[int], None] | None,
     ) -> tuple[StepShape | None, StepShape | None]:
-        """The shape of the step's replay, and that to which all lanes of a group fill it up."""
-        if self._group is None:
+        """The shape of the replay, and that to which all lanes that step together fill it up."""
+        if self._place is None:
             return choose_own_shape(self._decoder, shapes, rows, on_layer), None
         common = choose_common_shape(shapes, sizes, self._is_halved)
         if common is None or not can_replay(self._decoder, common, rows):
@@ -219,24 +219,24 @@ class ModelRunner:
 
     def _parts(self, rows: StepRows, tokens: Sequence[int], common: StepShape | None) -> list[Part]:
         """The step whole, or its two halves. `tokens`: of each lane. For `common` see above."""
-        group, most = self._group, max(tokens)
-        if group is not None and common is not None:
+        place, most = self._place, max(tokens)
+        if place is not None and common is not None:
             assert len(rows.slots), "a lane without rows replays any shape"
-            return [(rows, group.padded(common))]
+            return [(rows, place.padded(common))]
         # Of a step of single tokens the second half would be empty on every rank.
-        if group is None or most < 2 or not self._is_halved(most):
+        if place is None or most < 2 or not self._is_halved(most):
             return [self._whole(rows, tokens)]
         self.num_halved_steps += 1
-        return self._halves(rows, tokens, group)
+        return self._halves(rows, tokens, place)
 
     def _whole(self, rows: StepRows, tokens: Sequence[int]) -> Part:
-        return rows, None if self._group is None else self._group.exact(tokens)
+        return rows, None if self._place is None else self._place.exact(tokens)
 
-    def _halves(self, rows: StepRows, tokens: Sequence[int], group: GroupPlace) -> list[Part]:
+    def _halves(self, rows: StepRows, tokens: Sequence[int], place: GroupPlace) -> list[Part]:
         first, second = halves(tokens)
         return [
-            (each, group.exact(some, self._stream))
-            for each, some in zip(split_rows(rows, first[group.lane]), (first, second), strict=True)
+            (each, place.exact(some, self._stream))
+            for each, some in zip(split_rows(rows, first[place.lane]), (first, second), strict=True)
         ]
 
     def _run(
@@ -335,5 +335,5 @@ class ModelRunner:
         self._sample(replace(ran, hidden_RC=ran.hidden_RC.repeat(num_samples, 1)), sampling)
 
     def _same_on_all_lanes(self, num_tokens: int) -> tuple[int, ...]:
-        """Every rank of a group warms up with the same sizes."""
-        return (num_tokens,) * (1 if self._group is None else self._group.num_lanes)
+        """Every rank of a step group warms up with the same sizes."""
+        return (num_tokens,) * (1 if self._place is None else self._place.num_lanes)

@@ -15,13 +15,13 @@ from raydix.runtime.model.steps.step_shapes import (
 
 
 def shapes_of(
-    decoder: Decoder, group: GroupPlace | None, max_rows: int, max_model_len: int
+    decoder: Decoder, place: GroupPlace | None, max_rows: int, max_model_len: int
 ) -> tuple[StepShape, ...]:
     """Shapes of the steps that are captured; a step takes the first that holds it."""
     extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
     prompts = prompt_shapes(max_rows, min(decoder.ops.tile_tokens, max_model_len))
-    if group is not None:
-        prompts = tuple(shape for shape in prompts if group.captures(shape))
+    if place is not None:
+        prompts = tuple(shape for shape in prompts if place.captures(shape))
     return (*decode_shapes(max_rows), *extensions, *prompts)
 
 

@@ -38,13 +38,13 @@ class Lane:
         self,
         index: int,
         settings: SchedulerSettings,
-        group: StepGroup,
+        step_group: StepGroup,
         host: HostView,
         uses: UseCounts,
     ) -> None:
         self.index = index
         self.settings = settings
-        self.group = group
+        self.step_group = step_group
         width = settings.ranks_per_lane
         self.ranks = range(index * width, (index + 1) * width)
         self._host, self._uses = host, uses
@@ -77,23 +77,23 @@ class Lane:
     @property
     def is_attached(self) -> bool:
         """Whether every rank of the step group is there."""
-        return self.group.is_attached
+        return self.step_group.is_attached
 
     @property
     def connections(self) -> tuple[ConnectionId, ...]:
         """The links of the ranks, in order; all are there."""
-        return tuple([self.group.attached[rank].connection for rank in self.ranks])
+        return tuple([self.step_group.attached[rank].connection for rank in self.ranks])
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The processes of the ranks that are there."""
-        ranks = self.group.attached.items()
+        ranks = self.step_group.attached.items()
         return tuple([attached.pid for rank, attached in ranks if rank in self.ranks])
 
     @property
     def is_first_of_group(self) -> bool:
         """Whether this lane comes before all other lanes of its step group."""
-        return self.index == self.group.lanes.start
+        return self.index == self.step_group.lanes.start
 
     @property
     def is_at_rest(self) -> bool:

@@ -63,14 +63,14 @@ class Planner:
         self._drafter = drafter
         self._timers = timers
 
-    def next_plans(self, group: StepGroup, now_s: float) -> list[tuple[Lane, StepPlan]]:
+    def next_plans(self, step_group: StepGroup, now_s: float) -> list[tuple[Lane, StepPlan]]:
         """The next plan of each lane of a step group, already in flight; none if there is nothing.
 
         A lane that has nothing to do gets one, too, if another one has something.
         """
-        if not group.is_attached:
+        if not step_group.is_attached:
             return []
-        lanes = group.pick(self._lanes)
+        lanes = step_group.pick(self._lanes)
         num_row_steps = max([lane.in_flight.num_row_steps for lane in lanes])
         has_loads = [lane for lane in lanes if lane.in_flight.ready_loads]
         takes_rows = num_row_steps < _STEPS_AHEAD or (
@@ -101,13 +101,13 @@ class Planner:
         if not has_rows and not has_copies:
             return []
 
-        self._watch(group, now_s)
-        return _send(group, drafts, now_s)
+        self._watch(step_group, now_s)
+        return _send(step_group, drafts, now_s)
 
-    def _watch(self, group: StepGroup, now_s: float) -> None:
+    def _watch(self, step_group: StepGroup, now_s: float) -> None:
         """Be woken when a step or copy that is sent now is late."""
         deadline_s = now_s + self._settings.step_deadline_s
-        if group.set_alarm(deadline_s, now_s):
+        if step_group.set_alarm(deadline_s, now_s):
             self._timers.add(deadline_s)
 
     def _are_short(self, lanes: Sequence[Lane], now_s: float) -> bool:
@@ -179,7 +179,7 @@ def _table_changes(draft: Draft) -> tuple[TableChanges, ...]:
 
 
 def _send(
-    group: StepGroup, drafts: list[tuple[Lane, Draft]], now_s: float
+    step_group: StepGroup, drafts: list[tuple[Lane, Draft]], now_s: float
 ) -> list[tuple[Lane, StepPlan]]:
     """Enter the plans as in flight, under one number, and write them out."""
     most_tokens = max([draft.num_tokens for _, draft in drafts])
@@ -199,8 +199,8 @@ def _send(
 
     group_rows, group_tokens = _group_columns([draft for _, draft in drafts])
     orders = ExpertOrders()
-    if group.experts is not None:
-        orders = group.experts.plan_step(step, now_s)
+    if step_group.experts is not None:
+        orders = step_group.experts.plan_step(step, now_s)
     shared = _Shared(step, group_rows, group_tokens, orders)
     return [(lane, _write(lane, draft, shared)) for lane, draft in drafts]
 

@@ -59,7 +59,7 @@ class StepResults:
     def _apply_results(self, lane: Lane, flight: StepInFlight, now_s: float) -> None:
         result = flight.result
         assert result is not None, "every rank has answered"
-        lane.group.note_step(lane.index)
+        lane.step_group.note_step(lane.index)
         if accept_time(lane, result.compute_s):
             self._learn_step(lane, flight, result.compute_s, now_s)
         num_decodes = flight.num_decodes
