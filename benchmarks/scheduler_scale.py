@@ -190,7 +190,7 @@ def _figure(name: str, seconds: float, bar_s: float, loop_s: float) -> Figure:
 
 
 def measure_waiting(loop_s: float) -> list[Figure]:
-    """An event while many wait for L3."""
+    """Measure an event while many wait for L3."""
     return [
         _figure(
             "event_1000_waiting_8k", time_waiting(1000, BURST_TOKENS, page_size=64), 0.5e-3, loop_s

@@ -24,7 +24,7 @@ class ExpertTime:
     row_flops: float
     flops_per_s: float
     row_bytes: int
-    """The size of one row's journey: to its expert and back."""
+    """The bytes that one row moves, to its expert and back."""
     link_bytes_per_s: float
 
     def replica_seconds(self, rows_LE: FloatArray, num_ranks: int) -> FloatArray:

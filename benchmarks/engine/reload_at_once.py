@@ -23,7 +23,7 @@ from raydix.runtime.api.client import AsyncLLM
 
 MIN_OF_COPIES = 0.85
 MIN_FROM_L2 = 0.9
-"""The least part of the prompts from L2, or something else is measured than is meant."""
+"""The part of prompts that has to come from L2; with less, something else would be measured."""
 
 
 async def measure(

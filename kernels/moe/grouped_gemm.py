@@ -303,7 +303,7 @@ def _down_weighted(
     TOGETHER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Each row's expert output times the weight of its choice, to its slot of out[T, K, C]."""
+    """Each row's expert output times the weight of its choice, to its place in out[T, K, C]."""
     tiles_per_block: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):

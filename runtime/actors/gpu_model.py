@@ -70,7 +70,7 @@ class Experts(Protocol):
         """Take up the plan's placement, for its own rows already, and start this rank's copies."""
 
     def after_step(self) -> PendingDemand | None:
-        """A step with rows or padding is enqueued. Returns the demand when it is time for it."""
+        """Note that a step with rows or padding is enqueued. Returns the demand when it is due."""
 
     def take_copied(self) -> Int32Array:
         """Copies that have landed since the last time; see `StepResult.copied_experts`."""

@@ -204,7 +204,7 @@ class LLM:
         return await start
 
     def _take_back(self) -> None:
-        """A start that was interrupted still has its engine to take back, on the loop.
+        """Take back, on the loop, the engine of a start that was interrupted.
 
         Ray itself, while it is being started, cannot be interrupted: then that goes on behind the
         caller. If the process ends it waits for that, too, and a second Ctrl-C ends the wait: then

@@ -16,7 +16,7 @@ _MAX_SEED = 2**63 - 1
 def params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
     """The sampling of one sample: each has a seed of its own, the first one the given one.
 
-    The first one alone tells of the prompt: who does computes it anew, and the others share it.
+    Only the first tells of the prompt, for which it computes it anew; the others share it.
     """
     if index == 0 and params.n == 1:
         return params

@@ -22,7 +22,7 @@ class DirectBody:
 
     @property
     def is_ready(self) -> bool:
-        """A part may be written now: the answer has begun, and its client reads."""
+        """Whether a part may be written now: the answer has begun, and its client reads."""
         cycle = self._cycle()
         return (
             cycle is not None

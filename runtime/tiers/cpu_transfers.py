@@ -92,7 +92,7 @@ class _Job:
         return self.is_copied and (shared is None or self.num_arrived == len(shared.layers))
 
     def advance(self) -> None:
-        """The next layer has been copied."""
+        """Note that the next layer has been copied."""
         self.next_copy += 1
 
     def note_arrived(self, num_layers: int) -> None:

@@ -72,7 +72,7 @@ class _Job:
         self.began.record(stream)
 
     def note_enqueued(self) -> None:
-        """One more run is enqueued, and its event recorded."""
+        """Note that one more run is enqueued, and its event recorded."""
         self.num_enqueued += 1
 
     def runs_until(self, layer: int) -> int:

@@ -123,7 +123,7 @@ class SimulatedExperts:
         self._check(layer, slot, expert)
 
     def end_step(self, step: int, is_met: bool) -> Int32Array:
-        """The rank has done a step. Returns the demand when it is time for them."""
+        """Note that the rank has done a step. Returns the demand when it is due."""
         for read in self._read.pop(step, ()):
             self._check(*read)
         self._num_steps += is_met

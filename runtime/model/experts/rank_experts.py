@@ -70,7 +70,7 @@ class RankExperts:
 
     @torch.inference_mode()
     def after_step(self) -> CountedDemand | None:
-        """A step with rows or padding is enqueued. Returns the demand when it is time for it."""
+        """Note that a step with rows or padding is enqueued. Returns the demand when it is due."""
         self._num_steps += 1
         if self._num_steps % self._load_interval_steps:
             return None

@@ -214,7 +214,7 @@ class WaitingQueue:
         return bool(self._came)
 
     def lead(self, leader: RequestId, key: PageKey | None) -> None:
-        """A request or promotion brings this page next, unless another one does.
+        """Note that a request or promotion brings this page next, unless another one does.
 
         None: it brings no page that others may wait for.
         """
