@@ -155,7 +155,7 @@ class Migration:
         )
 
     def copied(self, rank: int, copies: tuple[Copy, ...]) -> None:
-        """A rank acknowledges copies into its slots: their weights are there for every stream."""
+        """Note that copies into a rank's slots are done: the weights are there for every stream."""
         for copy in copies:
             begun = self._open.pop(copy, None)
             if begun is None or self._rank_of(copy) != rank:
@@ -163,7 +163,7 @@ class Migration:
             begun.landed.add(copy)
 
     def finished(self, rank: int, step: int) -> None:
-        """A rank has finished `step` and all before it, so it has made their flips."""
+        """Note that a rank has finished `step` and all before it, so it has made their flips."""
         if self._flip_step is None or step < self._flip_step:
             return
         self._flipped.add(rank)

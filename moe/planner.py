@@ -210,7 +210,7 @@ class _Search:
     def _copy(
         self, layer: int, one: tuple[int, int], other: tuple[int, int], room: tuple[int, int]
     ) -> None:
-        """The expert of `one` comes to `other`, too; an only copy there makes way to `room`."""
+        """Bring the expert of `one` to `other`, too; an only copy there makes way to `room`."""
         old = int(self._experts_LRS[layer, *other])
         if old != EMPTY and self._num_replicas_LE[layer, old] == 1:
             self._swap(layer, other, room)
@@ -218,7 +218,7 @@ class _Search:
         self._num_moves_L[layer] += 1
 
     def _put(self, layer: int, at: tuple[int, int], expert: int) -> None:
-        """A slot holds `expert` or nothing, instead of what it held."""
+        """Let a slot hold `expert` or nothing, instead of what it held."""
         old = int(self._experts_LRS[layer, *at])
         for each, change in ((old, -1), (expert, 1)):
             if each != EMPTY:

@@ -38,16 +38,16 @@ class StepTimer(Protocol):
     """Times the rows of one step on their device, without what they wait for."""
 
     def begin(self) -> None:
-        """The rows come next."""
+        """Note that the rows come next."""
 
     def pause(self) -> None:
-        """A wait for a load comes next."""
+        """Note that a wait for a load comes next."""
 
     def resume(self) -> None:
-        """The rows go on."""
+        """Note that the rows go on."""
 
     def end(self) -> None:
-        """The rows have been run or enqueued."""
+        """Note that the rows have been run or enqueued."""
 
     def wait_s(self) -> float:
         """Wait until the rows are done. Returns the time that they took, without the pauses."""

@@ -29,7 +29,7 @@ class TransferReports:
         self._counted_until_s = 0.0
 
     def add(self, done: TransferDone) -> None:
-        """A transfer is complete. Called from any thread; never waits."""
+        """Note that a transfer is complete. Called from any thread; never waits."""
         with self._changed:
             self._num_added += 1
         self._queue.put(done)

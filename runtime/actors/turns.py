@@ -116,7 +116,7 @@ class Turns(Generic[Event, Effect]):
             self._timer = None
 
     def _take(self) -> None:
-        """A turn with the events that wait."""
+        """Take a turn with the events that wait."""
         self._is_due = False
         self._turn(self._waiting)
 
@@ -168,7 +168,7 @@ class Turns(Generic[Event, Effect]):
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        """A deadline of the core has come, or the time that `finish` wanted."""
+        """Note that a deadline of the core has come, or the time that `finish` wanted."""
         self._timer = None
         if self._is_core_due():
             self._listen()

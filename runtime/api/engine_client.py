@@ -290,7 +290,7 @@ class EngineClient:
         self._names.use(message.request_id, message.asking)
 
     def _leave(self, request: OpenRequest) -> None:
-        """The caller listens no more: abort what still runs, and drop what may come of it."""
+        """Stop listening: abort what still runs, and drop what may come of it."""
         if self._live.pop(request.asking, None) is None:
             return
         # By now its id may stand for a later asking.
@@ -348,7 +348,7 @@ class EngineClient:
                 self._callers.note_news(live)
 
     def _stop(self, live: OpenRequest) -> None:
-        """A stop string ended the output, which the Scheduler cannot know."""
+        """Note that a stop string ended the output, which the Scheduler cannot know."""
         self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
 
     def _end_prefetch(self, delta: RequestDelta) -> None:

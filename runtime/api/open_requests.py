@@ -98,7 +98,7 @@ class Callers:
         self._waiting: list[OpenRequest] = []
 
     def note_news(self, request: OpenRequest) -> None:
-        """A request has taken something in."""
+        """Note that a request has taken something in."""
         if request.note_news():
             if not self._waiting:
                 asyncio.get_running_loop().call_soon(self._tell)

@@ -28,13 +28,13 @@ class OutputSoFar:
     _num_taken_characters: int = 0
 
     def add_token(self, token_id: int) -> None:
-        """One more token has come."""
+        """Add one more token."""
         self.token_ids.append(token_id)
         if self.has_logprobs and self.has_text:
             self._starts.append(self._num_characters)
 
     def add_text(self, text: str) -> None:
-        """The latest token has more text, whether it may be shown or not."""
+        """Add more text of the latest token, whether it may be shown or not."""
         self._num_characters += len(text)
 
     def show(self, text: str) -> None:

@@ -30,7 +30,7 @@ class PromptEntries(Sequence[PromptEntry]):
         self._num_entries = 1
 
     def add(self, run: PromptLogprobs) -> None:
-        """The next run has come."""
+        """Take the next run."""
         assert run.start == self._num_entries, "the engine tells each token once, in order"
         self._starts.append(run.start)
         self._runs.append(run)

@@ -53,16 +53,16 @@ class RequestNames:
                 del self._samples[ids[0]]
 
     def use(self, request_id: RequestId, asking: AskingId) -> None:
-        """An asking with this id was sent."""
+        """Note that an asking with this id was sent."""
         self._in_use[request_id] = asking
 
     def release(self, request_id: RequestId, asking: AskingId) -> None:
-        """A request may have this id again, unless one that was asked later has it already."""
+        """Let a request have this id again, unless one that was asked later has it already."""
         if self.is_used_by(request_id, asking):
             del self._in_use[request_id]
 
     def release_all(self) -> None:
-        """Every asking has ended."""
+        """Note that every asking has ended."""
         self._in_use.clear()
 
     def is_used_by(self, request_id: RequestId, asking: AskingId) -> bool:

@@ -64,7 +64,7 @@ class _Samples:
         return all(each is not None and each.finished for each in self._latest)
 
     def note(self, index: int, output: RequestOutput) -> None:
-        """A sample has news."""
+        """Note the news of a sample."""
         self._latest[index] = output
 
     def output(self, index: int, kind: OutputKind) -> RequestOutput:

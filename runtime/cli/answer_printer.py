@@ -12,10 +12,10 @@ class Printer(Protocol):
     """Prints what becomes of each prompt, in the order of the prompts."""
 
     def answer(self, output: RequestOutput) -> None:
-        """A whole answer."""
+        """Print a whole answer."""
 
     def piece(self, output: RequestOutput) -> None:
-        """What is new of an answer that is still coming, or its end."""
+        """Print what is new of an answer that is still coming, or its end."""
 
     def failure(self, index: int, error: RaydixError) -> None:
         """There is no answer, or not all of it. Nobody else tells it."""

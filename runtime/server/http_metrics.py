@@ -61,7 +61,7 @@ class HttpMetrics:
             self._duration.labels(route, self._replica)
 
     def begin(self) -> None:
-        """A request has come."""
+        """Note that a request has come."""
         self._in_progress.inc()
 
     def end(self, route: str, status: int, first_byte_s: float | None, total_s: float) -> None:

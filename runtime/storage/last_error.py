@@ -46,7 +46,7 @@ class ErrorLog:
         self._lock = threading.Lock()
 
     def note(self, error: object, num_errors: int = 1) -> None:
-        """An error has happened, so many times."""
+        """Note that an error has happened, so many times."""
         text = str(error) or type(error).__name__
         with self._lock:
             num_before = 0 if self._last is None else self._last.num_errors

@@ -336,7 +336,7 @@ def _make_kernel_copies(
 
 
 def _load(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking: bool) -> None:
-    """One layer of a page, from the arena."""
+    """Copy one layer of a page from the arena."""
     if codec is Codec.NONE:
         page_layer.view(-1).view(torch.uint8).copy_(host_bytes, non_blocking=non_blocking)
     else:
@@ -345,7 +345,7 @@ def _load(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking:
 
 
 def _back_up(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking: bool) -> None:
-    """One layer of a page, to the arena."""
+    """Copy one layer of a page to the arena."""
     encoded = (
         page_layer.view(-1).view(torch.uint8)
         if codec is Codec.NONE

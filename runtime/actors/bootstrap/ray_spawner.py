@@ -112,7 +112,7 @@ def wait_as_spare(
 
 
 def take_over(actor: GpuActor, arguments: dict[str, Any], device: int) -> None:
-    """A spare becomes the rank that it was made for, in its next incarnation."""
+    """Make a spare the rank that it was made for, in its next incarnation."""
     # Nothing has been asked of it yet: it is as if it had only now been made.
     GpuActor.__init__(actor, **arguments)
     actor.use_device(device)

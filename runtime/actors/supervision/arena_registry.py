@@ -48,16 +48,16 @@ class ArenaRegistry:
         return stale
 
     def withdraw(self) -> None:
-        """The HostMemory has ended; those who map its arena keep it."""
+        """Forget the arena of a HostMemory that has ended; those who map it keep it."""
         self._current = None
         self._published.clear()
 
     def note_holder(self, rank: int, location: ArenaLocation, epoch: int) -> None:
-        """A GPU actor maps arena number `epoch`. Raises EngineDead if another is in use by now."""
+        """Note that a GPU actor maps arena `epoch`. Raises EngineDead if another is in use."""
         if epoch != self._epoch:
             raise EngineDead(f"rank {rank} mapped an arena that is not in use any more")
         self._holders[rank] = location
 
     def forget_holder(self, rank: int) -> None:
-        """A GPU actor has ended."""
+        """Forget a GPU actor that has ended."""
         self._holders.pop(rank, None)

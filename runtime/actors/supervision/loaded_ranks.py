@@ -23,7 +23,7 @@ class LoadedRanks:
         self._all_loaded = asyncio.Event()
 
     def note(self, rank: int, report: LoadReport) -> None:
-        """An incarnation of a rank has loaded. Raises ConfigError if it has other weights."""
+        """Note that a rank has loaded. Raises ConfigError if it has other weights."""
         self._require_same_weights(rank, report)
 
         self._reports[rank] = report

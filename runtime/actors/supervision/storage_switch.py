@@ -227,7 +227,7 @@ class StorageSwitch:
         return storage.section.backend
 
     async def _keep_last_error(self, storage: AttachedStorage) -> None:
-        """What its store has said would go with its actor."""
+        """Keep what an actor's store has said, which would go with the actor."""
         actor = storage.keeper.actor
         if actor is None:
             return
@@ -237,7 +237,7 @@ class StorageSwitch:
                 self._errors[storage.section.backend].take_over(LastError.from_values(last))
 
     async def _lose(self, storage: AttachedStorage) -> None:
-        """The actor cannot be kept: the engine goes on without L3, and tries it again later."""
+        """Lose an actor: the engine goes on without L3, and tries it again later."""
         if self.current is not storage:
             return
         # During a switch it is the caller's error, who has asked for this backend.

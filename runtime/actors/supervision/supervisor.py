@@ -232,7 +232,7 @@ class SupervisorActor:
             await self._drain()
 
     async def shutdown(self) -> None:
-        """A clean stop: requests and writes to L3 drain for a bounded time; then actors end."""
+        """Stop cleanly: requests and writes to L3 drain for a bounded time; then actors end."""
         await self.drain()
         await self.stop()
 

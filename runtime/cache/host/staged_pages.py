@@ -106,7 +106,7 @@ class StagedPages:
         return page_id
 
     def end(self, lookup_id: LookupId, runs: Sequence[Sequence[PageKey]], now_s: float) -> None:
-        """A lookup is final: keep what is staged of these keys, a run per group, for some time.
+        """End a lookup: keep what is staged of these keys, a run per group, for some time.
 
         It does not matter for whom it was staged. Nothing else is kept for this lookup.
         """

@@ -176,7 +176,7 @@ def _has_output(choice: Mapping[str, Any]) -> bool:
 
 
 def _usage_of(usage: Mapping[str, Any]) -> Usage:
-    """The tokens of an answer, as far as the server tells: some know no tier, some no cached tokens."""
+    """The usage that a server tells: some tell no tier, some no cached tokens."""
     num_prompt = int(usage["prompt_tokens"])
     details = usage.get("prompt_tokens_details") or {}
     by_source = details.get("cached_tokens_by_source")

@@ -57,7 +57,7 @@ def draw(
 
 
 def _draw_shares(panel: Any, title: str, values_ms: Sequence[float]) -> None:
-    """The part of the requests that took so long at most."""
+    """Draw the part of the requests that took so long at most."""
     count = len(values_ms)
     panel.step(
         sorted(values_ms), [(i + 1) / count for i in range(count)], where="post", label=title
@@ -72,7 +72,7 @@ def _finish_shares(panel: Any, name: str, bound_s: float | None) -> None:
 
 
 def _draw_tiers(panel: Any, summaries: Mapping[str, Summary]) -> None:
-    """A bar per load, of the parts of its prompt tokens."""
+    """Draw a bar per load, of the parts of its prompt tokens."""
     shares = {title: tier_shares(summary) for title, summary in summaries.items()}
     titles = list(shares)
     bottoms = [0.0] * len(titles)

@@ -58,7 +58,7 @@ class ColumnSteps:
         return CapturedOutput(hidden_TC=hidden_TC, logits_RV=logits_RV, token_ids_R=token_ids_R)
 
     def cut(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
-        """The sampling of its rows that cut tokens, after `run`."""
+        """Sample its rows that cut tokens, after `run`."""
         columns = shape.layout.split(packed)
         sampling = as_sampling_columns(columns)
         self._decoder.ops.sample_cut(output.logits_RV, sampling, output.token_ids_R)

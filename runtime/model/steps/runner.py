@@ -134,7 +134,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run_halved(self, num_tokens: int) -> None:
-        """The same as two micro-batches."""
+        """Enqueue the same as two micro-batches."""
         assert self._place is not None, "others share the experts"
         rows = prompts_of_padding(num_tokens, self.slots)
         parts = self._halves(rows, self._same_on_all_lanes(num_tokens), self._place)

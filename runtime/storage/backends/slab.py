@@ -106,7 +106,7 @@ class Slab:
         self._readers[slot] += 1
 
     def end_read(self, slot: int) -> None:
-        """The other end of `start_read`."""
+        """End a read that `start_read` began."""
         self._readers[slot] -= 1
         if not self._readers[slot]:
             del self._readers[slot]

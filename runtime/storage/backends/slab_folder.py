@@ -79,7 +79,7 @@ class SlabFolder:
         self._slabs[place.slot_bytes].start_read(place.slot)
 
     def end_read(self, place: SlabPlace) -> None:
-        """The other end of `start_read`."""
+        """End a read that `start_read` began."""
         self._slabs[place.slot_bytes].end_read(place.slot)
 
     def take_slot(self, size_bytes: int) -> SlabPlace:

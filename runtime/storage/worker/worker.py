@@ -256,7 +256,7 @@ class StorageWorker:
         return self._questions if isinstance(order, AskExists) else self._transfers
 
     def _end(self, order: Order) -> Ordered | None:
-        """Note that an order is answered. Returns one that has waited for that, to be carried out."""
+        """Note that an order is answered. Returns one that has waited for that, to carry it out."""
         # Only now: who has waited for quiet must not hear of an earlier batch afterwards.
         with self._idle:
             self._active.discard(order.batch_id)
