@@ -144,10 +144,10 @@ def scores_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is given back when its load is sent."""
-    take_demand = Planner._take_loads
+    take_loads = Planner._take_loads
 
     def take(self: Planner, lane: Any) -> Any:
-        loads = take_demand(self, lane)
+        loads = take_loads(self, lane)
         for load in loads:
             self._source.release_lease(load.lease_id, load.host_connection)
             load.host_connection = ConnectionId(
@@ -160,10 +160,10 @@ def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded ahead for a waiting request counts as cached when its copy is ordered."""
-    take_demand = Planner._take_loads
+    take_loads = Planner._take_loads
 
     def take(self: Planner, lane: Any) -> Any:
-        loads = take_demand(self, lane)
+        loads = take_loads(self, lane)
         for load in loads:
             promotion = lane.promotions.of_load(load)
             if promotion is not None:

@@ -42,10 +42,10 @@ THROUGH_L2 = Workload(
 
 def turns_release_what_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next turn has the room in L2 of the one before once that one's load is sent."""
-    take_demand = Planner._take_loads
+    take_loads = Planner._take_loads
 
     def take(self: Planner, lane: Lane) -> list[Load]:
-        loads = take_demand(self, lane)
+        loads = take_loads(self, lane)
         for load in loads:
             if lane.promotions.of_load(load) is not None:
                 self._source.release_lease(load.lease_id, load.host_connection)
