@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import BadRequest
-from raydix.runtime.api import client
+from raydix.runtime.api import known_tokenizers
 from raydix.runtime.cli import cache
 from raydix.runtime.cli.engine_access import Where
 from tests.runtime.api.fake_engine import FakeCluster
@@ -74,7 +74,9 @@ def test_each_verb_asks_the_running_engine_which_goes_on(
 ) -> None:
     cluster.engines["mine"] = cluster.handle
     # That takes seconds, and is of no use here.
-    monkeypatch.setattr(client, "load_tokenizer", lambda path: pytest.fail("read the tokenizer"))
+    monkeypatch.setattr(
+        known_tokenizers, "load_tokenizer", lambda path: pytest.fail("read the tokenizer")
+    )
 
     assert run("cache", *command, "--connect", "mine") == 0
 
