@@ -17,6 +17,8 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 Move = tuple[State, State]
 ALL_MOVES = {(former, new) for former, others in MOVES.items() for new in others}
 MAX_SEEDS = 100
+FIRST_SEED = 19
+"""Its workload takes all moves but those that `end_early` takes."""
 
 
 def end_early() -> None:
@@ -44,7 +46,7 @@ def untaken_moves(
 
     monkeypatch.setattr(request, "require_move", take)
     end_early()
-    for seed in range(max_seeds):
+    for seed in range(FIRST_SEED, FIRST_SEED + max_seeds):
         if table <= taken:
             break
         run_workload(draw_workload(seed))

@@ -18,7 +18,13 @@ from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.state import MOVES, State
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
-from tests.simulation.test_life import ALL_MOVES, MAX_SEEDS, end_early, untaken_moves
+from tests.simulation.test_life import (
+    ALL_MOVES,
+    FIRST_SEED,
+    MAX_SEEDS,
+    end_early,
+    untaken_moves,
+)
 from tests.simulation.test_mutants import FOUND
 from tests.simulation.workload import draw_workload, run_workload
 
@@ -61,7 +67,7 @@ def run_seeds() -> None:
 def take_every_move() -> None:
     """Make requests take those moves, too, that workloads hardly ever have."""
     end_early()
-    run_seeds()
+    run_workload(draw_workload(FIRST_SEED))
 
 
 @pytest.mark.part
