@@ -24,5 +24,5 @@ make_clean_venv(Path(sys.argv[1]))" "$FOLDER" > "$FOLDER.log" 2>&1; then
     fi
     echo "$WANTED" > "$FOLDER/installed"
 fi
-TRITON_INTERPRET=1 PYTHONPATH=. timeout "$TEST_S" "$FOLDER/bin/python" -m pytest -q -m "not gpu" \
+TRITON_INTERPRET=1 PYTHONPATH=. timeout "$TEST_S" "$FOLDER/bin/python" -m pytest -q -m "not gpu" -n "$(nproc)" \
     -W ignore::RuntimeWarning tests/kernels tests/moe/test_dispatch_symmetric.py # NaN and infinities are meant
