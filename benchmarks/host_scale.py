@@ -18,7 +18,7 @@ from time import thread_time
 from benchmarks.model.model_shapes import small_model_layout
 from benchmarks.records.command_line import add_results, count, make_parser, run
 from benchmarks.records.record import Figure, report
-from raydix.ids import ConnectionId, LeaseId, LookupId
+from raydix.ids import ConnectionId, LeaseId, LookupId, SchedulerName
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
@@ -53,6 +53,7 @@ from raydix.runtime.messages.host import (
     WriteObjects,
 )
 
+SCHEDULER = SchedulerName("engine")
 NUM_PAGES = 1 << 20
 PAGE_SIZE = 64
 NUM_LOOKUPS = 10_000
@@ -105,7 +106,7 @@ class Node:
         """A Scheduler connects and gets the whole mirror; the seconds of each turn."""
         self.connection = ConnectionId(self.connection + 1)
         self.grants.clear()
-        return [self.tell(SchedulerAttached(self.connection)), *self.finish_pieces()]
+        return [self.tell(SchedulerAttached(self.connection, SCHEDULER)), *self.finish_pieces()]
 
     def attach_storage(self, pid: int) -> list[float]:
         """A storage actor connects."""

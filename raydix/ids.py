@@ -15,6 +15,8 @@ LeaseId = NewType("LeaseId", int)
 """One asking for host pages to read, counted by the Scheduler, never used twice."""
 LookupId = NewType("LookupId", int)
 """One asking for what L2 and L3 hold of a chain, counted by the Scheduler, never used twice."""
+SchedulerName = NewType("SchedulerName", str)
+"""What a Scheduler calls itself in its hello; the next one in its place has the same name."""
 ConnectionId = NewType("ConnectionId", int)
 """One link between two actors, from hello to close, counted by who takes it, never used twice."""
 TransferId = NewType("TransferId", int)

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
+from raydix.ids import AskingId, ClientId, ConnectionId, RequestId, SchedulerName
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
@@ -134,7 +134,7 @@ class Engine:
         self._to_core(events.RankAttached(rank=0, connection=LINK, incarnation=1, pid=1))
         if settings.has_host_memory:
             self._to_core(events.HostAttached(connection=LINK))
-            self._to_host(host_events.SchedulerAttached(LINK))
+            self._to_host(host_events.SchedulerAttached(LINK, SchedulerName("engine")))
         if has_storage:
             self._to_host(host_events.StorageAttached(LINK, STORAGE_PID))
 

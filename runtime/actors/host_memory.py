@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
-from raydix.ids import ConnectionId
+from raydix.ids import ConnectionId, SchedulerName
 from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
@@ -250,7 +250,7 @@ class HostMemoryActor:
                 continue
 
             connection = self._open(link)
-            self._turns.post(SchedulerAttached(connection))
+            self._turns.post(SchedulerAttached(connection, SchedulerName(link.hello.name)))
             logger.info("linked to the Scheduler")
             try:
                 while True:

@@ -10,8 +10,8 @@ error of accounting. A storage actor that connects, for the first time or again,
 earlier connection under way, and answers none of them any more.
 
 Every message belongs to the connection it came over. Both ends drop what an earlier connection
-still brings, so no id below needs to be told from those of another Scheduler or HostMemory. What
-else makes a message stale stands with it.
+still brings, so an id below means something over its connection alone: Schedulers that use one
+HostMemory count alike. What else makes a message stale stands with it.
 """
 
 from dataclasses import dataclass
@@ -145,7 +145,8 @@ class AbandonPages:
 class ProcessDrained:
     """A process that lives said hello anew.
 
-    None of the copies is in flight for which pages were abandoned before.
+    None of the copies is in flight for which pages were abandoned before. A GPU process copies for
+    one Scheduler while it lives.
     """
 
     pid: int
@@ -153,9 +154,9 @@ class ProcessDrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesDrained:
-    """No copy ordered over an earlier connection is in flight: grants may start.
+    """No copy is in flight that this Scheduler ordered over an earlier connection.
 
-    Said once a connection.
+    Grants may start. Said once a connection.
     """
 
 
@@ -164,7 +165,7 @@ class PagesGranted:
     """Free host pages, now FILLING under the Scheduler's write lease, to back pages up into.
 
     Stale once the connection is lost, like all grants: HostMemory keeps them in quarantine until
-    `CopiesDrained`.
+    the same Scheduler says `CopiesDrained`.
     """
 
     host_page_ids: Int32Array

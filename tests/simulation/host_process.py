@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from raydix.ids import ConnectionId
+from raydix.ids import ConnectionId, SchedulerName
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 _LOOK_AGAIN_S = 0.01
+SCHEDULER = SchedulerName("scheduler")
+"""The name of the one Scheduler, whichever of its processes lives."""
 
 
 class HostProcess:
@@ -104,7 +106,7 @@ class HostProcess:
             End.DIALLER, partial(self._hear_scheduler, link), partial(self._lose_scheduler, link)
         )
         link.carry(End.ACCEPTOR, partial(self._cluster.scheduler.accept_host, link))
-        self._turns.post(host_events.SchedulerAttached(link.number))
+        self._turns.post(host_events.SchedulerAttached(link.number, SCHEDULER))
 
     def _hear_scheduler(self, link: Link, message: ToHost) -> None:
         self._turns.post(host_events.FromScheduler(link.number, message))

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any, assert_never
 
 from raydix.errors import ConfigError
-from raydix.ids import ConnectionId, HostPageId, LeaseId
+from raydix.ids import ConnectionId, HostPageId, LeaseId, SchedulerName
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.events import (
     DetachStorage,
@@ -27,12 +27,12 @@ from raydix.runtime.cache.host.events import (
     WatchProcess,
 )
 from raydix.runtime.cache.host.flush import HostFlush
-from raydix.runtime.cache.host.grants import HostGrants
 from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.cache.host.leases import HostLeases
-from raydix.runtime.cache.host.mirror import HostMirror
+from raydix.runtime.cache.host.mirror import take_changes
 from raydix.runtime.cache.host.page_accounts import check_holders, page_figures
 from raydix.runtime.cache.host.quarantine import Quarantine
+from raydix.runtime.cache.host.scheduler_side import SchedulerSide
+from raydix.runtime.cache.host.schedulers import Schedulers
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
@@ -44,14 +44,11 @@ from raydix.runtime.messages.host import (
     CancelLookup,
     CommitPages,
     CopiesDrained,
-    FromHost,
     LeasePages,
     Lookup,
-    PagesGranted,
     PagesLeased,
     ProcessDrained,
     ReleaseLeases,
-    StorageStatus,
     ToHost,
 )
 
@@ -60,10 +57,11 @@ _STAGED_DIVISOR = 2
 
 
 class HostMemoryCore:
-    """Owns: which connections are attached, and the parts of HostMemory that share L2.
+    """Owns: the parts of HostMemory that share L2.
 
-    `handle` is told what happened and returns what to do, in order. One Scheduler and one storage
-    actor are attached at a time. An answered `LeasePages`, empty or not, is ended by one
+    `handle` is told what happened and returns what to do, in order. Any number of Schedulers may be
+    attached, and one storage actor at a time. Lookups and leases have numbers that mean something
+    over their own connection alone. An answered `LeasePages`, empty or not, is ended by one
     `ReleaseLeases` or `AbandonPages`.
 
     No turn takes long, however many pages there are: what concerns all of them is done in pieces,
@@ -71,12 +69,17 @@ class HostMemoryCore:
     """
 
     def __init__(
-        self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None
+        self,
+        geometry: ArenaGeometry,
+        settings: HostSettings,
+        generations: Int32Array | None = None,
+        num_awaited_schedulers: int = 1,
     ) -> None:
         """Start with a new arena, or take one back whose table is `generations`.
 
-        No page of an arena taken back is handed out before `CopiesDrained`. Raises ConfigError if
-        the settings are for another number of KV groups.
+        No page of an arena taken back is handed out before so many Schedulers have said
+        `CopiesDrained`: all that may attach, as those that have used the arena are unknown. Raises
+        ConfigError if the settings are for another number of KV groups.
         """
         if len(settings.rule.reaches) != geometry.num_groups:
             raise ConfigError(
@@ -94,10 +97,14 @@ class HostMemoryCore:
         """The time of the last event."""
 
         self._index = HostIndex(geometry, generations)
-        self._leases = HostLeases(self._index)
-        self._grants = HostGrants(self._index, fair_share, self.counters)
+        self._schedulers = Schedulers(
+            self._index,
+            fair_share,
+            settings.piece_pages,
+            self.counters,
+            num_awaited=0 if generations is None else num_awaited_schedulers,
+        )
         self._quarantine = Quarantine(self._index)
-        self._mirror = HostMirror(self._index, settings.piece_pages, self.counters)
         self._staged = StagedPages(
             self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages
         )
@@ -106,19 +113,13 @@ class HostMemoryCore:
             settings, self._index, self._staged, self._effects, self.counters
         )
         self._lookups = self._storage.lookups
-
-        self._scheduler: ConnectionId | None = None
-        self._is_granting = False
-        self._is_first_attach = generations is None
-        if generations is None:
+        if self._schedulers.is_handing_out:
             self._storage.reads.allow_allocation()
-        self._known_status: StorageStatus | None = None
-        """What the attached Scheduler was told of L3; None if it was told nothing."""
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
         """Take one event; `now_s` is monotonic. Returns what is to be done, in order.
 
-        Raises AccountingError if the Scheduler breaks the contract.
+        Raises AccountingError if a Scheduler breaks the contract.
         """
         self._now_s = now_s
         self._lookups.touches.prepare_for(event)
@@ -135,7 +136,7 @@ class HostMemoryCore:
         """Whether the event comes from a connection that has been lost or replaced."""
         match event:
             case FromScheduler(connection) | SchedulerLost(connection):
-                return connection != self._scheduler
+                return not self._schedulers.is_attached(connection)
             case FromStorage(connection) | StorageLost(connection):
                 return connection != self._storage.orders.connection
             case _:
@@ -143,12 +144,12 @@ class HostMemoryCore:
 
     def _take(self, event: HostEvent) -> None:
         match event:
-            case FromScheduler(_, message):
-                self._take_message(message)
-            case SchedulerAttached(connection):
-                self._attach_scheduler(connection)
-            case SchedulerLost():
-                self._lose_scheduler()
+            case FromScheduler(connection, message):
+                self._take_message(self._schedulers.of(connection), message)
+            case SchedulerAttached(connection, name):
+                self._attach_scheduler(connection, name)
+            case SchedulerLost(connection):
+                self._lose_scheduler(self._schedulers.of(connection))
             case FromStorage(_, message):
                 self._storage.finish(message, self._now_s)
             case StorageAttached():
@@ -172,45 +173,45 @@ class HostMemoryCore:
             case _:
                 assert_never(event)
 
-    def _take_message(self, message: ToHost) -> None:
+    def _take_message(self, side: SchedulerSide, message: ToHost) -> None:
         match message:
             case Lookup():
-                self._lookups.start(message, self._now_s)
+                self._lookups.start(side.connection, message, self._now_s)
                 self._storage.repairs.note_use(message.keys, self._now_s)
             case CancelLookup():
-                self._lookups.cancel(message.lookup_id)
+                self._lookups.cancel(side.connection, message.lookup_id)
             case LeasePages():
-                self._lease(message)
+                self._lease(side, message)
             case ReleaseLeases():
                 for lease_id in message.lease_ids:
-                    self._leases.end(LeaseId(int(lease_id)))
+                    side.leases.end(LeaseId(int(lease_id)))
             case CommitPages():
-                self._commit(message)
+                self._commit(side, message)
             case AbandonPages():
-                self._abandon(message)
+                self._abandon(side, message)
             case ProcessDrained():
                 self._quarantine.let_go(message.pid)
             case CopiesDrained():
-                self._quarantine.let_go(None)
-                self._is_granting = True
-                self._storage.reads.allow_allocation()
+                self._quarantine.let_go(side.name)
+                self._schedulers.drain(side)
+                if self._schedulers.is_handing_out:
+                    self._storage.reads.allow_allocation()
             case _:
                 assert_never(message)
 
-    def _lease(self, message: LeasePages) -> None:
+    def _lease(self, side: SchedulerSide, message: LeasePages) -> None:
         keys = split_keys(message.keys)
-        runs = self._leases.lease(message.lease_id, keys, message.starts)
+        runs = side.leases.lease(message.lease_id, keys, message.starts)
         for group, start in enumerate(message.starts):
             self._staged.release(group, keys[start:])
-        self._send(
-            PagesLeased(
-                lease_id=message.lease_id,
-                host_page_ids=tuple(map(int32_array, runs)),
-                generations=tuple(map(self._index.generations_of, runs)),
-            )
+        leased = PagesLeased(
+            lease_id=message.lease_id,
+            host_page_ids=tuple(map(int32_array, runs)),
+            generations=tuple(map(self._index.generations_of, runs)),
         )
+        self._effects.append(ToScheduler(side.connection, leased))
 
-    def _commit(self, message: CommitPages) -> None:
+    def _commit(self, side: SchedulerSide, message: CommitPages) -> None:
         entries = list(
             zip(
                 split_keys(message.keys),
@@ -223,7 +224,7 @@ class HostMemoryCore:
         # first page is written first.
         published = []
         for key, page_id, generation in reversed(entries):
-            if not self._grants.take_back(page_id, generation):
+            if not side.grants.take_back(page_id, generation):
                 continue
             if self._index.publish(page_id, key):
                 published.append(HostPageId(page_id))
@@ -233,34 +234,29 @@ class HostMemoryCore:
         for page_id in reversed(published):
             self._storage.writes.add(page_id, Turn.NEW)
 
-    def _abandon(self, message: AbandonPages) -> None:
+    def _abandon(self, side: SchedulerSide, message: AbandonPages) -> None:
         pinned = []
         for lease_id in message.lease_ids:
-            pinned.extend(self._leases.detach(LeaseId(int(lease_id))))
-        granted = self._grants.take_some_back(message.host_page_ids, message.generations)
+            pinned.extend(side.leases.detach(LeaseId(int(lease_id))))
+        granted = side.grants.take_some_back(message.host_page_ids, message.generations)
         self._hold_for(message.pids, granted, pinned)
 
-    def _attach_scheduler(self, connection: ConnectionId) -> None:
-        if self._scheduler is not None:
-            self._lose_scheduler()
-        self._scheduler = connection
-        self._known_status = None
-        self._is_granting = self._is_first_attach
-        self._is_first_attach = False
-        self._mirror.start()
+    def _attach_scheduler(self, connection: ConnectionId, name: SchedulerName) -> None:
+        former = self._schedulers.named(name)
+        if former is not None:
+            self._lose_scheduler(former)
+        self._schedulers.attach(connection, name)
 
-    def _lose_scheduler(self) -> None:
+    def _lose_scheduler(self, side: SchedulerSide) -> None:
         """The connection is gone. Copies that were ordered over it may still be in flight, even if
-        the Scheduler lives and connects again.
+        the Scheduler lives and connects again. Nothing of another Scheduler's changes.
         """
-        self._scheduler = None
-        self._is_granting = False
-        self._mirror.stop()
-        self._lookups.cancel_all()
+        self._schedulers.remove(side)
+        self._lookups.forget(side.connection)
         # Whoever copies is not known here, as grants and leases were the Scheduler's. So they are
-        # held for nobody by name, until the next connection says that all copies have ended.
-        pinned = self._leases.detach_all()
-        self._quarantine.hold((None,), self._grants.take_all_back(), pinned)
+        # held for it by name, until its next connection says that all copies have ended.
+        pinned = side.leases.detach_all()
+        self._quarantine.hold((side.name,), side.grants.take_all_back(), pinned)
 
     def _hold_for(
         self, pids: tuple[int, ...], filling: list[HostPageId], pinned: list[HostPageId]
@@ -285,41 +281,38 @@ class HostMemoryCore:
         if isinstance(event, Tick | FlushHost):
             self._advance_flush()
         self._storage.advance(self._now_s)
-        grants = self._make_grants()
+        grants = self._schedulers.fill_up()
+        for _, grant in grants:
+            # Before the grant is sent: a rank that is told of the page finds its generation in the
+            # table.
+            self._effects.append(SetGenerations(grant.host_page_ids, grant.generations))
 
-        self._tell_of_storage()
-        # Keys first: a Scheduler that hears of an arrived page finds it in its mirror.
-        for update in self._mirror.take_changes():
-            self._send(update)
-        if isinstance(event, Tick | SchedulerAttached):
-            for update in self._mirror.take_piece():
-                self._send(update)
-        for report in self._lookups.take_reports(self._now_s):
-            self._send(report)
-        for grant in grants:
-            self._send(grant)
+        self._inform_schedulers(event)
+        for connection, report in self._lookups.take_reports(self._now_s):
+            self._effects.append(ToScheduler(connection, report))
+        for side, grant in grants:
+            self._effects.append(ToScheduler(side.connection, grant))
 
     def _advance_flush(self) -> None:
         if (num_dropped := self._flush.advance()) is not None:
             self._effects.append(HostFlushed(num_dropped))
 
-    def _make_grants(self) -> list[PagesGranted]:
-        grants = self._grants.fill_up() if self._is_granting else []
-        for grant in grants:
-            # Before the grant is sent: a rank that is told of the page finds its generation in the
-            # table.
-            self._effects.append(SetGenerations(grant.host_page_ids, grant.generations))
-        return grants
+    def _inform_schedulers(self, event: HostEvent) -> None:
+        """Tell each Scheduler of L3 and of L2's keys.
 
-    def _tell_of_storage(self) -> None:
+        Reports come later: a Scheduler that hears of an arrived page finds it in its mirror.
+        """
         status = self._storage.status
-        if self._scheduler is not None and self._known_status != status:
-            self._known_status = status
-            self._send(status)
-
-    def _send(self, message: FromHost) -> None:
-        if self._scheduler is not None:
-            self._effects.append(ToScheduler(self._scheduler, message))
+        updates = take_changes(self._index, self.counters)
+        is_walking = isinstance(event, Tick | SchedulerAttached)
+        for side in self._schedulers.attached:
+            if side.learn(status):
+                self._effects.append(ToScheduler(side.connection, status))
+            for update in updates:
+                self._effects.append(ToScheduler(side.connection, update))
+            if is_walking:
+                for update in side.mirror.take_piece():
+                    self._effects.append(ToScheduler(side.connection, update))
 
     @property
     def is_drained(self) -> bool:
@@ -330,7 +323,7 @@ class HostMemoryCore:
         """The time at which a `Tick` is due; None if time alone changes nothing."""
         if (
             self._flush.has_work
-            or self._mirror.has_work
+            or self._schedulers.has_work
             or self._staged.has_work
             or self._storage.has_work
         ):
@@ -343,8 +336,8 @@ class HostMemoryCore:
         orders = self._storage.orders
         stats: dict[str, Any] = {
             **page_figures(self._index, self._page_bytes),
-            "pages_granted": self._grants.num_pages,
-            "leases": self._leases.num_leases,
+            "pages_granted": self._schedulers.num_granted,
+            "leases": self._schedulers.num_leases,
             "lookups": self._lookups.num_lookups,
             "lookup_times": self._lookups.times.figure(),
             "pages_reading": self._storage.reads.num_filling,
@@ -361,17 +354,17 @@ class HostMemoryCore:
         Raises AccountingError with the figures.
         """
         self._index.check()
-        self._leases.check()
+        self._schedulers.check()
         self._staged.check()
         self._storage.writes.check()
 
         check_holders(
             self._index,
-            num_granted=self._grants.num_pages,
+            num_granted=self._schedulers.num_granted,
             num_reading=self._storage.reads.num_filling,
             num_quarantined=self._quarantine.num_pages,
             num_pins=self._quarantine.num_pins
-            + self._leases.num_pins
+            + self._schedulers.num_pins
             + self._staged.num_pins
             + self._storage.writes.num_pinned,
         )

@@ -1,12 +1,13 @@
 """What the HostMemory core is told, and what it orders.
 
 Whoever takes the links counts connections, of all kinds together, and never uses a number twice.
-What an earlier connection still brings is stale: it is counted and ignored.
+What an earlier connection still brings is stale: it is counted and ignored. Several Schedulers may
+be attached, each over one connection.
 """
 
 from dataclasses import dataclass
 
-from raydix.ids import ConnectionId
+from raydix.ids import ConnectionId, SchedulerName
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     AskExists,
@@ -25,14 +26,15 @@ StorageOrder = AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBa
 
 @dataclass(frozen=True, slots=True)
 class SchedulerAttached:
-    """A Scheduler has connected. An earlier connection, its own or another's, counts as lost."""
+    """A Scheduler has connected. An earlier connection of this name counts as lost."""
 
     connection: ConnectionId
+    name: SchedulerName
 
 
 @dataclass(frozen=True, slots=True)
 class FromScheduler:
-    """The Scheduler says something. Stale if the connection is lost or another one has attached."""
+    """A Scheduler says something. Stale if its connection is lost or replaced."""
 
     connection: ConnectionId
     message: ToHost
@@ -40,7 +42,7 @@ class FromScheduler:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLost:
-    """A Scheduler's connection is gone. Stale if another one has attached in the meantime."""
+    """A Scheduler's connection is gone. Stale if another one has replaced it in the meantime."""
 
     connection: ConnectionId
 

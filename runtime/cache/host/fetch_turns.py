@@ -1,8 +1,9 @@
 """The order in which the pages that lookups want are read from L3."""
 
 import heapq
+from collections.abc import Iterable
 
-from raydix.ids import HostPageId
+from raydix.ids import ConnectionId, HostPageId
 from raydix.runtime.cache.host.lookup_pages import LookupPages
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.reads import HostReads
@@ -20,7 +21,7 @@ _LOOK_PAGES = 8
 class FetchTurns:
     """Owns: the lookups that wait for their turn to read, and how much open hints have read.
 
-    The oldest lookup's pages are read first, since the Scheduler asks in the order of its queue;
+    The oldest lookup's pages are read first, since a Scheduler asks in the order of its queue;
     hints go last and leave half of the reads.
     """
 
@@ -56,11 +57,14 @@ class FetchTurns:
             for group, num_read in enumerate(lookup.num_read):
                 self._num_hint_reads[group] -= num_read
 
-    def clear(self) -> None:
-        """Forget all lookups."""
+    def forget(self, connection: ConnectionId, lookups: Iterable[OpenLookup]) -> None:
+        """Forget the lookups of a connection that is gone. `lookups`: those that are open."""
+        if any(self._num_hint_reads):
+            for lookup in lookups:
+                self.end(lookup)
         for turns in self._turns.values():
-            turns.clear()
-        self._num_hint_reads = [0] * len(self._num_hint_reads)
+            turns[:] = [turn for turn in turns if turn[1].connection != connection]
+            heapq.heapify(turns)
 
     @property
     def has_work(self) -> bool:

@@ -1,4 +1,4 @@
-"""Free host pages in the Scheduler's hands, to back pages up into."""
+"""Free host pages in a Scheduler's hands, to back pages up into."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from raydix.runtime.messages.host import PagesGranted
 
 _MAX_GRANTED_PAGES = 256
 _GRANTED_DIVISOR = 8
-"""The Scheduler is kept stocked with one page in so many of L2."""
+"""Schedulers are kept stocked with one page in so many of L2, all of them together."""
 
 
 class HostGrants:
-    """Owns: FILLING pages that the Scheduler holds until it commits or abandons them."""
+    """Owns: FILLING pages that one Scheduler holds until it commits or abandons them."""
 
     def __init__(self, index: HostIndex, fair_share: Sequence[int], counters: Counter[str]) -> None:
         """Start without grants. `fair_share`: pages per KV group, if each has as many slabs."""
@@ -29,6 +29,10 @@ class HostGrants:
     def num_pages(self) -> int:
         """The number of granted pages of all KV groups."""
         return sum(map(len, self._pages))
+
+    def page_ids(self) -> list[HostPageId]:
+        """The granted pages of all KV groups."""
+        return [page_id for pages in self._pages for page_id in pages]
 
     def take_back(self, page_id: int, generation: int) -> bool:
         """End a grant; returns False, and counts it as stale, if it is not the grant meant."""
@@ -51,17 +55,29 @@ class HostGrants:
 
     def take_all_back(self) -> list[HostPageId]:
         """The Scheduler is gone: end all grants and return their pages."""
-        taken = [page_id for pages in self._pages for page_id in pages]
+        taken = self.page_ids()
         for pages in self._pages:
             pages.clear()
         return taken
 
-    def fill_up(self) -> list[PagesGranted]:
-        """Grant what the Scheduler's stock lacks, as far as L2 has pages."""
+    def _share(self, group: int, num_schedulers: int) -> int:
+        """The pages of a group that each of so many Schedulers is kept stocked with."""
+        return self._max_pages[group] // num_schedulers or 1
+
+    def is_short(self, num_schedulers: int) -> bool:
+        """Whether the Scheduler has less than its share among so many."""
+        for group, granted in enumerate(self._pages):
+            if len(granted) < self._share(group, num_schedulers):
+                return True
+        return False
+
+    def fill_up(self, num_schedulers: int) -> list[PagesGranted]:
+        """Grant what the Scheduler lacks of its share among so many, as far as L2 has pages."""
         grants = []
         for group, granted in enumerate(self._pages):
             new: list[HostPageId] = []
-            while len(granted) + len(new) < self._max_pages[group]:
+            share = self._share(group, num_schedulers)
+            while len(granted) + len(new) < share:
                 page_id = self._index.allocate(group)
                 if page_id is None:
                     break

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
+from raydix.ids import ConnectionId
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.reads import HostReads
@@ -10,7 +11,7 @@ from raydix.runtime.messages.host import PageSource
 
 
 class LookupPages:
-    """Owns: which open lookups have news for the Scheduler."""
+    """Owns: which open lookups have news for the Schedulers that have asked."""
 
     def __init__(self, index: HostIndex, reads: HostReads) -> None:
         self._index = index
@@ -33,9 +34,11 @@ class LookupPages:
             del self._changed[lookup]
         return changed
 
-    def clear(self) -> None:
-        """Forget all news: there is nobody to tell any more."""
-        self._changed.clear()
+    def forget(self, connection: ConnectionId) -> None:
+        """Forget the news for a Scheduler whose connection is gone."""
+        self._changed = {
+            lookup: None for lookup in self._changed if lookup.connection != connection
+        }
 
     def arrive(self, lookup: OpenLookup, group: int, index: int) -> None:
         """Note that a page from L3 is in L2."""

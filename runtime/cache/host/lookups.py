@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from raydix.errors import AccountingError
-from raydix.ids import BatchId, HostPageId, LookupId
+from raydix.ids import BatchId, ConnectionId, HostPageId, LookupId
 from raydix.runtime.cache.host.chain_touches import ChainTouches
 from raydix.runtime.cache.host.fetch_turns import FetchTurns
 from raydix.runtime.cache.host.index import HostIndex
@@ -28,6 +28,9 @@ from raydix.runtime.metrics import TRANSFER_BOUNDS_S, Histogram
 
 _PIECE = 256
 """The number of lookups that are ended, reported or forgotten with one event; ticks do the rest."""
+
+_Question = tuple[OpenLookup, int]
+"""The lookup for which L3 is asked, and the KV group."""
 
 
 class HostLookups:
@@ -59,14 +62,15 @@ class HostLookups:
         self._turns = FetchTurns(settings.storage, staged, orders, reads, self._pages)
 
         self.touches = ChainTouches(index)
-        self._lookups: dict[LookupId, OpenLookup] = {}
+        self._lookups: dict[ConnectionId, dict[LookupId, OpenLookup]] = {}
+        """Lookups that are not final, by the connection over which they were asked."""
         self.times = Histogram(TRANSFER_BOUNDS_S)
         """The distribution of how long requests' lookups took, in seconds."""
         self._num_arrived = 0
         self._arrived: OpenLookup | None = None
         """The lookup that came with this event, whose chain is touched already."""
-        self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
-        """Questions to L3 that are open: the lookup and the KV group of each."""
+        self._questions: dict[ConnectionId, dict[BatchId, _Question]] = {}
+        """Questions to L3 that are open, by the connection of their lookups."""
         self._stopping: dict[OpenLookup, PageSource] = {}
         """Lookups to which L3 brings nothing more, and why; they end some at a time."""
         self._forgotten: list[OpenLookup] = []
@@ -77,14 +81,15 @@ class HostLookups:
     @property
     def num_lookups(self) -> int:
         """The number of lookups that are not final."""
-        return len(self._lookups)
+        return sum(map(len, self._lookups.values()))
 
-    def start(self, message: Lookup, now_s: float) -> None:
-        """Find out where the pages of a chain are.
+    def start(self, connection: ConnectionId, message: Lookup, now_s: float) -> None:
+        """Find out where the pages of a chain are, for the Scheduler at this connection.
 
         Raises AccountingError if the id is in use, or the message names other groups than L2 has.
         """
-        if message.lookup_id in self._lookups:
+        lookups = self._lookups.setdefault(connection, {})
+        if message.lookup_id in lookups:
             raise AccountingError(f"lookup {message.lookup_id} is started twice")
         if len(message.num_l1_pages) != self._index.num_groups:
             raise AccountingError(
@@ -94,8 +99,10 @@ class HostLookups:
 
         keys = split_keys(message.keys)
         self._num_arrived += 1
-        lookup = OpenLookup(message, keys, self._rule, arrival=self._num_arrived, asked_s=now_s)
-        self._lookups[message.lookup_id] = lookup
+        lookup = OpenLookup(
+            connection, message, keys, self._rule, arrival=self._num_arrived, asked_s=now_s
+        )
+        lookups[message.lookup_id] = lookup
         self._pages.note_change(lookup)
 
         for group in range(self._index.num_groups):
@@ -104,7 +111,7 @@ class HostLookups:
                 lookup.look_in_l2(group, run, found)
                 # A window that an earlier lookup has brought may make room for a later one.
                 if message.urgency is Urgency.REQUEST and self._rule.reaches[group] is None:
-                    self._staged.adopt(message.lookup_id, found)
+                    self._staged.adopt(lookup.name, found)
         lookup.end_arrival()
 
         self._touch(lookup)
@@ -124,24 +131,31 @@ class HostLookups:
         is_cut = self._stopping or self._pages.has_news or self._turns.has_work
         return bool(self.touches.has_work or is_cut)
 
-    def cancel(self, lookup_id: LookupId) -> None:
+    def cancel(self, connection: ConnectionId, lookup_id: LookupId) -> None:
         """Fetch no more for this lookup and keep nothing for it, even after its final report."""
-        self._staged.cancel(lookup_id)
-        lookup = self._lookups.get(lookup_id)
+        self._staged.cancel((connection, lookup_id))
+        lookup = self._lookups.get(connection, {}).get(lookup_id)
         if lookup is not None:
             lookup.cancel()
             self._pages.stop(lookup, PageSource.CANCELLED)
 
-    def cancel_all(self) -> None:
-        """Forget all lookups without a report, as the Scheduler is gone."""
-        self._forgotten.extend(self._lookups.values())
-        self._lookups.clear()
-        self._stopping.clear()
-        self._questions.clear()
-        self._pages.clear()
-        self._turns.clear()
-        self._reads.cancel_all()
-        self._staged.cancel_all()
+    def forget(self, connection: ConnectionId) -> None:
+        """Forget a Scheduler's lookups without a report, as its connection is gone."""
+        # Whatever is kept for each connection apart goes at once, however many lookups there are.
+        lookups = self._lookups.pop(connection, {}).values()
+        self._forgotten.extend(lookups)
+        self._questions.pop(connection, None)
+        self._stopping = {
+            lookup: source
+            for lookup, source in self._stopping.items()
+            if lookup.connection != connection
+        }
+
+        self._pages.forget(connection)
+        self._turns.forget(connection, lookups)
+        # What others wait for, too, is read on.
+        self._reads.forget(connection)
+        self._staged.forget(connection)
 
     def retire(self) -> None:
         """End every lookup with what has come, as L3 is not to be used any more."""
@@ -149,7 +163,8 @@ class HostLookups:
 
     def _stop_all(self, source: PageSource) -> None:
         # Those that are being stopped keep their reason.
-        self._stopping = dict.fromkeys(self._lookups.values(), source) | self._stopping
+        lookups = itertools.chain.from_iterable(each.values() for each in self._lookups.values())
+        self._stopping = dict.fromkeys(lookups, source) | self._stopping
 
     def dispatch(self, now_s: float) -> None:
         """Order reads while not too many are in flight, once nobody is left who reads no more."""
@@ -175,7 +190,9 @@ class HostLookups:
             for group, missing in enumerate(lookup.missing):
                 if missing:
                     keys = b"".join(lookup.keys[index] for index in missing)
-                    self._questions[self._orders.ask_exists(group, keys, now_s)] = (lookup, group)
+                    batch_id = self._orders.ask_exists(group, keys, now_s)
+                    questions = self._questions.setdefault(lookup.connection, {})
+                    questions[batch_id] = (lookup, group)
                     lookup.note_question(group)
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
@@ -234,10 +251,16 @@ class HostLookups:
 
     def finish(self, done: ObjectsDone, now_s: float) -> None:
         """Take the answer to a question or a batch of reads; others are ignored."""
-        asked = self._questions.pop(done.batch_id, None)
-        if asked is not None:
-            self._take_answer(*asked, done, now_s)
+        question = self._take_question(done.batch_id)
+        if question is not None:
+            self._take_answer(*question, done, now_s)
         self._take_outcomes(self._reads.finish(done, now_s))
+
+    def _take_question(self, batch_id: BatchId) -> _Question | None:
+        for questions in self._questions.values():
+            if (question := questions.pop(batch_id, None)) is not None:
+                return question
+        return None
 
     def _take_outcomes(self, outcomes: list[ReadOutcome]) -> None:
         # All pages of the batch that have come are READY by now, so the failure of one ends nothing
@@ -262,8 +285,9 @@ class HostLookups:
 
     def give_up(self, batch_id: BatchId) -> None:
         """Give up a batch that is overdue: nobody waits for it any longer."""
-        lookup, group = self._questions.pop(batch_id, (None, 0))
-        if lookup is not None:
+        question = self._take_question(batch_id)
+        if question is not None:
+            lookup, group = question
             overdue = ((index, PageSource.TIMED_OUT) for index in lookup.missing[group])
             self._end_question(lookup, group, overdue)
         self._take_outcomes(self._reads.give_up(batch_id))
@@ -278,25 +302,25 @@ class HostLookups:
         self._stop_all(PageSource.IO_ERROR)
         return held
 
-    def take_reports(self, now_s: float) -> list[LookupProgress]:
-        """Take one report for each lookup that has news, or for the first of many.
+    def take_reports(self, now_s: float) -> list[tuple[ConnectionId, LookupProgress]]:
+        """Take one report for each lookup that has news, or for the first of many, and for whom.
 
         A final one ends it and touches its chain.
         """
         changed = self._pages.take_changed(_PIECE)
-        reports = [lookup.report() for lookup in changed]
-        for lookup, report in zip(changed, reports, strict=True):
+        reports = [(lookup.connection, lookup.report()) for lookup in changed]
+        for lookup, (_, report) in zip(changed, reports, strict=True):
             if report.is_final:
                 self._end(lookup, now_s)
         self._arrived = None
         return reports
 
     def _end(self, lookup: OpenLookup, now_s: float) -> None:
-        del self._lookups[lookup.lookup_id]
+        del self._lookups[lookup.connection][lookup.lookup_id]
         self._turns.end(lookup)
         # What a hint has brought is pinned for nobody.
         if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
             self.times.observe(now_s - lookup.asked_s)
-            self._staged.end(lookup.lookup_id, lookup.runs(), now_s)
+            self._staged.end(lookup.name, lookup.runs(), now_s)
         if lookup is not self._arrived:
             self._touch(lookup)

@@ -1,4 +1,4 @@
-"""What the attached Scheduler is told of L2's keys."""
+"""What Schedulers are told of L2's keys."""
 
 from collections import Counter
 
@@ -7,8 +7,24 @@ from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.messages.host import MirrorUpdate
 
 
+def take_changes(index: HostIndex, counters: Counter[str]) -> list[MirrorUpdate]:
+    """Take the keys that became READY or were dropped since the last call, for all Schedulers."""
+    updates = []
+    for group in range(index.num_groups):
+        ready, dropped = index.take_changes(group)
+        counters["pages_dropped"] += len(dropped)
+        if ready or dropped:
+            update = MirrorUpdate(
+                ready=b"".join([key[:MIRROR_KEY_BYTES] for key in ready]),
+                dropped=b"".join([key[:MIRROR_KEY_BYTES] for key in dropped]),
+                group=group,
+            )
+            updates.append(update)
+    return updates
+
+
 class HostMirror:
-    """Owns: how far the attached Scheduler's mirror has been filled.
+    """Owns: how far the mirror of one Scheduler has been filled.
 
     A new Scheduler gets all keys piece by piece, in a walk over the index, while changes go out at
     once. In the end its mirror is right: a key that is READY then either became so since the
@@ -17,40 +33,17 @@ class HostMirror:
     one whose drop was told before.
     """
 
-    def __init__(self, index: HostIndex, piece_pages: int, counters: Counter[str]) -> None:
+    def __init__(self, index: HostIndex, piece_pages: int) -> None:
+        """Begin to tell all keys to a Scheduler that has attached and knows none."""
         self._index = index
         self._piece_pages = piece_pages
-        self._counters = counters
-        self._walked_to: int | None = None
+        self._walked_to: int | None = 0
         """The first page that the Scheduler was not told of yet; None: it was told of all."""
 
     @property
     def has_work(self) -> bool:
         """Whether the walk over the index goes on."""
         return self._walked_to is not None
-
-    def start(self) -> None:
-        """Begin to tell all keys to a Scheduler that has attached and knows none."""
-        self._walked_to = 0
-
-    def stop(self) -> None:
-        """Stop telling keys, as the Scheduler is gone."""
-        self._walked_to = None
-
-    def take_changes(self) -> list[MirrorUpdate]:
-        """Take the keys that became READY or were dropped since the last call."""
-        updates = []
-        for group in range(self._index.num_groups):
-            ready, dropped = self._index.take_changes(group)
-            self._counters["pages_dropped"] += len(dropped)
-            if ready or dropped:
-                update = MirrorUpdate(
-                    ready=b"".join([key[:MIRROR_KEY_BYTES] for key in ready]),
-                    dropped=b"".join([key[:MIRROR_KEY_BYTES] for key in dropped]),
-                    group=group,
-                )
-                updates.append(update)
-        return updates
 
     def take_piece(self) -> list[MirrorUpdate]:
         """Go on with the walk, once the changes have been taken."""

@@ -3,10 +3,13 @@
 import itertools
 from collections.abc import Iterable, Sequence
 
-from raydix.ids import HostPageId, PageKey
+from raydix.ids import ConnectionId, HostPageId, LookupId, PageKey
 from raydix.runtime.cache.host.window_ends import PageHope, PrefixRule, plan_fetch
 from raydix.runtime.cache.kv_match import longest_prefix
 from raydix.runtime.messages.host import Lookup, LookupProgress, PageSource
+
+LookupName = tuple[ConnectionId, LookupId]
+"""What a lookup is called in HostMemory, as each Scheduler counts its own."""
 
 _WANTED = 100
 """L3 has the page, and nobody reads it yet for this lookup. Reported as PENDING."""
@@ -54,6 +57,7 @@ class OpenLookup:
 
     def __init__(
         self,
+        connection: ConnectionId,
         message: Lookup,
         keys: list[PageKey],
         rule: PrefixRule,
@@ -65,7 +69,10 @@ class OpenLookup:
 
         Nothing is known of pages outside L1.
         """
+        self.connection = connection
+        """The connection over which the lookup was asked, and is answered."""
         self.lookup_id = message.lookup_id
+        self.name: LookupName = (connection, message.lookup_id)
         self.urgency = message.urgency
         self.num_brought_pages = message.num_brought_pages
         num_l1_pages = message.num_l1_pages

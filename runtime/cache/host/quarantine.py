@@ -15,15 +15,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from raydix.errors import AccountingError
-from raydix.ids import HostPageId
+from raydix.ids import HostPageId, SchedulerName
 from raydix.runtime.cache.host.index import HostIndex
+
+Holder = int | SchedulerName
+"""Who may still touch pages: a process, or a Scheduler by its earlier connections."""
 
 
 @dataclass(slots=True)
 class _Held:
     """What one group of holders left behind."""
 
-    holders: set[int | None]
+    holders: set[Holder]
     """The holders that may still touch what was left behind."""
     quarantined: Sequence[HostPageId]
     pinned: Sequence[HostPageId]
@@ -32,14 +35,14 @@ class _Held:
 class Quarantine:
     """Owns: pages that processes may still write (QUARANTINED) or read (pinned).
 
-    A holder is a process, until it exits or says that it is drained, or None: earlier connections
-    of the Scheduler, until it says that copies are drained. What several hold is free when the last
-    of them has let go.
+    A process holds on until it exits or says that it is drained. A Scheduler, by what was ordered
+    over its earlier connections, holds on until it says over a later one that copies are drained;
+    if it never comes again, for good. What several hold is free when the last of them has let go.
     """
 
     def __init__(self, index: HostIndex) -> None:
         self._index = index
-        self._held: dict[int | None, list[_Held]] = {}
+        self._held: dict[Holder, list[_Held]] = {}
         """What each holder may still touch."""
 
     @property
@@ -57,7 +60,7 @@ class Quarantine:
 
     def hold(
         self,
-        holders: Collection[int | None],
+        holders: Collection[Holder],
         filling: Sequence[HostPageId],
         pinned: Sequence[HostPageId],
     ) -> None:
@@ -76,7 +79,7 @@ class Quarantine:
         for holder in held.holders:
             self._held.setdefault(holder, []).append(held)
 
-    def let_go(self, holder: int | None) -> None:
+    def let_go(self, holder: Holder) -> None:
         """Free what this holder was the last to hold; one that holds nothing changes nothing."""
         for held in self._held.pop(holder, ()):
             held.holders.remove(holder)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raydix.ids import BatchId, HostPageId, PageKey
+from raydix.ids import BatchId, ConnectionId, HostPageId, PageKey
 from raydix.runtime.cache.host.events import HostEffect, SetGenerations
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.open_lookup import OpenLookup
@@ -145,33 +145,33 @@ class HostReads:
         }
 
         for batch_id in batch_ids:
-            batch = self._batches[batch_id]
-            if batch.is_cancelled:
-                continue
-            reads = [
-                read for key in batch.keys if (read := self._reads.get((group, key))) is not None
-            ]
+            self._cancel_unless_wanted(batch_id, self._batches[batch_id])
 
-            # The newest first: where all lookups are stopped, the oldest are the first to go.
-            is_wanted = any(
-                lookup.is_waiting_for(group, index)
-                for read in reads
-                for lookup, index in reversed(read.waiters)
-            )
-            if not is_wanted:
-                self._cancel(batch_id, batch)
-
-    def cancel_all(self) -> None:
-        """Cancel all reads, as nobody waits for anything any more."""
+    def forget(self, connection: ConnectionId) -> None:
+        """Let a Scheduler that is gone wait for nothing; cancel what nobody else waits for."""
         for read in self._reads.values():
-            read.waiters.clear()
+            read.waiters[:] = [
+                waiter for waiter in read.waiters if waiter[0].connection != connection
+            ]
         for batch_id, batch in self._batches.items():
-            if not batch.is_cancelled and not batch.is_overdue:
-                self._cancel(batch_id, batch)
+            if not batch.is_overdue:
+                self._cancel_unless_wanted(batch_id, batch)
 
-    def _cancel(self, batch_id: BatchId, batch: _Batch) -> None:
-        batch.is_cancelled = True
-        self._orders.cancel(batch_id)
+    def _cancel_unless_wanted(self, batch_id: BatchId, batch: _Batch) -> None:
+        if batch.is_cancelled:
+            return
+        group = batch.group
+        reads = [read for key in batch.keys if (read := self._reads.get((group, key))) is not None]
+
+        # The newest first: where all lookups are stopped, the oldest are the first to go.
+        is_wanted = any(
+            lookup.is_waiting_for(group, index)
+            for read in reads
+            for lookup, index in reversed(read.waiters)
+        )
+        if not is_wanted:
+            batch.is_cancelled = True
+            self._orders.cancel(batch_id)
 
     def finish(self, done: ObjectsDone, now_s: float) -> list[ReadOutcome]:
         """Take the answer to a batch: what was read is READY, and staged for requests that wait.
@@ -209,7 +209,7 @@ class HostReads:
             return
         for lookup, index in waiters:
             if lookup.urgency is Urgency.REQUEST and lookup.is_waiting_for(group, index):
-                self._staged.add(lookup.lookup_id, group, key)
+                self._staged.add(lookup.name, group, key)
 
     def _end_reads(self, batch_id: BatchId, batch: _Batch) -> list[list[Waiter]]:
         """Forget a batch's reads. Returns who waits for each object that no later batch reads."""

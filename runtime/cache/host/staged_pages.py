@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
-from raydix.ids import HostPageId, LookupId, PageKey
+from raydix.ids import ConnectionId, HostPageId, PageKey
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.open_lookup import LookupName
 from raydix.runtime.cache.host.page_names import PageNames
 
 
@@ -47,9 +48,9 @@ class StagedPages:
         self._num_lookups = array("i", bytes(4 * index.num_pages))
         """The number of lookups for which each page is kept, by page id."""
         self._last_pin = 0
-        self._open: dict[LookupId, _Stage] = {}
+        self._open: dict[LookupName, _Stage] = {}
         """The stages of lookups that are not final."""
-        self._ended: OrderedDict[LookupId, _Stage] = OrderedDict()
+        self._ended: OrderedDict[LookupName, _Stage] = OrderedDict()
         """The stages of final lookups, in the order in which their grace ends."""
         self._dismissed: deque[_Stage] = deque()
         """Stages that nobody wants any more: their pins are to end, a piece per turn."""
@@ -73,20 +74,20 @@ class StagedPages:
         """Whether pins are to end that did not fit into this turn."""
         return bool(self._dismissed)
 
-    def add(self, lookup_id: LookupId, group: int, key: PageKey) -> None:
+    def add(self, name: LookupName, group: int, key: PageKey) -> None:
         """Keep the READY page of a key for a lookup that is not final."""
         page_id = self._pinned[group].find(key)
         if page_id is None:
             page_id = self._pin(group, key)
-        self._keep(self._open.setdefault(lookup_id, _Stage()), page_id)
+        self._keep(self._open.setdefault(name, _Stage()), page_id)
 
-    def adopt(self, lookup_id: LookupId, page_ids: Iterable[HostPageId | None]) -> None:
+    def adopt(self, name: LookupName, page_ids: Iterable[HostPageId | None]) -> None:
         """Keep those of these pages that are staged for others for a lookup that has just come."""
         if not self.num_pins:
             return
         staged = [page_id for page_id in page_ids if page_id is not None and self._pins[page_id]]
         if staged:
-            stage = self._open.setdefault(lookup_id, _Stage())
+            stage = self._open.setdefault(name, _Stage())
             for page_id in staged:
                 self._keep(stage, page_id)
 
@@ -105,13 +106,13 @@ class StagedPages:
         self._num_lookups[page_id] = 0
         return page_id
 
-    def end(self, lookup_id: LookupId, runs: Sequence[Sequence[PageKey]], now_s: float) -> None:
+    def end(self, name: LookupName, runs: Sequence[Sequence[PageKey]], now_s: float) -> None:
         """End a lookup: keep what is staged of these keys, a run per group, for some time.
 
         It does not matter for whom it was staged. Nothing else is kept for this lookup.
         """
-        assert lookup_id not in self._ended
-        stage = self._open.pop(lookup_id, _Stage())
+        assert name not in self._ended
+        stage = self._open.pop(name, _Stage())
         ended = _Stage(until_s=now_s + self._grace_s)
         for pinned, keys in zip(self._pinned, runs, strict=True):
             # What nobody has staged costs nothing here, however long the chain is.
@@ -126,19 +127,18 @@ class StagedPages:
         if stage.pins:
             self._dismiss(stage)
         if ended.pins:
-            self._ended[lookup_id] = ended
+            self._ended[name] = ended
 
-    def cancel(self, lookup_id: LookupId) -> None:
+    def cancel(self, name: LookupName) -> None:
         """Keep nothing for this lookup any more, be it final or not."""
-        self._dismiss(self._open.pop(lookup_id, None))
-        self._dismiss(self._ended.pop(lookup_id, None))
+        self._dismiss(self._open.pop(name, None))
+        self._dismiss(self._ended.pop(name, None))
 
-    def cancel_all(self) -> None:
-        """Keep nothing for any lookup any more."""
-        self._dismissed.extend(self._open.values())
-        self._dismissed.extend(self._ended.values())
-        self._open.clear()
-        self._ended.clear()
+    def forget(self, connection: ConnectionId) -> None:
+        """Keep nothing for the lookups of a Scheduler whose connection is gone."""
+        for stages in (self._open, self._ended):
+            for name in [name for name in stages if name[0] == connection]:
+                self._dismiss(stages.pop(name))
 
     def release(self, group: int, keys: Iterable[PageKey]) -> None:
         """Unpin those of a chain's pages that are staged, whoever they are kept for."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.ids import ConnectionId, HostPageId, LeaseId, LookupId
+from raydix.ids import ConnectionId, HostPageId, LeaseId, LookupId, SchedulerName
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
     FlushHost,
@@ -67,7 +67,7 @@ class Node:
         self.flushed: list[ObjectStatus] = []
         self.now_s = 0.0
 
-        self.tell(SchedulerAttached(SCHEDULER))
+        self.tell(SchedulerAttached(SCHEDULER, SchedulerName("engine")))
         self.tell(StorageAttached(STORAGE, 1))
 
     def tell(self, event: HostEvent) -> None:

@@ -62,7 +62,8 @@ def assert_nothing_is_left(host: HostScript) -> None:
     assert all(stats[name] == 0 for name in _LEFT_OVERS), stats
     assert stats["l3_writes_pending"] == 0
     assert stats["pages_filling"] == stats["pages_granted"]
-    assert stats["pages_granted"] == sum(map(len, host.granted_of))
+    granted = [pairs for end in host.ends.values() for pairs in end.granted_of]
+    assert stats["pages_granted"] == sum(map(len, granted))
     assert host.core._index.num_readers == 0
 
 

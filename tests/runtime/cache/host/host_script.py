@@ -1,8 +1,8 @@
 """A scripted world around HostMemory's core: it carries out effects and answers for storage."""
 
-from collections import Counter, deque
+from collections import deque
 
-from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
+from raydix.ids import ConnectionId, LeaseId, PageKey, SchedulerName
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
     FromScheduler,
@@ -24,36 +24,29 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import PrefixRule
-from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
     AskExists,
     CancelBatch,
     CancelLookup,
     CommitPages,
-    FromHost,
     LeasePages,
     Lookup,
-    LookupProgress,
-    MirrorUpdate,
     ObjectsDone,
     ObjectStatus,
-    PagesGranted,
-    PagesLeased,
     PageSource,
     ReleaseLeases,
-    StorageStatus,
     ToHost,
     Urgency,
 )
 from tests.runtime.cache.host.host_values import (
     PAGE_SIZE,
     STORAGE,
-    assert_follows,
     make_geometry,
     make_key,
     make_keys,
 )
+from tests.runtime.cache.host.scheduler_end import FIRST, SchedulerEnd
 from tests.runtime.cache.host.scripted_objects import ObjectOrder, ScriptedObjects
 
 
@@ -61,7 +54,8 @@ class HostScript:
     """`now_s` moves by hand; `orders`, oldest first, is what storage has not answered.
 
     It numbers connections and carries messages as the actor does: those for a link that is gone go
-    nowhere. Where nothing is said of KV groups, the first one is meant.
+    nowhere. Where nothing is said of KV groups, the first one is meant. Schedulers other than the
+    first one are there once it was turned to them.
     """
 
     def __init__(
@@ -70,6 +64,7 @@ class HostScript:
         storage: StorageSettings | None = None,
         generations: Int32Array | None = None,
         *,
+        num_awaited_schedulers: int = 1,
         num_slabs: int = 1,
         page_sizes: tuple[int, ...] = (1,),
         rule: PrefixRule | None = None,
@@ -84,27 +79,18 @@ class HostScript:
             **changes,
         )
         geometry = make_geometry(num_pages, num_slabs, page_sizes)
-        self.core = HostMemoryCore(geometry, settings, generations)
+        self.core = HostMemoryCore(geometry, settings, generations, num_awaited_schedulers)
         self.now_s = 100.0
         self.num_connections = 0
-        self.scheduler: ConnectionId | None = None
         self.storage: ConnectionId | None = None
-        """The links that are open; the core may not know of the latest changes."""
+        """The link that is open; the core may not know of the latest changes."""
         self.num_undelivered = 0
         """Messages for a link that is gone."""
         self.table = dict.fromkeys(range(num_pages), 0)
         self.num_groups = len(page_sizes)
-        self.granted_of: list[deque[tuple[int, int]]] = [deque() for _ in page_sizes]
-        self.mirror_of: list[set[bytes]] = [set() for _ in page_sizes]
-        self.num_mentions: Counter[tuple[int, bytes]] = Counter()
-        """How often each group's key was said to be READY or dropped."""
-        self.num_lookups = 0
-        self.lookup_ids: dict[str, LookupId] = {}
-        """The last lookup of each name."""
-        self.progress: dict[str, list[LookupProgress]] = {}
-        self.leased: dict[int, PagesLeased] = {}
-        self.asked: set[int] = set()
-        """Leases that this connection asked for."""
+        self.end = SchedulerEnd(FIRST, self.num_groups)
+        """The Scheduler that what is said and read here concerns."""
+        self.ends = {FIRST: self.end}
         self.orders: deque[ObjectOrder] = deque()
         self.cancelled: list[int] = []
         self.watched: list[int] = []
@@ -113,19 +99,25 @@ class HostScript:
         """Answers to `FlushHost`."""
         self._objects = ScriptedObjects(len(page_sizes))
         self.num_retirements = 0
-        self.knows_storage: bool | None = None
-        self.knows_answer_s = 0.0
-        """What the Scheduler has heard of L3."""
+
+    def turn_to(self, name: SchedulerName) -> None:
+        """From now on, another Scheduler speaks, and is looked at; it may have yet to attach."""
+        self.end = self.ends.setdefault(name, SchedulerEnd(name, self.num_groups))
+
+    @property
+    def scheduler(self) -> ConnectionId | None:
+        """The Scheduler's link, if it is open."""
+        return self.end.link
 
     @property
     def granted(self) -> deque[tuple[int, int]]:
         """Pages and generations in the Scheduler's hands."""
-        return self.granted_of[0]
+        return self.end.granted_of[0]
 
     @property
     def mirror(self) -> set[bytes]:
         """Keys that the Scheduler knows of."""
-        return self.mirror_of[0]
+        return self.end.mirror_of[0]
 
     @property
     def objects(self) -> dict[PageKey, ObjectStatus]:
@@ -144,10 +136,11 @@ class HostScript:
                 case SetGenerations(pages, generations):
                     self.table.update(zip(pages.tolist(), generations.tolist(), strict=True))
                 case ToScheduler(connection, message):
-                    if self.is_open(connection):
-                        self._hear(message)
-                    else:
+                    end = self.end_of(connection)
+                    if end is None:
                         self.num_undelivered += 1
+                    else:
+                        end.hear(message, self.table)
                 case ToStorage(connection, order):
                     if self.is_open(connection):
                         self._order(order)
@@ -163,7 +156,11 @@ class HostScript:
 
     def is_open(self, connection: ConnectionId) -> bool:
         """Whether the link is there that a message is meant for."""
-        return connection in (self.scheduler, self.storage)
+        return connection == self.storage or self.end_of(connection) is not None
+
+    def end_of(self, connection: ConnectionId) -> SchedulerEnd | None:
+        """The Scheduler at the other end of a link; None if it is not open."""
+        return next((end for end in self.ends.values() if end.link == connection), None)
 
     @property
     def earlier_connections(self) -> list[ConnectionId]:
@@ -187,25 +184,16 @@ class HostScript:
 
     def open_scheduler_link(self) -> ConnectionId:
         """A link to a Scheduler replaces the earlier one; the core has yet to be told."""
-        self.scheduler = self._connect()
-        for granted, mirror in zip(self.granted_of, self.mirror_of, strict=True):
-            granted.clear()
-            mirror.clear()
-        self.progress.clear()
-        self.lookup_ids.clear()
-        self.leased.clear()
-        self.asked.clear()
-        self.knows_storage = None
-        return self.scheduler
+        return self.end.open(self._connect())
 
     def attach_scheduler(self) -> None:
         """A Scheduler connects."""
-        self.tell(SchedulerAttached(self.open_scheduler_link()))
+        self.tell(SchedulerAttached(self.open_scheduler_link(), self.end.name))
 
     def lose_scheduler(self) -> None:
         """The Scheduler's link closes."""
         assert self.scheduler is not None
-        connection, self.scheduler = self.scheduler, None
+        connection, self.end.link = self.scheduler, None
         self.tell(SchedulerLost(connection))
 
     def attach_storage(self, pid: int, patience_s: float | None = None) -> None:
@@ -219,44 +207,6 @@ class HostScript:
         connection, self.storage = self.storage, None
         self.orders.clear()
         self.tell(StorageLost(connection))
-
-    def _hear(self, message: FromHost) -> None:
-        match message:
-            case StorageStatus():
-                self.knows_storage = message.is_in_use
-                self.knows_answer_s = message.answer_s
-            case PagesGranted():
-                pairs = list(
-                    zip(message.host_page_ids.tolist(), message.generations.tolist(), strict=True)
-                )
-                assert all(self.table[page] == generation for page, generation in pairs), (
-                    "granted before the table"
-                )
-                self.granted_of[message.group].extend(pairs)
-            case PagesLeased():
-                assert message.lease_id in self.asked, (
-                    "an answer that nobody asked for over this link"
-                )
-                self.leased[message.lease_id] = message
-            case MirrorUpdate():
-                self._hear_update(message)
-            case LookupProgress():
-                self._hear_progress(message)
-
-    def _hear_update(self, message: MirrorUpdate) -> None:
-        ready, dropped = split_keys(message.ready, 16), split_keys(message.dropped, 16)
-        self.mirror_of[message.group].difference_update(dropped)
-        self.mirror_of[message.group].update(ready)
-        self.num_mentions.update((message.group, key) for key in (*ready, *dropped))
-
-    def _hear_progress(self, message: LookupProgress) -> None:
-        name = next(
-            (name for name, lookup in self.lookup_ids.items() if lookup == message.lookup_id), None
-        )
-        assert name is not None, "an answer that nobody asked for over this link"
-        reports = self.progress.setdefault(name, [])
-        assert_follows(message, reports, self.num_groups)
-        reports.append(message)
 
     def _order(self, order: StorageOrder) -> None:
         if isinstance(order, CancelBatch):
@@ -313,7 +263,7 @@ class HostScript:
         """The Scheduler fills granted pages under these names, as many at once as it has."""
         used: list[tuple[int, int]] = []
         for name in names:
-            pair = self.granted_of[group].popleft()
+            pair = self.end.granted_of[group].popleft()
             used.append(pair)
             self.say(
                 CommitPages(
@@ -335,12 +285,9 @@ class HostScript:
         """Ask, as lookup `name`. One number of L1 pages is that of every group."""
         if isinstance(num_l1_pages, int):
             num_l1_pages = (num_l1_pages,) * self.num_groups
-        self.num_lookups += 1
-        self.lookup_ids[name] = LookupId(self.num_lookups)
-        self.progress.pop(name, None)
         self.say(
             Lookup(
-                lookup_id=self.lookup_ids[name],
+                lookup_id=self.end.new_lookup(name),
                 keys=make_keys(names),
                 num_l1_pages=num_l1_pages,
                 urgency=urgency,
@@ -349,18 +296,18 @@ class HostScript:
 
     def cancel(self, name: str) -> None:
         """Nobody waits for the last lookup `name` any more."""
-        self.say(CancelLookup(lookup_id=self.lookup_ids[name]))
+        self.say(CancelLookup(lookup_id=self.end.lookup_ids[name]))
 
     def sources(self, request: str, group: int = 0) -> list[PageSource]:
         """The latest report."""
-        return [PageSource(code) for code in self.progress[request][-1].sources[group]]
+        return [PageSource(code) for code in self.end.progress[request][-1].sources[group]]
 
     def is_final(self, request: str) -> bool:
-        return self.progress[request][-1].is_final
+        return self.end.progress[request][-1].is_final
 
     def lease(self, lease: int, names: "range | list[int] | list[str]", *starts: int) -> list[int]:
         """Host pages of the first group that a lease got; `starts` are 0 unless given."""
-        self.asked.add(lease)
+        self.end.asked.add(lease)
         self.say(
             LeasePages(
                 lease_id=LeaseId(lease),
@@ -368,7 +315,7 @@ class HostScript:
                 starts=starts or (0,) * self.num_groups,
             )
         )
-        pages: list[int] = self.leased[lease].host_page_ids[0].tolist()
+        pages: list[int] = self.end.leased[lease].host_page_ids[0].tolist()
         return pages
 
     def release(self, *leases: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
-from raydix.ids import HostPageId, PageKey
+from raydix.ids import HostPageId, LeaseId, PageKey, SchedulerName
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.page_key import split_keys
@@ -17,6 +17,7 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     WriteObjects,
 )
+from tests.runtime.cache.host.scheduler_end import FIRST, SECOND
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
 Order = AskExists | ReadObjects | WriteObjects | DeleteObjects
@@ -24,6 +25,8 @@ Name = tuple[int, PageKey]
 """Group and key."""
 Read = tuple[int, Name]
 """A page that somebody reads, and what it must hold until then."""
+Holder = int | SchedulerName
+"""Who is out of reach: a process, or orders of a Scheduler's lost connections."""
 
 GARBAGE: Name = (-1, PageKey(b""))
 
@@ -58,8 +61,8 @@ class Copy:
 class RankGroup:
     """Owns: the processes that copy together, and what they copy. Pids are never used again."""
 
-    def __init__(self, num_processes: int) -> None:
-        self._next_pid = 1000
+    def __init__(self, num_processes: int, first_pid: int = 1000) -> None:
+        self._next_pid = first_pid
         self.pids = [self._new_pid() for _ in range(num_processes)]
         self.copies: list[Copy] = []
         """Backups under way."""
@@ -102,6 +105,49 @@ class RankGroup:
         self.leases.clear()
 
 
+@dataclass(slots=True)
+class Engine:
+    """One Scheduler, as far as the world goes, and the rank group that it commands."""
+
+    name: SchedulerName
+    ranks: RankGroup
+    is_attached: bool = False
+    is_drained: bool = True
+    """Whether no copy is in flight that was ordered over an earlier connection."""
+    next_lease: int = 0
+
+    def new_lease(self) -> LeaseId:
+        """The number of a lease that is about to be asked for; the other Scheduler has it, too."""
+        self.next_lease += 1
+        return LeaseId(self.next_lease)
+
+    def lose_sight_of_connection(self, memory: "Memory") -> None:
+        """The connection is gone, over which copies were ordered that go on."""
+        self.lose_sight_of_copies(memory, [self.name])
+        self.is_drained = False
+
+    def lose_sight_of_copies(self, memory: "Memory", holders: Iterable[Holder]) -> None:
+        """What the ranks copy goes on, out of reach."""
+        pages = [copy.page for copy in self.ranks.copies]
+        for holder in holders:
+            memory.lose_sight(holder, pages, self.ranks.reads)
+        self.ranks.forget()
+
+
+def make_engines(num_processes: int) -> tuple[Engine, Engine]:
+    """The first engine, and a second one."""
+    return (
+        Engine(FIRST, RankGroup(num_processes)),
+        Engine(SECOND, RankGroup(num_processes, first_pid=5000)),
+    )
+
+
+def ended_pids(memory: "Memory", engines: Iterable[Engine]) -> list[int]:
+    """Processes out of reach that no rank group counts on any more."""
+    alive = {pid for engine in engines for pid in engine.ranks.pids}
+    return [pid for pid in memory.pids if pid not in alive]
+
+
 class FlushWatch:
     """Owns: which pages a flush must drop in the end."""
 
@@ -128,37 +174,34 @@ class FlushWatch:
 
 
 class Memory:
-    """Owns: the content of pages, and what those out of reach may still write or read.
-
-    A holder is a process, or None: orders of lost connections of the Scheduler.
-    """
+    """Owns: the content of pages, and what those out of reach may still write or read."""
 
     def __init__(self) -> None:
         self.content: dict[int, Name] = {}
-        self._written: dict[int | None, set[int]] = {}
-        self._read: dict[int | None, list[Read]] = {}
+        self._written: dict[Holder, set[int]] = {}
+        self._read: dict[Holder, list[Read]] = {}
 
     @property
-    def holders(self) -> set[int | None]:
+    def holders(self) -> set[Holder]:
         """The holders that are out of reach."""
         return set(self._written)
 
     @property
     def pids(self) -> list[int]:
         """Processes out of reach."""
-        return sorted(pid for pid in self._written if pid is not None)
+        return sorted(pid for pid in self._written if isinstance(pid, int))
 
     @property
     def may_be_written(self) -> set[int]:
         """Pages that somebody out of reach may write at any time."""
         return set().union(*self._written.values())
 
-    def lose_sight(self, holder: int | None, written: Iterable[int], read: Iterable[Read]) -> None:
+    def lose_sight(self, holder: Holder, written: Iterable[int], read: Iterable[Read]) -> None:
         """A holder is out of reach while it writes and reads these pages."""
         self._written.setdefault(holder, set()).update(written)
         self._read.setdefault(holder, []).extend(read)
 
-    def end(self, holder: int | None) -> None:
+    def end(self, holder: Holder) -> None:
         """The holder touches nothing any more; one that held nothing changes nothing."""
         self._written.pop(holder, None)
         self._read.pop(holder, None)

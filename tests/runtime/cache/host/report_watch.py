@@ -3,18 +3,21 @@
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from raydix.ids import SchedulerName
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import PageSource, ReadObjects
 from tests.runtime.cache.host.host_script import HostScript
 from tests.runtime.cache.host.host_values import make_key
 from tests.runtime.cache.host.host_world import Name
+from tests.runtime.cache.host.scheduler_end import SchedulerEnd
 
 
 @dataclass(slots=True)
 class _Watched:
     """One lookup, and what was so when it was asked."""
 
+    asker: SchedulerEnd
     names: list[list[Name]]
     """Per group: group and key of each page."""
     was_ready: set[Name]
@@ -29,12 +32,12 @@ class _Watched:
 
 
 class ReportWatch:
-    """Follows every lookup, with a naive model of where a prefix may end."""
+    """Follows all Schedulers' lookups, with a naive model of where a prefix may end."""
 
     def __init__(self, host: HostScript, rule: PrefixRule) -> None:
         self._host = host
         self._rule = rule
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[tuple[SchedulerName, str], _Watched] = {}
         self._objects: set[Name] = set()
         """What L3 held at the last look."""
         self._orders: set[int] = set()
@@ -49,10 +52,11 @@ class ReportWatch:
         l1 = []
         for reach, num_l1 in zip(self._rule.reaches, num_l1_pages, strict=True):
             l1.append(range(0 if reach is None else max(0, num_l1 - reach), num_l1))
-        mentions = {name: self._mentions(name) for each in names for name in each}
-        watched = _Watched(names, ready, mentions, 0, l1)
+        asker = self._host.end
+        mentions = {name: _mentions(asker, name) for each in names for name in each}
+        watched = _Watched(asker, names, ready, mentions, 0, l1)
         watched.end = self._best_end(self._map(watched, ready))
-        self._watched[request] = watched
+        self._watched[asker.name, request] = watched
 
     def _map(self, watched: _Watched, there: Set[Name]) -> list[list[bool]]:
         """Per group and page, whether L1 has it or it is among these."""
@@ -64,13 +68,13 @@ class ReportWatch:
     def check(self, objects: Set[Name]) -> None:
         """Look at the reports and reads since the last call. L3 holds these objects."""
         self._watched = {
-            request: watched
-            for request, watched in self._watched.items()
-            if request in self._host.lookup_ids
+            (asker, request): watched
+            for (asker, request), watched in self._watched.items()
+            if request in watched.asker.lookup_ids
         }
-        for request, watched in self._watched.items():
+        for (_, request), watched in self._watched.items():
             watched.is_disturbed |= not self._objects <= objects
-            reports = self._host.progress.get(request, [])
+            reports = watched.asker.progress.get(request, [])
             for report in reports[watched.num_seen :]:
                 self._check_report(watched, report.sources)
             watched.num_seen = len(reports)
@@ -115,11 +119,8 @@ class ReportWatch:
         return needed
 
     def _has_been_ready(self, watched: _Watched, name: Name) -> bool:
-        return name in watched.was_ready or self._mentions(name) > watched.num_mentions[name]
-
-    def _mentions(self, name: Name) -> int:
-        group, key = name
-        return self._host.num_mentions[group, key[:16]]
+        num_mentions = _mentions(watched.asker, name)
+        return name in watched.was_ready or num_mentions > watched.num_mentions[name]
 
     def _best_end(self, here: Sequence[Sequence[bool]]) -> int:
         return max(end for end in range(len(here[0]) + 1) if self._can_end(here, end))
@@ -127,6 +128,11 @@ class ReportWatch:
     def _can_end(self, here: Sequence[Sequence[bool]], end: int) -> bool:
         starts = self._rule.starts(end)
         return all(all(each[start:end]) for each, start in zip(here, starts, strict=True))
+
+
+def _mentions(asker: SchedulerEnd, name: Name) -> int:
+    group, key = name
+    return asker.num_mentions[group, key[:16]]
 
 
 def _here(sources: Sequence[bytes]) -> list[list[bool]]:

@@ -31,18 +31,18 @@ def with_storage(num_pages: int = 64) -> HostScript:
 
 def test_scheduler_is_told_at_once_and_again_when_l3_comes_and_goes() -> None:
     host = without_storage()
-    assert host.knows_storage is False
+    assert host.end.knows_storage is False
     host.attach_storage(50)
-    assert host.knows_storage is True
+    assert host.end.knows_storage is True
     host.lose_storage()
-    assert host.knows_storage is True, "it will be made again"
+    assert host.end.knows_storage is True, "it will be made again"
     host.tell(RetireStorage())
-    assert host.knows_storage is False
+    assert host.end.knows_storage is False
     host.attach_storage(51)
-    host.knows_storage = None
+    host.end.knows_storage = None
     host.lose_scheduler()
     host.attach_scheduler()
-    assert host.knows_storage is True
+    assert host.end.knows_storage is True
 
 
 def test_attached_storage_serves_lookups_and_takes_new_pages() -> None:

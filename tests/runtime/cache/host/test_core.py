@@ -53,7 +53,7 @@ def test_commit_publishes_and_enters_the_mirror() -> None:
     [(page, _)] = host.commit(["a"])
     assert host.mirror == {make_key("a")[:16]}
     assert host.lease(1, ["a", "b"]) == [page]
-    assert host.leased[1].generations[0].tolist() == [host.table[page]]
+    assert host.end.leased[1].generations[0].tolist() == [host.table[page]]
     host.release(1)
     assert host.stat("leases") == 0
 
@@ -190,7 +190,7 @@ def test_answer_is_for_the_connection_that_asked() -> None:
     host.tell(
         FromScheduler(asking, LeasePages(lease_id=LeaseId(1), keys=make_key("a"), starts=(0,)))
     )
-    assert host.leased == {}
+    assert host.end.leased == {}
     assert host.num_undelivered == 1
 
 

@@ -25,7 +25,7 @@ def test_full_pages_of_l3_are_told_though_no_window_is_there(last: int) -> None:
     host.answer()
     assert not host.orders
     assert host.is_final("r")
-    assert host.progress["r"][-1].num_full_pages == 6
+    assert host.end.progress["r"][-1].num_full_pages == 6
 
 
 def test_of_full_pages_only_those_are_told_that_all_groups_are_known_to_have() -> None:
@@ -35,9 +35,9 @@ def test_of_full_pages_only_those_are_told_that_all_groups_are_known_to_have() -
     host.store([3, 4, 5])
     host.store([2, 3, 4, 6, 7], group=2)
     host.lookup("r", range(8))
-    assert host.progress["r"][-1].num_full_pages == 2
+    assert host.end.progress["r"][-1].num_full_pages == 2
     host.answer_all()
-    assert host.progress["r"][-1].num_full_pages == 5
+    assert host.end.progress["r"][-1].num_full_pages == 5
 
 
 def test_a_full_page_that_cannot_be_read_is_not_told_any_longer() -> None:
@@ -47,9 +47,9 @@ def test_a_full_page_that_cannot_be_read_is_not_told_any_longer() -> None:
     host.store([2, 3, 6, 7], group=WINDOW)
     host.lookup("r", range(8))
     answer_questions(host)
-    assert host.progress["r"][-1].num_full_pages == 8
+    assert host.end.progress["r"][-1].num_full_pages == 8
     host.answer_all()
-    assert host.progress["r"][-1].num_full_pages == 4
+    assert host.end.progress["r"][-1].num_full_pages == 4
 
 
 def test_what_l3_was_not_asked_for_is_not_told() -> None:
@@ -58,4 +58,4 @@ def test_what_l3_was_not_asked_for_is_not_told() -> None:
         host.commit(range(5))
         host.lookup("r", range(8))
         assert host.is_final("r")
-        assert host.progress["r"][-1].num_full_pages == 5
+        assert host.end.progress["r"][-1].num_full_pages == 5

@@ -81,7 +81,7 @@ def test_nothing_is_read_behind_the_first_page_that_l3_lacks_in_some_group() -> 
     assert reads_in_flight(host) == [(0, [b"0", b"1", b"2"]), (1, [b"0", b"1", b"2"])]
     host.answer_all()
     assert both_sources(host, "r") == [[L3] * 3 + [NOT_FOUND] * 5] * 2
-    assert host.mirror_of == [{make_key(name)[:16] for name in range(3)}] * 2
+    assert host.end.mirror_of == [{make_key(name)[:16] for name in range(3)}] * 2
 
 
 def test_question_that_is_answered_first_may_be_any_groups() -> None:
@@ -212,19 +212,19 @@ def test_lease_runs_end_together_at_the_first_page_that_a_group_lacks() -> None:
     ids = [[page for page, _ in used] for used in pages]
 
     host.lease(1, [*range(5), "x", *range(5, 8)], 0, 2)
-    leased = [run.tolist() for run in host.leased[1].host_page_ids]
+    leased = [run.tolist() for run in host.end.leased[1].host_page_ids]
     assert leased == [ids[0][:5], ids[1][2:5]]
-    assert [run.tolist() for run in host.leased[1].generations] == [[1] * 5, [1] * 3]
+    assert [run.tolist() for run in host.end.leased[1].generations] == [[1] * 5, [1] * 3]
     assert host.core._index.num_readers == 8
 
     host.lease(2, [*range(4), "x", 4], 0, 5)
-    assert [run.tolist() for run in host.leased[2].host_page_ids] == [
+    assert [run.tolist() for run in host.end.leased[2].host_page_ids] == [
         [*ids[0][:4], host.core._index.find(0, make_key("x")), ids[0][4]],
         ids[1][4:5],
     ], "a page before a group's start may be missing there"
 
     host.lease(3, ["x", 0], 1, 0)
-    assert [run.tolist() for run in host.leased[3].host_page_ids] == [[], []]
+    assert [run.tolist() for run in host.end.leased[3].host_page_ids] == [[], []]
     host.release(1, 2, 3)
     assert host.core._index.num_readers == 0
 

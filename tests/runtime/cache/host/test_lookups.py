@@ -235,7 +235,7 @@ def test_cancelled_lookup_is_answered_and_leaves_nothing() -> None:
     assert host.stat("pages_reading") == 0
     assert host.stat("lookups") == 0
     host.cancel("r")
-    assert len(host.progress["r"]) == 3
+    assert len(host.end.progress["r"]) == 3
 
 
 def test_cancel_before_the_answer_reads_nothing() -> None:

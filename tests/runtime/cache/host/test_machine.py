@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from raydix.ids import LeaseId
 from raydix.runtime.cache.host.events import (
     DetachStorage,
     FlushHost,
@@ -37,24 +36,33 @@ from raydix.runtime.messages.host import (
     ProcessDrained,
     ReleaseLeases,
 )
-from tests.runtime.cache.host import draws
+from tests.runtime.cache.host import draws, world_checks
 from tests.runtime.cache.host.host_values import make_key
-from tests.runtime.cache.host.host_world import Copy, FlushWatch, Memory, RankGroup, ready_names
+from tests.runtime.cache.host.host_world import (
+    Copy,
+    Engine,
+    FlushWatch,
+    Memory,
+    RankGroup,
+    ended_pids,
+    make_engines,
+    ready_names,
+)
 from tests.runtime.cache.host.late_words import bring_what_would_fit
 from tests.runtime.cache.host.report_watch import ReportWatch
 
 
 class HostWorld(RuleBasedStateMachine):
-    """One rank group of GPU processes, one storage process, one Scheduler, KV groups of all kinds.
+    """Two Schedulers with a rank group each, one storage process, KV groups of all kinds.
 
-    Links also break between processes that live. A turn goes over two pages at most.
+    Links also break between processes that live. A turn goes over two pages at most. What a rule
+    says of a Scheduler is about the one whose turn it is; the second one has yet to attach.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.memory = Memory()
-        self.storage_pid, self.next_lease = 2000, 0
-        self.is_attached, self.is_drained, self.has_storage = True, True, True
+        self.storage_pid, self.has_storage = 2000, True
         self.retired_orders: list[object] | None = None
         """What L3 had not answered when it was retired; None while it is in use."""
 
@@ -63,21 +71,40 @@ class HostWorld(RuleBasedStateMachine):
         self.host = draws.make_host(rule)
         self.groups = range(self.host.num_groups)
         self.reports = ReportWatch(self.host, rule)
-        self.ranks = RankGroup(num_processes)
+        self.engine, self.other = make_engines(num_processes)
         self.objects = draws.first_objects(rule)
         self.flush_watch = FlushWatch(self.host.core._index)
-        self.host.attach_scheduler()
+        self.scheduler_attaches()
         self.host.attach_storage(self.storage_pid)
         for name in range(8, 12):
             for group in self.groups:
                 self.start_backup(name, 1, group)
                 self._finish_backup(0)
 
+    @property
+    def engines(self) -> tuple[Engine, Engine]:
+        return self.engine, self.other
+
+    @property
+    def ranks(self) -> RankGroup:
+        return self.engine.ranks
+
+    @property
+    def is_attached(self) -> bool:
+        return self.engine.is_attached
+
+    @rule()
+    def the_other_scheduler_acts(self) -> None:
+        self.engine, self.other = self.other, self.engine
+        self.host.turn_to(self.engine.name)
+        if not self.is_attached and self.engine.is_drained:
+            self.scheduler_attaches()
+
     @precondition(lambda self: self.is_attached)
     @rule(name=draws.NAMES, num_pages=st.integers(1, 3), group=draws.GROUPS)
     def start_backup(self, name: int, num_pages: int, group: int) -> None:
         group %= len(self.groups)
-        granted = self.host.granted_of[group]
+        granted = self.host.end.granted_of[group]
         for _ in range(min(num_pages, len(granted))):
             self.ranks.copies.append(Copy((group, make_key(name)), *granted.popleft()))
             name += 1
@@ -109,7 +136,7 @@ class HostWorld(RuleBasedStateMachine):
     def lookup(
         self, chain: list[int], request: str, num_l1: tuple[int, int], is_answered: bool
     ) -> None:
-        if request in self.host.lookup_ids and not self.host.is_final(request):
+        if request in self.host.end.lookup_ids and not self.host.is_final(request):
             self.host.cancel(request)
         num_l1_pages = tuple(min(num_l1[group], len(chain)) for group in self.groups)
         self.reports.begin(request, chain, num_l1_pages)
@@ -121,10 +148,10 @@ class HostWorld(RuleBasedStateMachine):
                 ObjectsDone(batch_id=question.batch_id, statuses=bytes(statuses))
             )
 
-    @precondition(lambda self: self.is_attached and self.host.lookup_ids)
+    @precondition(lambda self: self.is_attached and self.host.end.lookup_ids)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(sorted(self.host.lookup_ids)))
+        request = data.draw(st.sampled_from(sorted(self.host.end.lookup_ids)))
         self.host.cancel(request)
         assert self.host.is_final(request)
 
@@ -132,23 +159,10 @@ class HostWorld(RuleBasedStateMachine):
     @rule(chain=draws.CHAINS, starts=st.tuples(draws.STARTS, draws.STARTS))
     def lease(self, chain: list[int], starts: tuple[int, int]) -> None:
         starts_of = starts[: len(self.groups)]
-        self.host.lease(self.next_lease, chain, *starts_of)
-        leased = self.host.leased[self.next_lease]
-        held = self.ranks.leases[self.next_lease] = []
-        self.next_lease += 1
-
-        ends = set()
-        for group, start in enumerate(starts_of):
-            pages = leased.host_page_ids[group].tolist()
-            generations = leased.generations[group].tolist()
-            assert generations == [self.host.table[page] for page in pages]
-            held += [
-                (page, (group, make_key(name)))
-                for page, name in zip(pages, chain[start:], strict=False)
-            ]
-            if pages:
-                ends.add(start + len(pages))
-        assert len(ends) <= 1, "all runs end together"
+        number = self.engine.new_lease()
+        self.host.lease(number, chain, *starts_of)
+        leased = self.host.end.leased[number]
+        self.ranks.leases[number] = world_checks.leased_pages(self.host, leased, chain, starts_of)
 
     @precondition(lambda self: self.is_attached and self.ranks.leases)
     @rule(data=st.data())
@@ -167,7 +181,7 @@ class HostWorld(RuleBasedStateMachine):
     @rule()
     def gpu_link_breaks(self) -> None:
         abandonment = self.ranks.abandonment()
-        self._lose_sight_of_copies(*self.ranks.pids)
+        self.engine.lose_sight_of_copies(self.memory, self.ranks.pids)
         self.host.say(abandonment)
 
     @precondition(lambda self: self.is_attached and self.memory.holders & set(self.ranks.pids))
@@ -178,25 +192,19 @@ class HostWorld(RuleBasedStateMachine):
         self.memory.end(pid)
         self.host.say(ProcessDrained(pid=pid))
 
-    def _lose_sight_of_copies(self, *holders: int | None) -> None:
-        pages = [copy.page for copy in self.ranks.copies]
-        for holder in holders:
-            self.memory.lose_sight(holder, pages, self.ranks.reads)
-        self.ranks.forget()
-
     @precondition(lambda self: self.is_attached)
     @rule()
     def scheduler_is_lost(self) -> None:
-        self._lose_sight_of_copies(None)
-        self.is_attached = self.is_drained = False
+        self.engine.lose_sight_of_connection(self.memory)
+        self.engine.is_attached = False
         self.host.lose_scheduler()
 
     @precondition(lambda self: not self.is_attached)
     @rule()
     def scheduler_attaches(self) -> None:
-        self.is_attached = True
+        self.engine.is_attached = True
         self.host.attach_scheduler()
-        assert not any(self.host.granted_of)
+        assert self.engine.is_drained or not any(self.host.end.granted_of)
 
     @precondition(lambda self: self.is_attached)
     @rule(chain=draws.CHAINS, is_loss_seen=st.booleans())
@@ -206,19 +214,16 @@ class HostWorld(RuleBasedStateMachine):
         """HostMemory's shell has the new link; what came over the former one waits for its turn."""
         former = self.host.scheduler
         assert former is not None
-        self._lose_sight_of_copies(None)
-        self.is_drained = False
+        self.engine.lose_sight_of_connection(self.memory)
         link = self.host.open_scheduler_link()
         keys = b"".join(make_key(name) for name in chain)
-        lease = LeasePages(
-            lease_id=LeaseId(self.next_lease), keys=keys, starts=(0,) * len(self.groups)
-        )
+        starts = (0,) * len(self.groups)
+        lease = LeasePages(lease_id=self.engine.new_lease(), keys=keys, starts=starts)
         self.host.tell(FromScheduler(former, lease))
-        self.next_lease += 1
         if is_loss_seen:
             self.host.tell(SchedulerLost(former))
-        self.host.tell(SchedulerAttached(link))
-        assert not any(self.host.granted_of)
+        self.host.tell(SchedulerAttached(link, self.engine.name))
+        assert not any(self.host.end.granted_of)
 
     @precondition(lambda self: self.host.earlier_connections)
     @rule(data=st.data())
@@ -226,11 +231,11 @@ class HostWorld(RuleBasedStateMachine):
         connection = data.draw(st.sampled_from(self.host.earlier_connections))
         bring_what_would_fit(self.host, connection)
 
-    @precondition(lambda self: self.is_attached and not self.is_drained)
+    @precondition(lambda self: self.is_attached and not self.engine.is_drained)
     @rule()
     def copies_drain(self) -> None:
-        self.is_drained = True
-        self.memory.end(None)
+        self.engine.is_drained = True
+        self.memory.end(self.engine.name)
         self.host.say(CopiesDrained())
 
     @precondition(lambda self: self.memory.holders)
@@ -238,11 +243,10 @@ class HostWorld(RuleBasedStateMachine):
     def processes_out_of_reach_write(self) -> None:
         self.memory.spoil()
 
-    @precondition(lambda self: self.memory.holders - {None, *self.ranks.pids})
+    @precondition(lambda self: ended_pids(self.memory, self.engines))
     @rule(data=st.data())
     def process_exits(self, data: st.DataObject) -> None:
-        pids = [pid for pid in self.memory.pids if pid not in self.ranks.pids]
-        pid = data.draw(st.sampled_from(pids))
+        pid = data.draw(st.sampled_from(ended_pids(self.memory, self.engines)))
         assert pid in self.host.watched
         self.memory.end(pid)
         self.host.tell(ProcessExited(pid))
@@ -288,6 +292,9 @@ class HostWorld(RuleBasedStateMachine):
     @rule()
     def storage_attaches(self) -> None:
         self.storage_pid += 1
+        self._attach_storage()
+
+    def _attach_storage(self) -> None:
         self.has_storage = True
         self.retired_orders = None
         self.host.attach_storage(self.storage_pid)
@@ -297,9 +304,7 @@ class HostWorld(RuleBasedStateMachine):
     def storage_process_connects_again(self) -> None:
         """It has drained before, so what it was moving has come free, for HostMemory too."""
         self.memory.end(self.storage_pid)
-        self.has_storage = True
-        self.retired_orders = None
-        self.host.attach_storage(self.storage_pid)
+        self._attach_storage()
 
     @precondition(lambda self: self.host.orders)
     @rule()
@@ -338,40 +343,34 @@ class HostWorld(RuleBasedStateMachine):
 
     @invariant()
     def pages_hold_what_they_should(self) -> None:
-        self.memory.check_ready(self.host.core._index)
-        granted = {page for pairs in self.host.granted_of for page, _ in pairs}
-        self.memory.check_writable(self.host.core._index, granted, self.host.orders)
-        self.memory.check_reads(self.host.core._index, self.ranks.reads)
+        world_checks.check_pages(self.host, self.memory, self.engines)
 
     @invariant()
     def retired_storage_is_not_asked_and_not_waited_for(self) -> None:
         if self.retired_orders is not None:
             assert all(order in self.retired_orders for order in self.host.orders)
             assert self.host.stat("lookups") == 0
-        if self.is_attached:
-            assert self.host.knows_storage == (self.retired_orders is None)
+        world_checks.check_news_of_storage(self.host, is_in_use=self.retired_orders is None)
 
     @invariant()
     def reports_are_right(self) -> None:
         self.reports.check(self.objects)
 
     @invariant()
-    def mirror_is_right(self) -> None:
-        if self.is_attached:
-            ready = {(group, key[:16]) for group, key in ready_names(self.host.core._index)}
-            known = {(group, key) for group in self.groups for key in self.host.mirror_of[group]}
-            assert known <= ready
-            assert known == ready or self.host.core._mirror.has_work
+    def mirrors_are_right(self) -> None:
+        world_checks.check_mirrors(self.host)
 
     def teardown(self) -> None:
         """Let everything end: nothing may be left over."""
-        if not self.is_attached:
-            self.scheduler_attaches()
-        if not self.is_drained:
-            self.copies_drain()
+        for _ in self.engines:
+            if not self.is_attached:
+                self.scheduler_attaches()
+            if not self.engine.is_drained:
+                self.copies_drain()
+            self.gpu_process_dies(0)
+            self.the_other_scheduler_acts()
         if not self.has_storage:
             self.storage_attaches()
-        self.gpu_process_dies(0)
         draws.end_all(self.host, self.memory)
         draws.assert_nothing_is_left(self.host)
 

@@ -8,21 +8,29 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from raydix.errors import AccountingError
-from raydix.ids import BatchId, ConnectionId, HostPageId, LeaseId, PageKey
+from raydix.ids import BatchId, ConnectionId, HostPageId, LeaseId, PageKey, SchedulerName
 from raydix.runtime.cache.host import open_lookup
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import FromScheduler, FromStorage, HostEvent
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
+from raydix.runtime.cache.host.lookups import HostLookups
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
-from raydix.runtime.cache.host.quarantine import Quarantine
+from raydix.runtime.cache.host.quarantine import Holder, Quarantine
 from raydix.runtime.cache.host.reads import HostReads, Waiter
+from raydix.runtime.cache.host.scheduler_side import SchedulerSide
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.window_ends import FetchPlan, PrefixRule, plan_fetch
 from raydix.runtime.cache.host.writes import HostWrites
-from raydix.runtime.messages.host import CommitPages, CopiesDrained, PageSource
+from raydix.runtime.messages.host import (
+    CommitPages,
+    CopiesDrained,
+    Lookup,
+    LookupProgress,
+    PageSource,
+)
 from tests.runtime.cache.host.host_script import HostScript
 from tests.runtime.cache.host.test_index_machine import IndexMachine
 from tests.runtime.cache.host.test_machine import HostWorld
@@ -33,7 +41,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def no_quarantine(patch: pytest.MonkeyPatch) -> None:
     def hold(
         self: Quarantine,
-        holders: Collection[int | None],
+        holders: Collection[Holder],
         filling: Sequence[HostPageId],
         pinned: Sequence[HostPageId],
     ) -> None:
@@ -45,7 +53,7 @@ def no_quarantine(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_of_quarantine_with_the_first_process(patch: pytest.MonkeyPatch) -> None:
-    def let_go(self: Quarantine, holder: int | None) -> None:
+    def let_go(self: Quarantine, holder: Holder) -> None:
         for held in self._held.get(holder, ()):
             for other in held.holders - {holder}:
                 self._held[other].remove(held)
@@ -59,11 +67,49 @@ def end_of_quarantine_with_the_first_process(patch: pytest.MonkeyPatch) -> None:
 def early_end_of_quarantine(patch: pytest.MonkeyPatch) -> None:
     attach = HostMemoryCore._attach_scheduler
 
-    def attach_and_let_go(self: HostMemoryCore, connection: ConnectionId) -> None:
-        attach(self, connection)
-        self._take_message(CopiesDrained())
+    def attach_and_let_go(
+        self: HostMemoryCore, connection: ConnectionId, name: SchedulerName
+    ) -> None:
+        attach(self, connection, name)
+        self._take_message(self._schedulers.of(connection), CopiesDrained())
 
     patch.setattr(HostMemoryCore, "_attach_scheduler", attach_and_let_go)
+
+
+def end_of_quarantine_with_any_scheduler(patch: pytest.MonkeyPatch) -> None:
+    def let_go(self: Quarantine, holder: Holder) -> None:
+        names = [other for other in self._held if isinstance(other, str)]
+        for other in names if isinstance(holder, str) else [holder]:
+            let_go_of_one(self, other)
+
+    let_go_of_one = Quarantine.let_go
+    patch.setattr(Quarantine, "let_go", let_go)
+
+
+def lost_scheduler_ends_leases_of_another(patch: pytest.MonkeyPatch) -> None:
+    def lose(self: HostMemoryCore, side: SchedulerSide) -> None:
+        for other in self._schedulers.attached:
+            if other is not side:
+                self._index.unpin(other.leases.detach_all())
+        lose_one(self, side)
+
+    lose_one = HostMemoryCore._lose_scheduler
+    patch.setattr(HostMemoryCore, "_lose_scheduler", lose)
+
+
+def report_to_who_asked_last(patch: pytest.MonkeyPatch) -> None:
+    last: list[ConnectionId] = []
+
+    def start(self: HostLookups, connection: ConnectionId, message: Lookup, now_s: float) -> None:
+        last[:] = [connection]
+        start_rightly(self, connection, message, now_s)
+
+    def take_reports(self: HostLookups, now_s: float) -> list[tuple[ConnectionId, LookupProgress]]:
+        return [(last[0], report) for _, report in take_rightly(self, now_s)]
+
+    start_rightly, take_rightly = HostLookups.start, HostLookups.take_reports
+    patch.setattr(HostLookups, "start", start)
+    patch.setattr(HostLookups, "take_reports", take_reports)
 
 
 def no_generation_check(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +157,7 @@ def overdue_pages_used_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_to_whatever_link_is_there(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HostScript, "is_open", lambda self, connection: self.scheduler is not None)
+    patch.setattr(HostScript, "end_of", lambda self, connection: self.end)
 
 
 def _accept_stale(patch: pytest.MonkeyPatch, accepts: Callable[[HostEvent], bool]) -> None:
@@ -195,6 +241,9 @@ MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (no_quarantine, HostWorld),
     (end_of_quarantine_with_the_first_process, HostWorld),
     (early_end_of_quarantine, HostWorld),
+    (end_of_quarantine_with_any_scheduler, HostWorld),
+    (lost_scheduler_ends_leases_of_another, HostWorld),
+    (report_to_who_asked_last, HostWorld),
     (no_generation_check, HostWorld),
     (early_lease_end, HostWorld),
     (overdue_pages_used_again, HostWorld),

@@ -131,14 +131,14 @@ def test_writes_go_on_while_reads_are_slow() -> None:
 def test_slow_storage_that_nobody_asks_is_asked_how_slow_it_is() -> None:
     host = with_storage()
     assert fetch(host, "slow-", exists_s=0.75, read_s=0.75)
-    assert host.knows_answer_s == 1.0
+    assert host.end.knows_answer_s == 1.0
     for kind in (AskExists, ReadObjects):
         due_s = host.core.next_deadline_s()
         assert due_s is not None
         pass_time(host, due_s - host.now_s)
         assert [type(order) for order in host.orders] == [kind]
         host.answer()
-    assert host.knows_answer_s == 0.0, "one fast answer shows that it has recovered"
+    assert host.end.knows_answer_s == 0.0, "one fast answer shows that it has recovered"
     pass_time(host, 100 * STORAGE.recheck_interval_s)
     assert not host.orders
 

@@ -78,7 +78,7 @@ def test_lookup_reaches_the_best_end_whose_pages_can_all_be_read(
     assert _best_end(rule, here, "3") == _best_end(rule, tiers, "123")
 
     full = [each for each, reach in zip(tiers, rule.reaches, strict=True) if reach is None]
-    known = host.progress["r"][-1].num_full_pages
+    known = host.end.progress["r"][-1].num_full_pages
     assert _reach(full, "123") <= known <= _reach(full, "123b")
 
     hoped = {end for end in range(length + 1) if _can_end(rule, tiers, end, "123b")}

@@ -129,7 +129,7 @@ def test_only_what_a_request_will_lease_stays_pinned() -> None:
     assert host.stat("pages_staged") == 8 + 2
     host.lease(1, range(8), 0, 6)
     assert host.stat("pages_staged") == 0
-    assert [len(run) for run in host.leased[1].host_page_ids] == [8, 2]
+    assert [len(run) for run in host.end.leased[1].host_page_ids] == [8, 2]
     host.release(1)
 
 

@@ -1,0 +1,150 @@
+"""The Schedulers that use one HostMemory, each over a connection of its own."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from raydix.errors import AccountingError
+from raydix.ids import ConnectionId, HostPageId, SchedulerName
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.pages import HostPageState
+from raydix.runtime.cache.host.scheduler_side import SchedulerSide
+from raydix.runtime.messages.host import PagesGranted
+
+
+class Schedulers:
+    """Owns: which Schedulers are attached, and whether pages may be handed out at all.
+
+    A Scheduler is known by its name, so one that connects again is told from another one. Copies
+    that it ordered over an earlier connection may still be in flight until it says that they are
+    drained. On a new arena a Scheduler that has never been there has none. Of an arena that was
+    taken back nobody knows who may still copy into which page, so nobody gets a page before all
+    Schedulers that may attach have said so.
+    """
+
+    def __init__(
+        self,
+        index: HostIndex,
+        fair_share: Sequence[int],
+        piece_pages: int,
+        counters: Counter[str],
+        *,
+        num_awaited: int,
+    ) -> None:
+        """Start with nobody attached. `num_awaited`: how many may have used the arena before.
+
+        `fair_share`: pages per KV group, if each has as many slabs.
+        """
+        self._index = index
+        self._fair_share = fair_share
+        self._piece_pages = piece_pages
+        self._counters = counters
+        self._num_awaited = num_awaited
+        self._sides: dict[ConnectionId, SchedulerSide] = {}
+        self._known: set[SchedulerName] = set()
+        """Schedulers that have attached at any time."""
+        self._drained: set[SchedulerName] = set()
+        """Schedulers that have said at any time that their copies are drained."""
+
+    @property
+    def attached(self) -> Collection[SchedulerSide]:
+        """The sides of those that are attached, in the order in which they came."""
+        return self._sides.values()
+
+    @property
+    def is_handing_out(self) -> bool:
+        """Whether no page can be touched by an order to which no connection is on record."""
+        return len(self._drained) >= self._num_awaited
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some mirror is not complete yet."""
+        return any(side.mirror.has_work for side in self.attached)
+
+    @property
+    def num_granted(self) -> int:
+        """The number of pages that are granted to any of them."""
+        return sum(side.grants.num_pages for side in self.attached)
+
+    @property
+    def num_leases(self) -> int:
+        """The number of leases of all of them."""
+        return sum(side.leases.num_leases for side in self.attached)
+
+    @property
+    def num_pins(self) -> int:
+        """The number of pins of all leases; O(leases)."""
+        return sum(side.leases.num_pins for side in self.attached)
+
+    def is_attached(self, connection: ConnectionId | None) -> bool:
+        """Whether this connection is there, and no later one has replaced it."""
+        return connection in self._sides
+
+    def of(self, connection: ConnectionId) -> SchedulerSide:
+        """The side of a connection that is there."""
+        return self._sides[connection]
+
+    def named(self, name: SchedulerName) -> SchedulerSide | None:
+        """The side of the Scheduler of this name; None if it is not attached."""
+        return next((side for side in self.attached if side.name == name), None)
+
+    def attach(self, connection: ConnectionId, name: SchedulerName) -> None:
+        """A Scheduler has connected, whose earlier connection, if any, is removed by now."""
+        side = SchedulerSide(
+            connection,
+            name,
+            index=self._index,
+            fair_share=self._fair_share,
+            piece_pages=self._piece_pages,
+            counters=self._counters,
+        )
+        if not self._num_awaited and name not in self._known:
+            side.drain()
+        self._known.add(name)
+        self._sides[connection] = side
+
+    def remove(self, side: SchedulerSide) -> None:
+        """Forget a connection that is gone; the caller takes its grants and leases."""
+        del self._sides[side.connection]
+
+    def drain(self, side: SchedulerSide) -> None:
+        """Note that no copy is in flight that a Scheduler ordered over earlier connections."""
+        side.drain()
+        self._drained.add(side.name)
+
+    def fill_up(self) -> list[tuple[SchedulerSide, PagesGranted]]:
+        """Grant what their stocks lack, first to those that have least.
+
+        All have equal shares of one stock. Whoever has more than its share, since another one has
+        come, gets nothing until it has used that up; the other one gets its share at once.
+        """
+        if not self.is_handing_out:
+            return []
+        num_sharing = len(self._sides)
+        short = [
+            side
+            for side in self._sides.values()
+            if side.is_drained and side.grants.is_short(num_sharing)
+        ]
+        short.sort(key=_num_granted)
+        return [(side, grant) for side in short for grant in side.grants.fill_up(num_sharing)]
+
+    def check(self) -> None:
+        """Prove that no page is granted twice, or while it is not FILLING, and check leases.
+
+        Raises AccountingError with the page.
+        """
+        granted: set[HostPageId] = set()
+        for side in self.attached:
+            side.leases.check()
+            for page_id in side.grants.page_ids():
+                state = self._index.state(page_id)
+                if page_id in granted or state is not HostPageState.FILLING:
+                    raise AccountingError(
+                        f"host page {page_id} is granted to {side.name} while it is {state.name}"
+                        f"{' and granted to another' if page_id in granted else ''}"
+                    )
+                granted.add(page_id)
+
+
+def _num_granted(side: SchedulerSide) -> int:
+    return side.grants.num_pages
