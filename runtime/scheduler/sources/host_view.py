@@ -122,6 +122,12 @@ class HostView:
         self._mirrors[update.group].update(ready)
         return ready, dropped
 
+    def note_commit(self, group: int, keys: bytes) -> None:
+        """Note that HostMemory is told to publish these pages of a group: they are READY to whoever
+        asks after that. If it drops any of them it says so.
+        """
+        self._mirrors[group].update([key[:MIRROR_KEY_BYTES] for key in split_keys(keys)])
+
     def stock(self, grant: PagesGranted) -> None:
         """Take granted free host pages."""
         self._stocks[grant.group].extend(

@@ -39,6 +39,17 @@ def test_a_page_that_is_evicted_while_it_is_copied_is_not_lost() -> None:
     assert driver.ready >= set(split_keys(driver.keys(PROMPT)))
 
 
+def test_a_page_is_in_l2_from_its_commit_on() -> None:
+    driver = driver_with()
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    assert driver.core.stats()["l2_known_pages"] == 0
+    driver.finish_copies()
+    # HostMemory has not said so yet: to copy it once more or count it as lost would be wrong.
+    assert driver.core.stats()["l2_known_pages"] == 4
+
+
 def backups_of_steps(driver: CoreDriver, seconds: float, num_steps: int) -> list[int]:
     """Pages that each of the next plans backs up, in steps of so many seconds."""
     backups = []
