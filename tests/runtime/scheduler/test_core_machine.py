@@ -213,7 +213,7 @@ class CoreMachine(RuleBasedStateMachine):
         if lane not in self.lost:
             self.num_losses += 1
             self.driver.lose_rank(lane)
-            self.lost.update(self.driver.core._lanes[lane].group.lanes)
+            self.lost.update(self.driver.core._lanes[lane].step_group.lanes)
             self.num_incarnations += 1
 
     @rule(lane=st.integers(0, NUM_LANES - 1))
