@@ -10,7 +10,6 @@ from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.host import (
     AbandonPages,
     CancelLookup,
-    CommitPages,
     CopiesDrained,
     LeasePages,
     Lookup,
@@ -131,11 +130,6 @@ class KvSource:
         """Queue a message to HostMemory, if it is attached."""
         if self.view.connection is not None:
             self._outbox.emit(SendHost(connection=self.view.connection, message=message))
-
-    def commit(self, message: CommitPages) -> None:
-        """Tell HostMemory to publish pages that were copied: L2 has them from now on."""
-        self.tell(message)
-        self.view.note_commit(message.group, message.keys)
 
     def tell_drained(self, pids: Iterable[int]) -> None:
         """Tell HostMemory to grant pages: no copy of these processes is of an earlier link."""

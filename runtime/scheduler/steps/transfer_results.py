@@ -124,7 +124,8 @@ class TransferResults:
         lane.counters.count(Count.BACKED_UP_PAGES, backup.num_pages)
         self._timings.observe(Timing.BACKUP, backup.age_s(now_s))
         for commit in backup.commits():
-            self._source.commit(commit)
+            self._source.tell(commit)
+            self._source.view.note_commit(commit.group, commit.keys)
 
 
 def _note_copied(lane: Lane, done: TransfersDone) -> None:
