@@ -77,6 +77,7 @@ def test_the_guide_has_recipes() -> None:
     assert [recipe.title for recipe in RECIPES] == [
         "An eviction policy",
         "A scheduling policy",
+        "A state of a request",
         "An L3 backend",
         "A model family",
         "A checkpoint format",
