@@ -176,19 +176,22 @@ def test_rows_that_a_rule_does_not_concern_keep_their_logits(rule: LogitRule[Any
     columns = rule.columns(block)
     assert columns is not None
     logits = falling_logits(3)
-    tokens = BlockTokens(
-        tokens_XL=torch.zeros((5, 8), dtype=torch.int32),
-        slots_B=torch.tensor([4, 2, 0]),
-        num_prompt_tokens_B=torch.tensor([1, 1, 1]),
-        num_tokens_B=torch.tensor([2, 2, 2]),
-        max_tokens=2,
-    )
-
     [arrived] = PinnedCopies(torch.device("cpu")).to_device(columns)
-    changed = rule.apply(logits.clone(), arrived, tokens)
+    changed = []
+    # A rule may concern every other position alone.
+    for num_tokens in (2, 3):
+        tokens = BlockTokens(
+            tokens_XL=torch.zeros((5, 8), dtype=torch.int32),
+            slots_B=torch.tensor([4, 2, 0]),
+            num_prompt_tokens_B=torch.tensor([1, 1, 1]),
+            num_tokens_B=torch.tensor([num_tokens] * 3),
+            max_tokens=num_tokens,
+        )
+        changed.append(rule.apply(logits.clone(), arrived, tokens))
 
-    assert torch.equal(changed[[0, 2]], logits[[0, 2]])
-    assert torch.equal(changed[1], logits[1]) is (asked is None)
+    for each in changed:
+        assert torch.equal(each[[0, 2]], logits[[0, 2]])
+    assert all(torch.equal(each[1], logits[1]) for each in changed) is (asked is None)
 
 
 def test_warm_up_tries_every_rule_with_the_first_token() -> None:
