@@ -1,6 +1,8 @@
 """The garbage collector of a process that serves."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _YOUNG_OBJECTS = 10_000
 """The number of new objects that are looked at together; by default 700, which a few requests make.
@@ -16,3 +18,16 @@ def spare_long_lived_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collect what is garbage now, and nothing until the end of the block, in any thread."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

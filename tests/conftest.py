@@ -57,6 +57,9 @@ def unspared_objects() -> Iterator[None]:
         freeze=lambda: None,
         get_threshold=gc.get_threshold,
         set_threshold=gc.set_threshold,
+        isenabled=gc.isenabled,
+        disable=gc.disable,
+        enable=gc.enable,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(garbage, "gc", nothing)

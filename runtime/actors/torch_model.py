@@ -301,7 +301,6 @@ def _warm_up(
     before_bytes = torch.cuda.memory_reserved(device)
     with phase(logger, "graphs measured"):
         runner.capture_graphs()
-    torch.cuda.empty_cache()
     return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes, halving
 
 

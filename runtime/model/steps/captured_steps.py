@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from raydix.runtime.garbage import garbage_kept
 from raydix.runtime.model.staging.columns import Column
 from raydix.runtime.model.staging.pinned_copies import PinnedRing
 from raydix.runtime.model.steps.step_shapes import StepShape
@@ -70,23 +71,26 @@ class CapturedSteps:
         self._ring = PinnedRing(largest, device)
         self._graphs: dict[StepShape, tuple[list[torch.cuda.CUDAGraph], CapturedOutput]] = {}
         self._cut_graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
-        memory = torch.cuda.graph_pool_handle()
-        # Largest first: the smaller ones then fit into its memory.
-        for shape in sorted(shapes, key=lambda shape: -shape.num_tokens):
-            columns = self._inputs[: shape.layout.size]
-            columns.copy_(torch.from_numpy(padding(shape)))
-            pieces, output = _capture(
-                partial(run, columns, shape)
-                if shape.waits_by_layer
-                else _whole(run, columns, shape),
-                memory,
-            )
-            self._graphs[shape] = pieces, output
-            # Capturing computes nothing, but `cut` reads the tokens that the step leaves.
-            for piece in pieces:
-                piece.replay()
-            cut_step = partial(cut, columns, shape, output)
-            [self._cut_graphs[shape]], _ = _capture(_whole(cut_step), memory)
+        capture = _Capture()
+        # A graph that is collected meanwhile calls CUDA, which ends the capture with an error.
+        with garbage_kept():
+            # Largest first: the smaller ones then fit into its memory.
+            for shape in sorted(shapes, key=lambda shape: -shape.num_tokens):
+                columns = self._inputs[: shape.layout.size]
+                columns.copy_(torch.from_numpy(padding(shape)))
+                pieces, output = capture(
+                    partial(run, columns, shape)
+                    if shape.waits_by_layer
+                    else _whole(run, columns, shape)
+                )
+                self._graphs[shape] = pieces, output
+                # Capturing computes nothing, but `cut` reads the tokens that the step leaves.
+                for piece in pieces:
+                    piece.replay()
+                cut_step = partial(cut, columns, shape, output)
+                [self._cut_graphs[shape]], _ = capture(_whole(cut_step))
+        # What the first runs took belongs to the stream of captures, and no step can use it.
+        torch.cuda.empty_cache()
 
     def replay(
         self, columns: Column, shape: StepShape, on_layer: OnLayer | None = None
@@ -117,31 +121,38 @@ def _whole(run: Callable[..., T], *arguments: Any) -> Callable[[OnLayer], T]:
     return lambda _: run(*arguments)
 
 
-def _capture(run: Callable[[OnLayer], T], memory: Any) -> tuple[list[torch.cuda.CUDAGraph], T]:
-    """Capture what `run` enqueues, in pieces that end where it calls `on_layer`."""
-    # A first run outside of the graph compiles kernels and lets libraries allocate.
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run(lambda layer: None)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
+class _Capture:
+    """Captures what is enqueued. All graphs share their memory, and the stream of their capture."""
 
-    pieces: list[torch.cuda.CUDAGraph] = []
+    def __init__(self) -> None:
+        self._memory = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
-    def begin() -> None:
-        pieces.append(torch.cuda.CUDAGraph())
-        # Other threads of the process may use CUDA meanwhile.
-        pieces[-1].capture_begin(pool=memory, capture_error_mode="thread_local")
+    def __call__(self, run: Callable[[OnLayer], T]) -> tuple[list[torch.cuda.CUDAGraph], T]:
+        """Capture what `run` enqueues, in pieces that end where it calls `on_layer`."""
+        stream = self._stream
+        # A first run outside of the graph compiles kernels and lets libraries allocate.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(lambda layer: None)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
 
-    def next_piece(layer: int) -> None:
-        pieces[-1].capture_end()
-        begin()
+        pieces: list[torch.cuda.CUDAGraph] = []
 
-    with torch.cuda.stream(stream):
-        begin()
-        try:
-            output = run(next_piece)
-        finally:
+        def begin() -> None:
+            pieces.append(torch.cuda.CUDAGraph())
+            # Other threads of the process may use CUDA meanwhile.
+            pieces[-1].capture_begin(pool=self._memory, capture_error_mode="thread_local")
+
+        def next_piece(layer: int) -> None:
             pieces[-1].capture_end()
-    return pieces, output
+            begin()
+
+        with torch.cuda.stream(stream):
+            begin()
+            try:
+                output = run(next_piece)
+            finally:
+                pieces[-1].capture_end()
+        return pieces, output
