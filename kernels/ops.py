@@ -8,7 +8,7 @@ vocabulary. In routes R are entries.
 
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -248,14 +248,14 @@ def choose_ops(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    num_query_heads: int,
-    num_kv_heads: int,
+    head_counts: Collection[tuple[int, int]],
     expert_sizes: Sequence[int],
 ) -> ModelOps:
     """The fastest operations for a model of these shapes.
 
-    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU
-    has to do without Triton, the log says why.
+    `head_counts`: query and KV heads of its layers, which may differ. `expert_sizes`: hidden and
+    intermediate size of its experts; empty if it has none. Where a GPU has to do without Triton,
+    the log says why.
     """
     if device.type != "cuda":
         return ReferenceOps()
@@ -266,7 +266,7 @@ def choose_ops(
     # Imported here: Triton is there on machines with a GPU alone.
     from raydix.kernels.triton_ops import TritonOps
 
-    return TritonOps(device, dtype, num_query_heads=num_query_heads, num_kv_heads=num_kv_heads)
+    return TritonOps(device, dtype, head_counts=head_counts)
 
 
 def import_gpu_ops() -> None:

@@ -3,7 +3,7 @@
 Legend: as in `ops`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -60,15 +60,21 @@ class TritonOps:
     sample_cut = staticmethod(sample_cut)
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        head_counts: Collection[tuple[int, int]],
     ) -> None:
+        # Layers share the tiles of a step, so those with the largest groups bound what fits in one.
+        largest_group = max(query_heads // kv_heads for query_heads, kv_heads in head_counts)
         self.tile_tokens = tile_tokens(dtype)
         self._dtype = dtype
         self._has_small_linear = has_tensor_cores(device)
-        self._num_query_heads = num_query_heads
+        self._num_query_heads = max(query_heads for query_heads, _ in head_counts)
         self._num_sms = num_sms(device)
         self._beside = torch.cuda.Stream(device, priority=-1)
-        self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
+        self.extension_tokens = max(_EXTENSION_TILE_ROWS // largest_group, 1)
 
     def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
         """Multiply by a weight and add its bias, as `ModelOps.linear` says."""

@@ -15,9 +15,7 @@ def choose(
     found = None if installed is None else ModuleSpec("triton", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
     monkeypatch.setattr(ops, "_triton_version", lambda: installed)
-    return ops.choose_ops(
-        torch.device("cuda"), dtype, num_query_heads=32, num_kv_heads=8, expert_sizes=()
-    )
+    return ops.choose_ops(torch.device("cuda"), dtype, head_counts=[(32, 8)], expert_sizes=())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ def make_ops(device: str, dtype: torch.dtype, expert_sizes: tuple[int, ...] = ()
     return choose_ops(
         torch.device(device),
         dtype,
-        num_query_heads=QUERY_HEADS,
-        num_kv_heads=KV_HEADS,
+        head_counts=[(QUERY_HEADS, KV_HEADS)],
         expert_sizes=expert_sizes,
     )
 

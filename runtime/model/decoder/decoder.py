@@ -194,12 +194,10 @@ def make_decoder(
     among so many ranks.
     """
     share = RankShare(collectives.rank, collectives.size)
-    num_heads, num_kv_heads = _head_counts(spec)
     ops = choose_ops(
         device,
         dtype,
-        num_query_heads=len(share.heads(num_heads)),
-        num_kv_heads=len(share.kv_heads(num_kv_heads)),
+        head_counts={_head_counts(each.attention, share) for each in spec.layers},
         expert_sizes=_expert_sizes(spec, share if expert_ranks is None else RankShare()),
     )
 
@@ -218,18 +216,16 @@ def make_decoder(
     )
 
 
-def _head_counts(spec: ModelSpec) -> tuple[int, int]:
-    """Query and KV heads, of which all layers have as many: they use one choice of operations."""
-    (counts,) = {_head_counts_of(each.attention) for each in spec.layers}
-    return counts
-
-
-def _head_counts_of(attention: AttentionSpec | LatentAttentionSpec) -> tuple[int, int]:
+def _head_counts(
+    attention: AttentionSpec | LatentAttentionSpec, share: RankShare
+) -> tuple[int, int]:
+    """Query and KV heads of a layer that a rank has."""
+    num_heads = len(share.heads(attention.num_heads))
     match attention:
         case AttentionSpec():
-            return attention.num_heads, attention.num_kv_heads
+            return num_heads, len(share.kv_heads(attention.num_kv_heads))
         case LatentAttentionSpec():
-            return attention.num_heads, 1
+            return num_heads, 1
         case _:
             assert_never(attention)
 

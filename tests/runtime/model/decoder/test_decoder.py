@@ -1,5 +1,6 @@
 """Every family against transformers: logits and greedy tokens, through hand-made plans."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan, TableChanges
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.decoder.decoder import make_decoder
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import (
     LOGITS_TOLERANCE,
@@ -17,6 +19,7 @@ from tests.checkpoints import (
     num_decided_tokens,
     reference_generate,
 )
+from tests.runtime.model.spec.test_spec import ATTENTION, DENSE, MODEL
 from tests.runtime.model.steps.plan_driver import DrivenRequest, PlanDriver, Row, tokens_of
 
 NUM_TOKENS = 64
@@ -201,6 +204,17 @@ def test_tokens_and_logits_are_those_of_transformers(
         while num_checked < NUM_TOKENS:
             print(f"{name}: prompt {i} continues teacher-forced after {num_checked} tokens")
             num_checked += check_teacher_forced(driver, prompts[i], reference, num_checked)
+
+
+def test_layers_differ_in_heads_and_head_dims() -> None:
+    wide = replace(DENSE, attention=replace(ATTENTION, num_kv_heads=1, head_dim=16))
+    spec = replace(MODEL, layers=(DENSE, wide))
+
+    decoder = make_decoder(spec, device=torch.device("meta"), dtype=torch.float32)
+
+    shapes = {name: part.whole_shape for name, part in decoder.weights().items()}
+    assert [shapes[f"layers.{i}.attention.k.weight"] for i in (0, 1)] == [(16, 32), (16, 32)]
+    assert [shapes[f"layers.{i}.attention.q.weight"] for i in (0, 1)] == [(32, 32), (64, 32)]
 
 
 WINDOWED: list[tuple[Family, dict[str, Any]]] = [
