@@ -18,7 +18,8 @@ from raydix.kernels.ops import ModelOps
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
-from raydix.runtime.model.spec.spec import AttentionSpec, NormSpec
+from raydix.runtime.model.decoder.rms_norm import RmsNorm
+from raydix.runtime.model.spec.spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +42,6 @@ class AttentionBatch:
     ropes: tuple[RopeTables, ...]
     """One for each of the decoder's rotary embeddings, in their order."""
     groups: tuple[GroupBatch, ...]
-
-
-class RmsNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, with the residual connection before it."""
-
-    def __init__(
-        self, spec: NormSpec, size: int, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__()
-        self.eps = spec.eps
-        self._ops = ops
-        own_dtype = torch.float32 if spec.is_float32 else dtype
-        self.weight = nn.Parameter(
-            torch.empty(size, device=device, dtype=own_dtype), requires_grad=False
-        )
-
-    def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:
-        """Norm `x_TC`, or the sum that `residual_TC` becomes when `x_TC` is added in place."""
-        return self._ops.rms_norm(x_TC, self.weight, self.eps, residual_TC=residual_TC)
 
 
 class Attention(nn.Module):

@@ -18,11 +18,11 @@ from raydix.moe.dispatch.protocol import DispatchForm
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
-from raydix.runtime.model.decoder.attention import RmsNorm
 from raydix.runtime.model.decoder.decoder_layer import DecoderLayer
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks, ModelExperts, place_experts
 from raydix.runtime.model.decoder.in_turns import MicroBatch, run_in_turns
 from raydix.runtime.model.decoder.latent_attention import pays_to_expand
+from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.decoder.rope import RotaryEmbedding
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, kv_places
 from raydix.runtime.model.spec.rope_spec import Rope

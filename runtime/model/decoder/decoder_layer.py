@@ -16,9 +16,10 @@ from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.layer import LayerExperts
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.collectives.protocol import Collectives
-from raydix.runtime.model.decoder.attention import Attention, AttentionBatch, RmsNorm
+from raydix.runtime.model.decoder.attention import Attention, AttentionBatch
 from raydix.runtime.model.decoder.latent_attention import LatentAttention
 from raydix.runtime.model.decoder.mlp import InFlight, make_mlp
+from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.spec.kv_groups import KvPlace
 from raydix.runtime.model.spec.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
 

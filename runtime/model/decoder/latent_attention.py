@@ -22,7 +22,8 @@ from raydix.kernels.reference.kv_write import apply_rope
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
-from raydix.runtime.model.decoder.attention import AttentionBatch, GroupBatch, RmsNorm
+from raydix.runtime.model.decoder.attention import AttentionBatch, GroupBatch
+from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.spec.spec import LatentAttentionSpec, NormSpec
 
 
