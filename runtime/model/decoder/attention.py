@@ -15,10 +15,12 @@ from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.rows import AttentionRows
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.reference.kv_write import apply_rope
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
+from raydix.runtime.model.decoder.values import Values
 from raydix.runtime.model.spec.spec import AttentionSpec
 
 
@@ -71,20 +73,27 @@ class Attention(nn.Module):
         self._heads = share.heads(spec.num_heads)
         self._kv_heads = share.kv_heads(spec.num_kv_heads)
 
-        query_size, kv_size = self._row_counts()
         self.qkv = empty_weight(
-            query_size + 2 * kv_size, hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
+            sum(self._row_counts()), hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
         )
         self.output = empty_weight(
-            hidden_size, query_size, bias=spec.output_bias, device=device, dtype=dtype
+            hidden_size,
+            len(self._heads) * spec.value_dim,
+            bias=spec.output_bias,
+            device=device,
+            dtype=dtype,
         )
+        self.values: Values | None = None
+        if spec.values is not None and spec.source_layer is None:
+            self.values = Values(spec.values, spec.head_dim, ops, device=device, dtype=dtype)
 
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
         if spec.qk_norm is not None:
             norm, size = spec.qk_norm, spec.head_dim
             self.q_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
-            self.k_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
+            if spec.source_layer is None:
+                self.k_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
 
         self.sinks_Q: nn.Parameter | None = None
         if spec.has_sinks:
@@ -97,19 +106,20 @@ class Attention(nn.Module):
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
-        spec, query_size, kv_size = self.spec, *self._row_counts()
-        q, k, v = self.qkv.split((query_size, kv_size, kv_size))
-        whole_length = spec.num_heads * spec.head_dim
+        spec, row_counts = self.spec, self._row_counts()
+        q, k, v = self.qkv.split(row_counts)
+        whole_length = spec.num_heads * spec.value_dim
         weights = {
             **prefixed("output", self.output.column_parts(self._share, whole_length)),
             **prefixed("q", q.head_parts(self._heads, spec.num_heads)),
-            **prefixed("k", k.head_parts(self._kv_heads, spec.num_kv_heads)),
-            **prefixed("v", v.head_parts(self._kv_heads, spec.num_kv_heads)),
         }
+        for name, weight, size in zip("kv", (k, v), row_counts[1:], strict=True):
+            if size:
+                weights |= prefixed(name, weight.head_parts(self._kv_heads, spec.num_kv_heads))
 
-        if self.q_norm is not None and self.k_norm is not None:
-            weights["q_norm.weight"] = WeightPart(self.q_norm.weight)
-            weights["k_norm.weight"] = WeightPart(self.k_norm.weight)
+        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+            if norm is not None:
+                weights[f"{name}.weight"] = WeightPart(norm.weight)
         if self.sinks_Q is not None:
             weights["sinks"] = cut_heads(self.sinks_Q, self._heads, spec.num_heads)
         return weights
@@ -127,26 +137,52 @@ class Attention(nn.Module):
         summands. `before_cache` runs before the
         layer touches the KV pool.
         """
-        qkv_TX = self._ops.linear_summands(x_TC, self.qkv)
+        rope = batch.ropes[self.rope]
+        qkv_TX = self._project(x_TC)
         if before_cache is not None:
             before_cache()
 
-        pool_PLH2SD, layer = group.pool, self.layer_in_group
-        rope = batch.ropes[self.rope]
-        q_TQD = self._ops.rotate_and_write_kv(
-            qkv_TX, rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T
-        )
+        if self.spec.source_layer is None:
+            q_TQD = self._ops.rotate_and_write_kv(
+                qkv_TX, rope, self._norm(), group.pool, self.layer_in_group, group.slot_mapping_T
+            )
+        else:
+            q_TQD = self._rotated_queries(qkv_TX, rope)
         out_TQD = self._ops.paged_attention(
-            q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._form
+            q_TQD, group.pool, self.layer_in_group, group.block_tables_RN, batch.rows, self._form
         )
+        out_TX = out_TQD[..., : self.spec.value_dim].flatten(1)
         # Summands are for the norm that follows, and not for other ranks.
         linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
-        return linear(out_TQD.flatten(1), self.output)
+        return linear(out_TX, self.output)
 
-    def _row_counts(self) -> tuple[int, int]:
-        """Rows of the matrix of queries, and of that of keys or values."""
+    def _project(self, x_TC: Tensor) -> Tensor:
+        """Queries, keys and values as wide as these, or summands of them; or queries alone."""
+        if self.spec.source_layer is None and self.values is None:
+            return self._ops.linear_summands(x_TC, self.qkv)
+        qkv_TX = self._ops.linear(x_TC, self.qkv)
+        if self.values is None:
+            return qkv_TX
+        query_size, key_size, value_size = self._row_counts()
+        qk_TX, v_TX = qkv_TX.split((query_size + key_size, value_size), dim=1)
+        return self.values.behind(qk_TX, v_TX if value_size else qk_TX[:, query_size:])
+
+    def _rotated_queries(self, queries_TX: Tensor, rope: RopeTables) -> Tensor:
+        """Queries of a layer without keys and values of its own, normed and rotated, [T, Q, D]."""
         head_dim = self.spec.head_dim
-        return len(self._heads) * head_dim, len(self._kv_heads) * head_dim
+        if self.q_norm is not None:
+            queries_TX = self.q_norm(queries_TX.view(-1, head_dim)).view_as(queries_TX)
+        return apply_rope(queries_TX.unflatten(1, (-1, head_dim)), *rope.of_tokens())
+
+    def _row_counts(self) -> tuple[int, int, int]:
+        """Rows of the matrices of queries, keys and values, of which the last may not be there."""
+        spec, num_kv_heads = self.spec, len(self._kv_heads)
+        query_size = len(self._heads) * spec.head_dim
+        if spec.source_layer is not None:
+            return query_size, 0, 0
+        has_matrix = spec.values is None or not spec.values.are_keys
+        value_size = num_kv_heads * spec.value_dim if has_matrix else 0
+        return query_size, num_kv_heads * spec.head_dim, value_size
 
     def _norm(self) -> QkNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         self.device = device
         self.dtype = dtype
         self.embedding = self._vocabulary_weight()
-        places, ropes = kv_places(kv_groups), _distinct_ropes(spec)
+        places, ropes = kv_places(spec.layers, kv_groups), _distinct_ropes(spec)
         self.layers = nn.ModuleList(
             DecoderLayer(
                 layer,

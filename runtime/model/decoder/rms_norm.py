@@ -19,9 +19,10 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self._ops = ops
-        own_dtype = torch.float32 if spec.is_float32 else dtype
+        # A weight of ones in float32 changes nothing, whatever the dtype of what is normed.
+        own_dtype = torch.float32 if spec.is_float32 or not spec.has_weight else dtype
         self.weight = nn.Parameter(
-            torch.empty(size, device=device, dtype=own_dtype), requires_grad=False
+            torch.ones(size, device=device, dtype=own_dtype), requires_grad=False
         )
 
     def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:

@@ -34,6 +34,8 @@ def derive_kv_groups(
     """
     members: dict[tuple[int, KvGroup], list[int]] = {}
     for layer, spec in enumerate(layers):
+        if source_layer(spec) is not None:
+            continue
         section = bisect_right(split_at, layer)
         members.setdefault((section, _group_without_layers(spec.attention)), []).append(layer)
     return tuple(replace(group, layers=tuple(own)) for (_, group), own in members.items())
@@ -52,13 +54,21 @@ def make_kv_layout(
     )
 
 
-def kv_places(groups: Sequence[KvGroup]) -> dict[int, KvPlace]:
-    """The place of every layer."""
-    return {
+def kv_places(layers: Sequence[LayerSpec], groups: Sequence[KvGroup]) -> list[KvPlace]:
+    """The place of every layer: of one that reads another's keys and values, that layer's."""
+    own = {
         layer: KvPlace(group, layer_in_group)
         for group, kv_group in enumerate(groups)
         for layer_in_group, layer in enumerate(kv_group.layers)
     }
+    sources = [source_layer(layer) for layer in layers]
+    return [own[i if source is None else source] for i, source in enumerate(sources)]
+
+
+def source_layer(layer: LayerSpec) -> int | None:
+    """The layer whose keys and values this one reads; None: it has its own."""
+    attention = layer.attention
+    return attention.source_layer if isinstance(attention, AttentionSpec) else None
 
 
 def _group_without_layers(attention: AttentionSpec | LatentAttentionSpec) -> KvGroup:

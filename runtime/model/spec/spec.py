@@ -23,6 +23,22 @@ class NormSpec:
     """Do checkpoints hold the weight less one? One is added as they are read."""
     is_float32: bool = False
     """Is the product with the weight in float32, too, whatever the model's dtype?"""
+    has_weight: bool = True
+    """If not, nothing follows the division by the root mean square."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueSpec:
+    """Values that are made of more than a product with their matrix, before they are cached."""
+
+    head_dim: int
+    """At most that of keys, as which they are cached: with zeros behind."""
+    are_keys: bool = False
+    """Are they what the matrix of keys says, before norm and rotation? They have none then."""
+    norm: NormSpec | None = None
+    """The norm of each head."""
+    scale: float = 1.0
+    """Multiplies them, after all else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +61,15 @@ class AttentionSpec:
     """The bound of scores, which tanh bends towards it."""
     has_sinks: bool = False
     """Has each query head a logit of its own that takes a share of the softmax?"""
+    values: ValueSpec | None = None
+    """How values are made; None: by their matrix alone, as wide as keys."""
+    source_layer: int | None = None
+    """The earlier layer whose keys and values it reads; None: it has its own."""
+
+    @property
+    def value_dim(self) -> int:
+        """The head dim of values."""
+        return self.head_dim if self.values is None else self.values.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

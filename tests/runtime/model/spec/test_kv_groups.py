@@ -68,15 +68,26 @@ def test_a_test_may_split_layers_that_cache_alike(
 
 
 def test_every_layer_has_a_place_of_its_own() -> None:
-    places = kv_places(derive_kv_groups(LAYERS, (2,)))
+    places = kv_places(LAYERS, derive_kv_groups(LAYERS, (2,)))
 
-    assert places == {
-        0: KvPlace(0, 0),
-        1: KvPlace(0, 1),
-        2: KvPlace(1, 0),
-        3: KvPlace(1, 1),
-        4: KvPlace(1, 2),
-    }
+    assert places == [
+        KvPlace(0, 0),
+        KvPlace(0, 1),
+        KvPlace(1, 0),
+        KvPlace(1, 1),
+        KvPlace(1, 2),
+    ]
+
+
+def test_a_layer_that_reads_anothers_keys_and_values_takes_no_place_of_its_own() -> None:
+    wide = replace(DENSE, attention=replace(ATTENTION, head_dim=16))
+    reader = replace(DENSE, attention=replace(ATTENTION, source_layer=0))
+    layers = (DENSE, wide, DENSE, reader)
+
+    groups = derive_kv_groups(layers)
+
+    assert [group.layers for group in groups] == [(0, 2), (1,)]
+    assert kv_places(layers, groups)[3] == KvPlace(0, 0)
 
 
 def test_splitting_changes_no_bytes_of_a_token() -> None:
