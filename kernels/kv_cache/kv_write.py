@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
 """Bring the QKV projection to attention: norm, rotation, and the write into the paged cache.
 
-Legend: T tokens of the step, Q query heads, H KV heads, D head dim, X positions or tokens, P pages,
-L layers of the KV group, S slots per page. Summands are [M, T, X].
+Legend: T tokens of the step, Q query heads, H KV heads, D head dim, R dims of a head that are
+rotated, X positions or tokens, P pages, L layers of the KV group, S slots per page. Summands are
+[M, T, X].
 """
 
 import torch
@@ -49,8 +50,8 @@ def rotate_and_write_kv(
     _rotate_and_write[(num_tokens, num_heads)](
         summands,
         q_TQD,
-        rope.cos_XD,
-        rope.sin_XD,
+        rope.cos_XR,
+        rope.sin_XR,
         rope.positions_T,
         None if norm is None else norm.q_weight_D,
         None if norm is None else norm.k_weight_D,
@@ -66,6 +67,7 @@ def rotate_and_write_kv(
         BLOCK_GROUP=block_group,
         PAGE=page_size,
         DIM=head_dim,
+        ROTARY=rope.cos_XR.shape[1],
         BLOCK_HALF=block_half,
         SUMMANDS=num_summands,
         num_warps=1 if block_group * block_half * 2 <= _ONE_WARP_ELEMENTS else 4,
@@ -118,19 +120,22 @@ def _check_inputs(
 def _check_tables(
     num_tokens: int, dtype: torch.dtype, head_dim: int, rope: RopeTables, norm: QkNorm | None
 ) -> None:
-    tables = [rope.cos_XD, rope.sin_XD]
-    if any(
-        t.dtype != dtype or t.dim() != 2 or t.shape[1] != head_dim or not t.is_contiguous()
-        for t in tables
-    ):
+    tables = [rope.cos_XR, rope.sin_XR]
+    if any(t.dtype != dtype or t.dim() != 2 or not t.is_contiguous() for t in tables):
         raise ValueError(
             f"Cos and sin are {[(t.dtype, tuple(t.shape)) for t in tables]}; expected contiguous "
-            f"{dtype} [X, {head_dim}]."
+            f"{dtype} [X, R]."
+        )
+    num_rotated, of_sines = rope.cos_XR.shape[1], rope.sin_XR.shape[1]
+    if num_rotated != of_sines or num_rotated % 2 or not 0 < num_rotated <= head_dim:
+        raise ValueError(
+            f"Cos and sin rotate {num_rotated} and {of_sines} dims; expected the same even number "
+            f"of at most {head_dim}."
         )
     if rope.positions_T is None:
-        if rope.cos_XD.shape[0] != num_tokens or rope.sin_XD.shape[0] != num_tokens:
+        if rope.cos_XR.shape[0] != num_tokens or rope.sin_XR.shape[0] != num_tokens:
             raise ValueError(
-                f"Cos and sin have {rope.cos_XD.shape[0]} rows; expected one for each of the "
+                f"Cos and sin have {rope.cos_XR.shape[0]} rows; expected one for each of the "
                 f"tokens."
             )
     elif rope.positions_T.shape != (num_tokens,) or rope.positions_T.dtype not in (
@@ -174,68 +179,88 @@ def _rotate_and_write(
     BLOCK_GROUP: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     SUMMANDS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One token's KV head and its group of query heads, each head as two halves of D."""
+    """One token's KV head and its group of query heads, each head as two halves of D.
+
+    Dims that are rotated together have the same place in both; those that are not come behind.
+    """
     let_next_come(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    half: tl.constexpr = DIM // 2
-    dim = tl.arange(0, BLOCK_HALF)
-    is_dim = dim < half
+    pair = tl.arange(0, BLOCK_HALF)
+    is_pair = pair < DIM // 2
+    dims = _dims_of_pairs(pair, DIM, ROTARY)
+    first_dim, second_dim = dims
     table_row = token
     if positions_ptr is not None:
         table_row = tl.load(positions_ptr + token).to(tl.int64)
-    cos = tl.load(cos_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(sin_ptr + table_row * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
+    # What is not rotated is turned by an angle of zero.
+    is_turned = pair < ROTARY // 2
+    table_index = table_row * ROTARY + pair
+    cos = tl.load(cos_ptr + table_index, mask=is_turned, other=1.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + table_index, mask=is_turned, other=0.0).to(tl.float32)[None, :]
 
-    q_weight = None if q_weight_ptr is None else _load_weight(q_weight_ptr, dim, DIM)
-    k_weight = None if k_weight_ptr is None else _load_weight(k_weight_ptr, dim, DIM)
+    q_weight = None if q_weight_ptr is None else _load_weight(q_weight_ptr, dims, is_pair)
+    k_weight = None if k_weight_ptr is None else _load_weight(k_weight_ptr, dims, is_pair)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     wait_for_ahead(EARLY)
     dtype = pool_ptr.dtype.element_ty
     row_ptr = qkv_ptr + token * qkv_stride
     apart = tl.num_programs(0).to(tl.int64) * qkv_stride
     member = tl.arange(0, BLOCK_GROUP)
-    q_index = (head * GROUP + member[:, None]) * DIM + dim[None, :]
-    is_q = (member < GROUP)[:, None] & is_dim[None, :]
+    q_head = (head * GROUP + member[:, None]) * DIM
+    q_first, q_second = q_head + first_dim[None, :], q_head + second_dim[None, :]
+    is_q = (member < GROUP)[:, None] & is_pair[None, :]
     # One row, so that keys take the same path as queries.
     one = tl.arange(0, 1)[:, None]
-    is_k = (one == 0) & is_dim[None, :] & (slot >= 0)
-    k_ptr = row_ptr + (QUERY_HEADS + head) * DIM + one + dim[None, :]
+    is_k = (one == 0) & is_pair[None, :] & (slot >= 0)
+    kv_first, kv_second = one + first_dim[None, :], one + second_dim[None, :]
+    k_ptr = row_ptr + (QUERY_HEADS + head) * DIM
     v_ptr = k_ptr + KV_HEADS * DIM
     # All that is read is read before anything is written, so that it is waited for once.
-    first = sum_rounded(row_ptr + q_index, apart, is_q, SUMMANDS, dtype)
-    second = sum_rounded(row_ptr + q_index + half, apart, is_q, SUMMANDS, dtype)
-    k_first = sum_rounded(k_ptr, apart, is_k, SUMMANDS, dtype)
-    k_second = sum_rounded(k_ptr + half, apart, is_k, SUMMANDS, dtype)
-    v_first = sum_rounded(v_ptr, apart, is_k, SUMMANDS, dtype)
-    v_second = sum_rounded(v_ptr + half, apart, is_k, SUMMANDS, dtype)
+    first = sum_rounded(row_ptr + q_first, apart, is_q, SUMMANDS, dtype)
+    second = sum_rounded(row_ptr + q_second, apart, is_q, SUMMANDS, dtype)
+    k_first = sum_rounded(k_ptr + kv_first, apart, is_k, SUMMANDS, dtype)
+    k_second = sum_rounded(k_ptr + kv_second, apart, is_k, SUMMANDS, dtype)
+    v_first = sum_rounded(v_ptr + kv_first, apart, is_k, SUMMANDS, dtype)
+    v_second = sum_rounded(v_ptr + kv_second, apart, is_k, SUMMANDS, dtype)
 
     first, second = _norm_and_rotate(first, second, q_weight, cos, sin, eps, dtype, DIM)
     k_first, k_second = _norm_and_rotate(k_first, k_second, k_weight, cos, sin, eps, dtype, DIM)
-    q_ptr = q_out_ptr + token * (QUERY_HEADS * DIM) + q_index
-    tl.store(q_ptr, first, mask=is_q)
-    tl.store(q_ptr + half, second, mask=is_q)
+    q_ptr = q_out_ptr + token * (QUERY_HEADS * DIM)
+    tl.store(q_ptr + q_first, first, mask=is_q)
+    tl.store(q_ptr + q_second, second, mask=is_q)
 
     cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset
-    cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM + one + dim[None, :]
-    tl.store(cache_ptr, k_first, mask=is_k)
-    tl.store(cache_ptr + half, k_second, mask=is_k)
+    cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM
+    tl.store(cache_ptr + kv_first, k_first, mask=is_k)
+    tl.store(cache_ptr + kv_second, k_second, mask=is_k)
     cache_ptr += PAGE * DIM
-    tl.store(cache_ptr, v_first.to(dtype), mask=is_k)
-    tl.store(cache_ptr + half, v_second.to(dtype), mask=is_k)
+    tl.store(cache_ptr + kv_first, v_first.to(dtype), mask=is_k)
+    tl.store(cache_ptr + kv_second, v_second.to(dtype), mask=is_k)
 
 
 @triton.jit
-def _load_weight(weight_ptr, dim, DIM: tl.constexpr):
-    """Load both halves of a norm's weight, for one head."""
-    half: tl.constexpr = DIM // 2
-    is_dim = dim < half
-    first = tl.load(weight_ptr + dim, mask=is_dim, other=0.0)[None, :]
-    return first, tl.load(weight_ptr + half + dim, mask=is_dim, other=0.0)[None, :]
+def _dims_of_pairs(pair, DIM: tl.constexpr, ROTARY: tl.constexpr):
+    """Both dims of each pair: ROTARY // 2 apart, and behind the first ROTARY dims the others."""
+    first, second = pair, pair + DIM // 2
+    if ROTARY < DIM:
+        is_turned = pair < ROTARY // 2
+        first = tl.where(is_turned, pair, pair + ROTARY // 2)
+        second = tl.where(is_turned, first + ROTARY // 2, second)
+    return first, second
+
+
+@triton.jit
+def _load_weight(weight_ptr, dims, is_pair):
+    """Load a norm's weight for one head, as it is divided."""
+    first_dim, second_dim = dims
+    first = tl.load(weight_ptr + first_dim, mask=is_pair, other=0.0)[None, :]
+    return first, tl.load(weight_ptr + second_dim, mask=is_pair, other=0.0)[None, :]
 
 
 @triton.jit

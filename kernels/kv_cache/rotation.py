@@ -1,6 +1,6 @@
 """What queries and keys are normed and rotated with, before keys are cached.
 
-Legend: T tokens of the step, X rows of the tables, D head dim.
+Legend: T tokens of the step, X rows of the tables, D head dim, R dims of a head that are rotated.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RopeTables:
-    """Cos and sin [X, D] in the model's dtype; the second half of D repeats the first."""
+    """Cos and sin [X, R] in the model's dtype; the second half of R repeats the first.
 
-    cos_XD: Tensor
-    sin_XD: Tensor
+    They rotate the first R dims of each head, and leave the others.
+    """
+
+    cos_XR: Tensor
+    sin_XR: Tensor
     positions_T: Tensor | None
     """The tables' row for each token, int32 or int64; None: X is T, and row i is token i's."""
 
     def of_tokens(self) -> tuple[Tensor, Tensor]:
-        """Cos and sin of each token, [T, D]."""
+        """Cos and sin of each token, [T, R]."""
         if self.positions_T is None:
-            return self.cos_XD, self.sin_XD
-        return self.cos_XD[self.positions_T], self.sin_XD[self.positions_T]
+            return self.cos_XR, self.sin_XR
+        return self.cos_XR[self.positions_T], self.sin_XR[self.positions_T]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

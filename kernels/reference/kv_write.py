@@ -1,7 +1,7 @@
 """Plain PyTorch twins of what happens to queries, keys and values before attention.
 
 Legend: T tokens of the step, X heads of queries, keys and values x D, Q query heads, H KV heads, D
-head dim, P pages, L layers of the KV group, S slots per page.
+head dim, R dims of a head that are rotated, P pages, L layers of the KV group, S slots per page.
 """
 
 import torch
@@ -11,11 +11,16 @@ from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.reference.norm import rms_norm
 
 
-def apply_rope(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate pairs (i, i + D/2) of every head; `cos_TD` and `sin_TD` repeat their first half."""
-    first_THD, second_THD = x_THD.chunk(2, dim=-1)
-    rotated_THD = torch.cat((-second_THD, first_THD), dim=-1)
-    return x_THD * cos_TD[:, None] + rotated_THD * sin_TD[:, None]
+def apply_rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
+    """Rotate pairs (i, i + R/2) of every head; `cos_TR` and `sin_TR` repeat their first half."""
+    num_rotated = cos_TR.shape[-1]
+    x_THR = x_THD[..., :num_rotated]
+    first_THX, second_THX = x_THR.chunk(2, dim=-1)
+    turned_THR = torch.cat((-second_THX, first_THX), dim=-1)
+    rotated_THR = x_THR * cos_TR[:, None] + turned_THR * sin_TR[:, None]
+    if num_rotated == x_THD.shape[-1]:
+        return rotated_THR
+    return torch.cat((rotated_THR, x_THD[..., num_rotated:]), dim=-1)
 
 
 def write_kv(
@@ -52,12 +57,11 @@ def rotate_and_write_kv(
         (qkv_TXD.shape[1] - 2 * num_heads, num_heads, num_heads), dim=1
     )
 
-    cos_TD, sin_TD = rope.of_tokens()
-
+    cos_TR, sin_TR = rope.of_tokens()
     if norm is not None:
         q_TQD, k_THD = (
             rms_norm(q_TQD, norm.q_weight_D, norm.eps),
             rms_norm(k_THD, norm.k_weight_D, norm.eps),
         )
-    write_kv(apply_rope(k_THD, cos_TD, sin_TD), v_THD, pool_PLH2SD, layer, slot_mapping_T)
-    return apply_rope(q_TQD, cos_TD, sin_TD)
+    write_kv(apply_rope(k_THD, cos_TR, sin_TR), v_THD, pool_PLH2SD, layer, slot_mapping_T)
+    return apply_rope(q_TQD, cos_TR, sin_TR)

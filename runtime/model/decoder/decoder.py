@@ -238,7 +238,7 @@ def _distinct_ropes(spec: ModelSpec) -> list[tuple[Rope, int]]:
 def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
     match attention := layer.attention:
         case AttentionSpec():
-            return attention.rope, attention.head_dim
+            return attention.rope, attention.rotary_dim or attention.head_dim
         case LatentAttentionSpec():
             return attention.rope, attention.qk_rope_head_dim
         case _:

@@ -17,25 +17,25 @@ from raydix.runtime.model.spec.rope_spec import (
 
 
 class RotaryEmbedding:
-    """Cos and sin tables for positions. D is the head dim."""
+    """Cos and sin tables for positions. R is the number of dims that are rotated."""
 
-    def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
-        inverse_frequencies, self._scale = _frequencies(rope, head_dim)
+    def __init__(self, rope: Rope, rotary_dim: int, device: torch.device) -> None:
+        inverse_frequencies, self._scale = _frequencies(rope, rotary_dim)
         self._inverse_frequencies = inverse_frequencies.to(device)
 
     def tables(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return (cos_TD, sin_TD) in `dtype`, computed in float32.
+        """Return (cos_TR, sin_TR) in `dtype`, computed in float32.
 
-        The second half of D repeats the first.
+        The second half of R repeats the first.
         """
         angles = positions_T[:, None].float() * self._inverse_frequencies
-        angles_TD = torch.cat((angles, angles), dim=-1)
-        return (angles_TD.cos() * self._scale).to(dtype), (angles_TD.sin() * self._scale).to(dtype)
+        angles_TR = torch.cat((angles, angles), dim=-1)
+        return (angles_TR.cos() * self._scale).to(dtype), (angles_TR.sin() * self._scale).to(dtype)
 
 
-def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Inverse frequencies [D/2] and the factor on cos and sin."""
-    powers = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)
+def _frequencies(rope: Rope, rotary_dim: int) -> tuple[Tensor, float]:
+    """Inverse frequencies [R/2] and the factor on cos and sin."""
+    powers = rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float) / rotary_dim)
     match rope:
         case DefaultRope():
             return 1.0 / powers, 1.0
@@ -44,7 +44,7 @@ def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
         case Llama3Rope():
             return _llama3(rope, 1.0 / powers), 1.0
         case YarnRope():
-            return _yarn(rope, powers, head_dim), _yarn_attention_factor(rope)
+            return _yarn(rope, powers, rotary_dim), _yarn_attention_factor(rope)
         case _:
             assert_never(rope)
 
@@ -62,19 +62,21 @@ def _llama3(rope: Llama3Rope, inverse: Tensor) -> Tensor:
     return torch.where(is_between, blended, scaled)
 
 
-def _yarn(rope: YarnRope, powers: Tensor, head_dim: int) -> Tensor:
+def _yarn(rope: YarnRope, powers: Tensor, rotary_dim: int) -> Tensor:
     def correction_dim(num_rotations: float) -> float:
         return (
-            head_dim * math.log(rope.original_max_positions / (num_rotations * 2 * math.pi))
+            rotary_dim * math.log(rope.original_max_positions / (num_rotations * 2 * math.pi))
         ) / (2 * math.log(rope.theta))
 
     low, high = correction_dim(rope.beta_fast), correction_dim(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     if low == high:
         high += 0.001
-    ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float) - low) / (high - low), 0, 1)
+    ramp = torch.clamp(
+        (torch.arange(rotary_dim // 2, dtype=torch.float) - low) / (high - low), 0, 1
+    )
     extrapolated = 1 - ramp
     return (1.0 / (rope.factor * powers)) * (1 - extrapolated) + (1.0 / powers) * extrapolated
 

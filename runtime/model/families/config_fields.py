@@ -10,7 +10,12 @@ from typing import Any
 
 from raydix.errors import CheckpointError
 from raydix.kernels.dense.glu_form import GeluTanhGlu, GluForm, SiluGlu
-from raydix.runtime.model.spec.rope_spec import REMEDY, Rope, longest_context, read_rope
+from raydix.runtime.model.spec.rope_spec import (
+    REMEDY,
+    longest_context,
+    read_rope,
+    rotary_part,
+)
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
     DenseMlpSpec,
@@ -77,11 +82,31 @@ def read_attention(
     qk_norm: NormSpec | None,
     layer_type: str | None = None,
 ) -> AttentionSpec:
-    """Attention over all tokens before.
+    """Attention over all tokens before, of a family that rotates whole heads.
 
     `layer_type`: that of the layers, if those of each type have their own rotary parameters.
     """
-    rope = _read_layer_rope(config, layer_type)
+    attention = read_partly_rotated_attention(
+        config, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=qk_norm, layer_type=layer_type
+    )
+    if attention.rotary_dim is not None:
+        raise CheckpointError(
+            f"partial_rotary_factor asks for {attention.rotary_dim} of {attention.head_dim} dims; "
+            f"of a {config.model_type} only models that rotate whole heads are supported."
+        )
+    return attention
+
+
+def read_partly_rotated_attention(
+    config: Any,
+    *,
+    qkv_bias: bool,
+    output_bias: bool,
+    qk_norm: NormSpec | None,
+    layer_type: str | None = None,
+) -> AttentionSpec:
+    """The same, of a family whose configs may rotate a part of each head."""
+    parameters = _rope_parameters(config, layer_type)
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_whole = isinstance(head_dim, int) and not isinstance(head_dim, bool)
@@ -96,19 +121,20 @@ def read_attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=rope,
+        rope=read_rope(parameters, config.max_position_embeddings),
         scale=head_dim**-0.5,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=qk_norm,
+        rotary_dim=rotary_part(parameters, head_dim),
     )
 
 
-def _read_layer_rope(config: Any, layer_type: str | None) -> Rope:
+def _rope_parameters(config: Any, layer_type: str | None) -> object:
     parameters = config.rope_parameters
-    if layer_type is not None:
-        parameters = parameters.get(layer_type) if isinstance(parameters, Mapping) else None
-    return read_rope(parameters, config.max_position_embeddings)
+    if layer_type is None:
+        return parameters
+    return parameters.get(layer_type) if isinstance(parameters, Mapping) else None
 
 
 def require_enough_experts(experts_per_token: int, num_experts: int) -> None:

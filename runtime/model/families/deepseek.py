@@ -137,6 +137,7 @@ def _read_spec(
 def _read_attention(config: Any, *, has_interleaved_pairs: bool) -> LatentAttentionSpec:
     rope = read_rope(config.rope_parameters, config.max_position_embeddings)
     rope_dim = config.qk_rope_head_dim
+    _require("partial_rotary_factor", config.rope_parameters.get("partial_rotary_factor", 1.0), 1.0)
     return LatentAttentionSpec(
         num_heads=config.num_attention_heads,
         q_lora_rank=config.q_lora_rank,

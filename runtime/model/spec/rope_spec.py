@@ -68,11 +68,6 @@ def read_rope(parameters: object, max_positions: int) -> Rope:
         raise CheckpointError(
             f"The rotary parameters are {parameters!r}; expected an object of them. {REMEDY}"
         )
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(
-            f"partial_rotary_factor is {parameters['partial_rotary_factor']}; only 1.0 is "
-            f"supported."
-        )
 
     theta = positive(parameters, "rope_theta")
     match parameters.get("rope_type"):
@@ -88,6 +83,20 @@ def read_rope(parameters: object, max_positions: int) -> Rope:
             raise CheckpointError(
                 f"rope_type is {other!r}; supported are 'default', 'linear', 'llama3' and 'yarn'."
             )
+
+
+def rotary_part(parameters: object, head_dim: int) -> int | None:
+    """How many dims of each head are rotated; None: all. Raises CheckpointError."""
+    factor = _rotary_factor(parameters)
+    if factor is None:
+        return None
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise CheckpointError(
+            f"partial_rotary_factor is {factor} with a head_dim of {head_dim}; expected an even "
+            f"number of dims of a head. {REMEDY}"
+        )
+    return None if rotary_dim == head_dim else rotary_dim
 
 
 def longest_context(ropes: Iterable[Rope], max_positions: int) -> int:
@@ -111,6 +120,13 @@ def positive(parameters: Mapping[str, Any], name: str) -> float:
             f"{name} of the rotary embedding is {value!r}; expected a number above 0. {REMEDY}"
         )
     return float(value)
+
+
+def _rotary_factor(parameters: object) -> float | None:
+    """The part of each head that is to be rotated; None: nothing is said of parts."""
+    if not isinstance(parameters, Mapping) or parameters.get("partial_rotary_factor") is None:
+        return None
+    return positive(parameters, "partial_rotary_factor")
 
 
 def _llama3(theta: float, parameters: Mapping[str, Any]) -> Llama3Rope:

@@ -61,6 +61,8 @@ class AttentionSpec:
     """The bound of scores, which tanh bends towards it."""
     has_sinks: bool = False
     """Has each query head a logit of its own that takes a share of the softmax?"""
+    rotary_dim: int | None = None
+    """Only the first so many dims of queries and keys are rotated; None: all."""
     values: ValueSpec | None = None
     """How values are made; None: by their matrix alone, as wide as keys."""
     source_layer: int | None = None

@@ -113,8 +113,8 @@ class InputMaker:
             )
 
         ropes = tuple(
-            RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=columns["positions_T"])
-            for cos_XD, sin_XD in self._ropes
+            RopeTables(cos_XR=cos_XR, sin_XR=sin_XR, positions_T=columns["positions_T"])
+            for cos_XR, sin_XR in self._ropes
         )
         return AttentionBatch(rows=rows, ropes=ropes, groups=tuple(groups))
 

@@ -20,21 +20,28 @@ def seed() -> None:
 
 
 class Inputs:
-    """Projections of a step, with `heads` = (query heads, KV heads, head dim), tables and slots."""
+    """Projections of a step, with `heads` = (query heads, KV heads, head dim), tables and slots.
+
+    `rotary`: how many dims of a head are rotated; None: all.
+    """
 
     def __init__(
-        self, heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+        self,
+        heads: tuple[int, int, int],
+        device: torch.device,
+        dtype: torch.dtype,
+        rotary: int | None = None,
     ) -> None:
         self.heads = heads
         num_query_heads, num_heads, head_dim = heads
         width = (num_query_heads + 2 * num_heads) * head_dim
         self.qkv = torch.randn(TOKENS, width).to(device, dtype)
 
-        half = 10 * torch.randn(TOKENS, head_dim // 2)
+        half = 10 * torch.randn(TOKENS, (rotary or head_dim) // 2)
         angles = torch.cat((half, half), dim=-1)
         self.rope = RopeTables(
-            cos_XD=angles.cos().to(device, dtype),
-            sin_XD=angles.sin().to(device, dtype),
+            cos_XR=angles.cos().to(device, dtype),
+            sin_XR=angles.sin().to(device, dtype),
             positions_T=None,
         )
 
@@ -51,7 +58,7 @@ class Inputs:
         if norm is not None:
             q = rms_norm(q, norm.q_weight_D, norm.eps)
             k = rms_norm(k, norm.k_weight_D, norm.eps)
-        q, k = (reference.apply_rope(x, self.rope.cos_XD, self.rope.sin_XD) for x in (q, k))
+        q, k = (reference.apply_rope(x, self.rope.cos_XR, self.rope.sin_XR) for x in (q, k))
         pool, kept = self.pool.clone(), self.slots >= 0
         reference.write_kv(k[kept], v[kept], pool, LAYER, self.slots[kept])
         return q, pool
@@ -72,11 +79,28 @@ def test_queries_are_rotated_and_keys_and_values_reach_their_slots(
     assert torch.equal(inputs.pool, expected_pool)
 
 
-@pytest.mark.parametrize("heads", [(32, 4, 128), (6, 2, 80)])
-def test_queries_and_keys_are_normed_first(
-    device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
+@pytest.mark.parametrize(
+    ("heads", "rotary"), [((8, 2, 128), 64), ((6, 2, 80), 20), ((4, 4, 16), 2)]
+)
+def test_dims_past_the_rotated_ones_are_left_as_they_are(
+    device: torch.device, heads: tuple[int, int, int], rotary: int, dtype: torch.dtype
 ) -> None:
-    inputs = Inputs(heads, device, dtype)
+    inputs = Inputs(heads, device, dtype, rotary)
+    expected_q, expected_pool = inputs.expected(None)
+
+    q = rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+
+    assert torch.equal(q, expected_q)
+    assert torch.equal(inputs.pool, expected_pool)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rotary"), [((32, 4, 128), None), ((6, 2, 80), None), ((8, 2, 128), 64)]
+)
+def test_queries_and_keys_are_normed_first(
+    device: torch.device, heads: tuple[int, int, int], rotary: int | None, dtype: torch.dtype
+) -> None:
+    inputs = Inputs(heads, device, dtype, rotary)
     expected_q, expected_pool = inputs.expected(inputs.norm)
 
     out_q = rotate_and_write_kv(
@@ -97,8 +121,8 @@ def test_positions_choose_rows_of_the_tables(device: torch.device) -> None:
     order = torch.tensor([3, 0, 2, 5, 1, 4], device=device)
     expected_q, expected_pool = inputs.expected(None)
     rope = RopeTables(
-        cos_XD=inputs.rope.cos_XD[order].contiguous(),
-        sin_XD=inputs.rope.sin_XD[order].contiguous(),
+        cos_XR=inputs.rope.cos_XR[order].contiguous(),
+        sin_XR=inputs.rope.sin_XR[order].contiguous(),
         positions_T=order.argsort(),
     )
 
@@ -137,8 +161,9 @@ def test_bad_inputs_are_refused() -> None:
             rotate_and_write_kv(qkv, good.rope, good.norm, pool, layer, slots)
 
     for rope, norm in [
-        (replace(good.rope, cos_XD=good.rope.cos_XD.half()), good.norm),
-        (replace(good.rope, sin_XD=good.rope.sin_XD[1:]), good.norm),
+        (replace(good.rope, cos_XR=good.rope.cos_XR.half()), good.norm),
+        (replace(good.rope, sin_XR=good.rope.sin_XR[1:]), good.norm),
+        (replace(good.rope, sin_XR=good.rope.sin_XR[:, :8].contiguous()), good.norm),
         (replace(good.rope, positions_T=good.slots[1:]), good.norm),
         (good.rope, replace(good.norm, q_weight_D=good.norm.q_weight_D[1:])),
     ]:

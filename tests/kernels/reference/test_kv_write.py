@@ -36,12 +36,21 @@ def test_rope_rotates_each_pair_by_its_angle() -> None:
     torch.testing.assert_close(rotated, pairs * torch.exp(1j * angles)[:, None])
 
 
+def test_rope_leaves_dims_past_the_tables_as_they_are() -> None:
+    x, angles = torch.randn(3, 2, 10), torch.randn(3, 3).repeat(1, 2)
+
+    out = apply_rope(x, angles.cos(), angles.sin())
+
+    assert torch.equal(out[..., :6], apply_rope(x[..., :6], angles.cos(), angles.sin()))
+    assert torch.equal(out[..., 6:], x[..., 6:])
+
+
 def test_the_fused_write_is_norm_rotation_and_write() -> None:
     qkv = torch.randn(3, 4 * HEADS * DIM)
     norm = QkNorm(q_weight_D=torch.randn(DIM), k_weight_D=torch.randn(DIM), eps=1e-6)
     rope = RopeTables(
-        cos_XD=torch.randn(9, DIM // 2).repeat(1, 2),
-        sin_XD=torch.randn(9, DIM // 2).repeat(1, 2),
+        cos_XR=torch.randn(9, DIM // 2).repeat(1, 2),
+        sin_XR=torch.randn(9, DIM // 2).repeat(1, 2),
         positions_T=torch.tensor([8, 0, 3]),
     )
     slots = torch.tensor([17, 33, 40])
@@ -50,7 +59,7 @@ def test_the_fused_write_is_norm_rotation_and_write() -> None:
     out = rotate_and_write_kv(qkv, rope, norm, pool, 1, slots)
 
     q, k, v = qkv.view(3, -1, DIM).split((2 * HEADS, HEADS, HEADS), dim=1)
-    cos, sin = rope.cos_XD[rope.positions_T], rope.sin_XD[rope.positions_T]
+    cos, sin = rope.cos_XR[rope.positions_T], rope.sin_XR[rope.positions_T]
     rotated = [
         apply_rope(rms_norm(x, weight, 1e-6), cos, sin)
         for x, weight in ((q, norm.q_weight_D), (k, norm.k_weight_D))
