@@ -12,6 +12,7 @@ from transformers import (
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -53,6 +54,7 @@ _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.GEMMA3: Gemma3TextConfig,
     Family.GEMMA3_WITH_VISION: _with_vision,
     Family.GPT_OSS: GptOssConfig,
+    Family.GLM4_MOE: Glm4MoeConfig,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -152,6 +154,18 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
             "truncate": False,
             "original_max_position_embeddings": 64,
         },
+    },
+    Family.GLM4_MOE: {
+        "head_dim": 12,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "routed_scaling_factor": 1.5,
+        "num_mtp_layers": 0,
     },
 }
 _OFFSET_NORMS = (Family.GEMMA2, Family.GEMMA3, Family.GEMMA3_WITH_VISION)

@@ -146,6 +146,12 @@ def require_enough_experts(experts_per_token: int, num_experts: int) -> None:
         )
 
 
+def require_value(name: str, found: object, expected: object) -> None:
+    """Raise CheckpointError for another value of a field than the one that is supported."""
+    if found != expected:
+        raise CheckpointError(f"{name} is {found!r}; only {expected!r} is supported.")
+
+
 def window_in_all(config: Any, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """These layers with the config's window, if it has one."""
     only = "full_attention" if config.sliding_window is None else "sliding_attention"

@@ -1,6 +1,5 @@
 """Qwen3 with experts, of which some layers may have none."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from raydix.kernels.moe.routing import SoftmaxRouting
@@ -14,15 +13,8 @@ from raydix.runtime.model.families.config_fields import (
     window_in_all,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
-from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
+from raydix.runtime.model.families.weight_names import DECODER_NAMES, EXPERT_NAMES, QK_NORM_NAMES
 from raydix.runtime.model.spec.spec import DenseMlpSpec, LayerSpec, ModelSpec, MoeMlpSpec
-
-_EXPERT_NAMES: Mapping[str, str] = {
-    "layers.{}.mlp.router": "model.layers.{}.mlp.gate",
-    "layers.{}.mlp.experts.{}.gate": "model.layers.{}.mlp.experts.{}.gate_proj",
-    "layers.{}.mlp.experts.{}.up": "model.layers.{}.mlp.experts.{}.up_proj",
-    "layers.{}.mlp.experts.{}.down": "model.layers.{}.mlp.experts.{}.down_proj",
-}
 
 
 def _read_spec(config: Any) -> ModelSpec:
@@ -59,5 +51,5 @@ QWEN3_MOE = FamilyDefinition(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     read_spec=_read_spec,
-    weight_names={**DECODER_NAMES, **QK_NORM_NAMES, **_EXPERT_NAMES},
+    weight_names={**DECODER_NAMES, **QK_NORM_NAMES, **EXPERT_NAMES},
 )

@@ -4,6 +4,7 @@ from enum import Enum
 
 from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
+from raydix.runtime.model.families.glm4_moe import GLM4_MOE
 from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mistral import MISTRAL
@@ -28,3 +29,4 @@ class Family(Enum):
     GEMMA3 = GEMMA3
     GEMMA3_WITH_VISION = GEMMA3_WITH_VISION
     GPT_OSS = GPT_OSS
+    GLM4_MOE = GLM4_MOE

@@ -28,6 +28,21 @@ QK_NORM_NAMES: Mapping[str, str] = {
     "layers.{}.attention.k_norm": "model.layers.{}.self_attn.k_norm",
 }
 
+EXPERT_NAMES: Mapping[str, str] = {
+    "layers.{}.mlp.router": "model.layers.{}.mlp.gate",
+    "layers.{}.mlp.experts.{}.gate": "model.layers.{}.mlp.experts.{}.gate_proj",
+    "layers.{}.mlp.experts.{}.up": "model.layers.{}.mlp.experts.{}.up_proj",
+    "layers.{}.mlp.experts.{}.down": "model.layers.{}.mlp.experts.{}.down_proj",
+}
+"""What Qwen and DeepSeek call routed experts, and most families after them."""
+
+SHARED_EXPERTS_NAMES: Mapping[str, str] = {
+    "layers.{}.mlp.shared.gate": "model.layers.{}.mlp.shared_experts.gate_proj",
+    "layers.{}.mlp.shared.up": "model.layers.{}.mlp.shared_experts.up_proj",
+    "layers.{}.mlp.shared.down": "model.layers.{}.mlp.shared_experts.down_proj",
+}
+"""What DeepSeek calls the experts that every token visits."""
+
 FOUR_NORM_NAMES: Mapping[str, str] = {
     "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
     "layers.{}.attention_post_norm": "model.layers.{}.post_attention_layernorm",
