@@ -22,6 +22,7 @@ from raydix.runtime.model.decoder.decoder_layer import DecoderLayer
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks, ModelExperts, place_experts
 from raydix.runtime.model.decoder.in_turns import MicroBatch, run_in_turns
 from raydix.runtime.model.decoder.latent_attention import pays_to_expand
+from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.decoder.rope import RotaryEmbedding
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, kv_places
@@ -93,13 +94,10 @@ class Decoder(nn.Module):
         Keys and values go to the pools of the batches. `on_layer(i)` is called before layer i
         reads or writes cached KV, once for each batch.
         """
-        residuals = [self._embed(batch.token_ids_T) for batch in batches]
+        streams = [ResidualStream(self._embed(batch.token_ids_T)) for batch in batches]
         layers = cast("list[DecoderLayer]", list(self.layers))
-        outputs = run_in_turns(layers, batches, residuals, on_layer)
-        return [
-            self.norm(x_TC, residual_TC)
-            for x_TC, residual_TC in zip(outputs, residuals, strict=True)
-        ]
+        run_in_turns(layers, batches, streams, on_layer)
+        return [stream.normed(self.norm) for stream in streams]
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has, by name.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.weights.rank_share import RankShare
@@ -19,6 +19,7 @@ from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.attention import Attention, AttentionBatch
 from raydix.runtime.model.decoder.latent_attention import LatentAttention
 from raydix.runtime.model.decoder.mlp import InFlight, make_mlp
+from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.spec.kv_groups import KvPlace
 from raydix.runtime.model.spec.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
@@ -29,6 +30,7 @@ class LayerInFlight:
     """A batch between the stages of a layer, each of which is called once."""
 
     mlp: InFlight
+    stream: ResidualStream
     collectives: Collectives
     post_norm: RmsNorm | None
 
@@ -36,10 +38,10 @@ class LayerInFlight:
         """Compute what other ranks have sent here, and start sending it back."""
         self.mlp.run_experts()
 
-    def finish(self) -> Tensor:
-        """The feed-forward's output [T, C], which the next norm is to add to the residual."""
+    def finish(self) -> None:
+        """Add what the feed-forward says to the stream."""
         out_TC = self.collectives.sum(self.mlp.finish())
-        return out_TC if self.post_norm is None else self.post_norm(out_TC)
+        self.stream.add(out_TC if self.post_norm is None else self.post_norm(out_TC))
 
 
 class DecoderLayer(nn.Module):
@@ -91,30 +93,24 @@ class DecoderLayer(nn.Module):
 
     def start(
         self,
-        x_TC: Tensor | None,
-        residual_TC: Tensor,
+        stream: ResidualStream,
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
         sent: SentRows | None,
     ) -> "LayerInFlight":
-        """Attention; then rows leave for the experts.
+        """Add what attention says to the stream; then rows leave for the experts.
 
-        `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
-        in the first layer. For `before_cache` see `Attention`, for `sent` `MoeLayer`.
+        For `before_cache` see `Attention`, for `sent` `MoeLayer`.
         """
-        normed_TC = (
-            self.attention_norm(residual_TC)
-            if x_TC is None
-            else self.attention_norm(x_TC, residual_TC)
-        )
-
+        normed_TC = stream.normed(self.attention_norm)
         part_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
-        x_TC = self._collectives.sum(part_TC)
+        out_TC = self._collectives.sum(part_TC)
         if self.attention_post_norm is not None:
-            x_TC = self.attention_post_norm(x_TC)
+            out_TC = self.attention_post_norm(out_TC)
+        stream.add(out_TC)
 
-        in_flight = self.mlp.start(self.mlp_norm(x_TC, residual_TC), sent)
-        return LayerInFlight(in_flight, self._collectives, self.mlp_post_norm)
+        in_flight = self.mlp.start(stream.normed(self.mlp_norm), sent)
+        return LayerInFlight(in_flight, stream, self._collectives, self.mlp_post_norm)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""

@@ -6,7 +6,7 @@ their experts. What ends a layer is done right before the next one starts:
     compute        finish A, start A | finish B, start B | experts A         | experts B
     on their way   B, from experts   | A, to experts     | B, to experts     | A, from experts
 
-Legend: T tokens of a batch, C hidden.
+Legend: T tokens of a batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.decoder.attention import AttentionBatch
+from raydix.runtime.model.decoder.residual_stream import ResidualStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,8 +38,8 @@ class LayerStages(Protocol):
     def run_experts(self) -> None:
         """Compute what other ranks have sent here, and start sending it back."""
 
-    def finish(self) -> Tensor:
-        """The feed-forward's output [T, C], which the next norm is to add to the residual."""
+    def finish(self) -> None:
+        """Add what the feed-forward says to the stream."""
 
 
 class Layer(Protocol):
@@ -46,8 +47,7 @@ class Layer(Protocol):
 
     def start(
         self,
-        x_TC: Tensor | None,
-        residual_TC: Tensor,
+        stream: ResidualStream,
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
         sent: SentRows | None,
@@ -58,50 +58,46 @@ class Layer(Protocol):
 def run_in_turns(
     layers: Sequence[Layer],
     batches: Sequence[MicroBatch],
-    residuals: Sequence[Tensor],
+    streams: Sequence[ResidualStream],
     on_layer: Callable[[int], None] | None,
-) -> list[Tensor]:
-    """What the last layer returns for each batch; each residual is added to in place.
+) -> None:
+    """Add to the stream of each batch what all layers say.
 
     Attention of the first batch precedes that of the second in every layer, so that the second may
     read keys and values that the first has written. For `on_layer` see `Decoder`.
     """
-    travellers = [
-        _Traveller(batch, residual_TC)
-        for batch, residual_TC in zip(batches, residuals, strict=True)
-    ]
+    travellers = [_Traveller(batch, stream) for batch, stream in zip(batches, streams, strict=True)]
     for index, layer in enumerate(layers):
         before_cache = None if on_layer is None else partial(on_layer, index)
         for each in travellers:
             each.start(layer, before_cache)
         for each in travellers:
             each.run_experts()
-    return [each.finish() for each in travellers]
+    for each in travellers:
+        each.finish()
 
 
 class _Traveller:
-    """Owns: where one batch is. What a layer leaves is there once, and is taken once."""
+    """Owns: in which layer one batch is."""
 
-    def __init__(self, batch: MicroBatch, residual_TC: Tensor) -> None:
+    def __init__(self, batch: MicroBatch, stream: ResidualStream) -> None:
         self._batch = batch
-        self._residual_TC = residual_TC
+        self._stream = stream
         self._in_flight: LayerStages | None = None
 
     def start(self, layer: Layer, before_cache: Callable[[], None] | None) -> None:
         """Finish the layer before, if there was one, and start this one."""
-        x_TC = None if self._in_flight is None else self.finish()
-        assert self._in_flight is None, "a batch is in one layer at a time"
+        if self._in_flight is not None:
+            self.finish()
         batch = self._batch
-        self._in_flight = layer.start(
-            x_TC, self._residual_TC, batch.attention, before_cache, batch.sent
-        )
+        self._in_flight = layer.start(self._stream, batch.attention, before_cache, batch.sent)
 
     def run_experts(self) -> None:
         assert self._in_flight is not None, "the layer has been started"
         self._in_flight.run_experts()
 
-    def finish(self) -> Tensor:
+    def finish(self) -> None:
         """Leave the layer, with nothing of it left behind."""
         in_flight, self._in_flight = self._in_flight, None
         assert in_flight is not None, "a decoder has layers"
-        return in_flight.finish()
+        in_flight.finish()

@@ -7,11 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from raydix.kernels.ops import ReferenceOps
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.decoder.attention import AttentionBatch
 from raydix.runtime.model.decoder.in_turns import MicroBatch, run_in_turns
+from raydix.runtime.model.decoder.residual_stream import ResidualStream
+from raydix.runtime.model.decoder.rms_norm import RmsNorm
+from raydix.runtime.model.spec.spec import NormSpec
 
 NUM_LAYERS = 3
+NORM = RmsNorm(
+    NormSpec(eps=1e-6), 1, ReferenceOps(), device=torch.device("cpu"), dtype=torch.float32
+)
 
 
 class Recorder:
@@ -34,8 +41,7 @@ class FakeLayer:
 
     def start(
         self,
-        x_TC: Tensor | None,
-        residual_TC: Tensor,
+        stream: ResidualStream,
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
         sent: SentRows | None,
@@ -43,16 +49,14 @@ class FakeLayer:
         name = cast(str, batch)
         if before_cache is not None:
             before_cache()
-        assert (x_TC is None) == (self._index == 0)
-        if x_TC is not None:
-            residual_TC += x_TC
-        return FakeStages(self._recorder, f"{name}{self._index}")
+        return FakeStages(self._recorder, f"{name}{self._index}", stream)
 
 
 class FakeStages:
-    def __init__(self, recorder: Recorder, name: str) -> None:
+    def __init__(self, recorder: Recorder, name: str, stream: ResidualStream) -> None:
         self._recorder = recorder
         self._name = name
+        self._stream = stream
         self._left = ["finish", "run_experts"]
         self._record("start")
         recorder.open.append(name)
@@ -62,11 +66,12 @@ class FakeStages:
         assert self._left.pop() == "run_experts"
         self._record("experts")
 
-    def finish(self) -> Tensor:
+    def finish(self) -> None:
         assert self._left.pop() == "finish"
         self._record("finish")
         assert self._recorder.open.pop(0) == self._name, "exchanges end as they began"
-        return torch.ones(1, 1)
+        self._stream.add(torch.ones(1, 1))
+        self._stream.normed(NORM)
 
     def _record(self, stage: str) -> None:
         self._recorder.events.append(f"{stage} {self._name}")
@@ -74,15 +79,16 @@ class FakeStages:
 
 def run_batches(
     recorder: Recorder, names: str, on_layer: Callable[[int], None] | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """What the layers leave of each batch, and the residuals."""
+) -> list[Tensor]:
+    """What the streams of batches have added up."""
     batches = [
         MicroBatch(token_ids_T=torch.zeros(1), attention=cast(AttentionBatch, name), sent=None)
         for name in names
     ]
-    residuals = [torch.zeros(1, 1) for _ in names]
+    sums = [torch.zeros(1, 1) for _ in names]
     layers = [recorder.layer(index) for index in range(NUM_LAYERS)]
-    return run_in_turns(layers, batches, residuals, on_layer), residuals
+    run_in_turns(layers, batches, [ResidualStream(sum_TC) for sum_TC in sums], on_layer)
+    return sums
 
 
 def test_one_computes_between_any_two_stages_of_the_other() -> None:
@@ -109,13 +115,12 @@ def test_one_computes_between_any_two_stages_of_the_other() -> None:
 def test_nothing_is_left_open_and_never_more_than_one_exchange_of_a_batch(names: str) -> None:
     recorder = Recorder()
 
-    outputs, residuals = run_batches(recorder, names)
+    sums = run_batches(recorder, names)
 
     assert not recorder.open
     assert recorder.most_open == len(names)
     assert len(recorder.events) == len(set(recorder.events)) == 3 * NUM_LAYERS * len(names)
-    assert [int(x) for x in outputs] == [1] * len(names)
-    assert [int(residual) for residual in residuals] == [NUM_LAYERS - 1] * len(names)
+    assert [int(sum_TC) for sum_TC in sums] == [NUM_LAYERS] * len(names)
 
 
 def test_both_halves_wait_for_what_a_layer_loads() -> None:

@@ -1,0 +1,30 @@
+"""What goes from layer to layer.
+
+Legend: T tokens of a batch, C hidden.
+"""
+
+from torch import Tensor
+
+from raydix.runtime.model.decoder.rms_norm import RmsNorm
+
+
+class ResidualStream:
+    """Owns: the sum of a batch's embeddings and of what layers have said so far, [T, C].
+
+    What a part of a layer says is added, in place, by the norm that follows: one kernel does both.
+    """
+
+    def __init__(self, embedded_TC: Tensor) -> None:
+        self._sum_TC = embedded_TC
+        self._said: Tensor | None = None
+        """What is still to be added, [T, C], or summands of it."""
+
+    def add(self, said: Tensor) -> None:
+        """Add what a part of a layer says, [T, C], or summands as of `ModelOps.linear_summands`."""
+        assert self._said is None, "a norm follows each part of a layer"
+        self._said = said
+
+    def normed(self, norm: RmsNorm) -> Tensor:
+        """The sum as a norm leaves it, [T, C]."""
+        said, self._said = self._said, None
+        return norm(self._sum_TC) if said is None else norm(said, self._sum_TC)
