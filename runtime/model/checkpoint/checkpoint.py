@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,11 @@ from raydix.runtime.model.checkpoint.checkpoint_config import (
     read_checkpoint_config,
 )
 from raydix.runtime.model.checkpoint.expert_names import is_of_experts
+from raydix.runtime.model.checkpoint.left_aside import (
+    describe_left_aside,
+    is_past_last,
+    purpose_left_aside,
+)
 from raydix.runtime.model.checkpoint.shard_reader import ReadTensor, empty_like_stored, read_tensors
 from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor
 from raydix.runtime.model.checkpoint.weight_files import (
@@ -34,7 +38,7 @@ from raydix.runtime.model.decoder.decoder import Decoder, make_decoder
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.stored_experts import StoredExperts, open_stored_experts
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.families.weight_names import checkpoint_name
+from raydix.runtime.model.families.weight_names import checkpoint_name, own_name
 from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec.spec import ModelSpec
@@ -56,8 +60,8 @@ class LoadedModel:
     weight_fingerprint: bytes
     """32 bytes over the weights, in whatever files and shards they are.
 
-    They cover name, shape, dtype and content of every tensor of the checkpoint, whole; of random
-    weights, what they are drawn from.
+    They cover name, shape, dtype and content of every tensor that the language model may need,
+    whole; of random weights, what they are drawn from.
     """
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
@@ -156,7 +160,7 @@ def load_weights(
     Returns the weight fingerprint, of the tensors that are wanted.
     """
     described: dict[str, _Description] = {}
-    listed = [each for each in list_weights(folder) if is_wanted(each.name)]
+    listed = _listed(folder, config, is_wanted)
     read = _describe(_telling_progress(listed, decoder.device), described)
     unused = _fill_all(decoder, config, folder, read, is_wanted)
     if unused:
@@ -177,9 +181,22 @@ def check_weights(folder: str | Path, config: CheckpointConfig) -> None:
     Headers alone are read: tensors of the same shapes, without bytes, go where those would.
     """
     decoder = make_decoder(config.spec, device=torch.device("meta"), dtype=torch.float32)
-    listed = list_weights(Path(folder))
+    listed = _listed(Path(folder), config, _is_any)
     tensors = ((each.name, empty_like_stored(each)) for each in listed)
     _fill_all(decoder, config, Path(folder), tensors, _is_any)
+
+
+def _listed(
+    folder: Path, config: CheckpointConfig, is_wanted: Callable[[str], bool]
+) -> list[StoredTensor]:
+    """The wanted tensors that the language model may need. The log says what others are for."""
+    family, num_layers = config.family.value, config.spec.num_layers
+    wanted = [each for each in list_weights(folder) if is_wanted(each.name)]
+    purposes = [purpose_left_aside(each.name, family, num_layers) for each in wanted]
+    left_aside = [each for each in purposes if each is not None]
+    if left_aside:
+        logger.info("%s has tensors left aside: %s", folder, describe_left_aside(left_aside))
+    return [each for each, purpose in zip(wanted, purposes, strict=True) if purpose is None]
 
 
 def _fill_all(
@@ -201,15 +218,17 @@ def _fill_all(
 
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
-    for name, tensor in family.value.restore(config.weight_format.restore(tensors)):
+    restored = config.weight_format.restore(tensors)
+    own = ((own_name(name), tensor) for name, tensor in restored)
+    for name, tensor in family.value.restore(own):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)
-        elif not (name == head or _is_ignored(name, family, decoder.spec.num_layers)):
+        elif name != head:
             unexpected.append(name)
 
     # Layers that the config does not count are those of another model.
-    if missing or any(_is_past_last(each, decoder.spec.num_layers) for each in unexpected):
+    if missing or any(is_past_last(each, decoder.spec.num_layers) for each in unexpected):
         raise CheckpointError(
             f"The weights in {folder} do not fit its config.json: missing tensors: "
             f"{name_some(missing)}; unexpected: {name_some(unexpected)}. {FETCH_BOTH}"
@@ -223,13 +242,13 @@ def _has_other_head(family: Family, folder: Path) -> bool:
     transformers then unties them, too.
     """
     embedding, head = _vocabulary_names(family)
-    stored = [each for each in list_weights(folder) if each.name in (embedding, head)]
+    stored = [each for each in list_weights(folder) if own_name(each.name) in (embedding, head)]
     if len(stored) < 2:
         return False
     described: dict[str, _Description] = {}
     for _ in _describe(read_tensors(stored, torch.device("cpu")), described):
         pass
-    if described[head] == described[embedding]:
+    if len(set(described.values())) == 1:
         return False
     logger.warning(
         "tie_word_embeddings is true, but %s differs from %s in %s; they are not tied",
@@ -262,19 +281,6 @@ def _telling_progress(
     except OSError as error:
         raise CheckpointError(f"a shard cannot be read: {error}") from error
     logger.info("%s", progress.summary(time.monotonic()))
-
-
-def _is_ignored(name: str, family: Family, num_layers: int) -> bool:
-    """Whether a checkpoint may have this tensor, though the decoder has not."""
-    # Old exports carry frequencies that the config fixes.
-    if name.endswith("rotary_emb.inv_freq"):
-        return True
-    return family.value.has_prediction_layers and _is_past_last(name, num_layers)
-
-
-def _is_past_last(name: str, num_layers: int) -> bool:
-    layer = re.match(r"model\.layers\.(\d+)\.", name)
-    return layer is not None and int(layer[1]) >= num_layers
 
 
 def _describe(

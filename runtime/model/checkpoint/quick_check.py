@@ -3,6 +3,7 @@
 A start asks this before it begins with Ray. `check_weights` knows of every tensor, but takes torch.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
@@ -12,10 +13,11 @@ from raydix.errors import CheckpointError
 from raydix.runtime.config.paths import HubName
 from raydix.runtime.config.sections import ModelSection
 from raydix.runtime.model.checkpoint.checkpoint_config import read_json, require_supported
+from raydix.runtime.model.checkpoint.left_aside import purpose_left_aside
 from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor
 from raydix.runtime.model.checkpoint.weight_files import FETCH_BOTH, list_weights
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.families.weight_names import checkpoint_name
+from raydix.runtime.model.families.weight_names import checkpoint_name, own_name
 from raydix.runtime.model.formats.definition import WeightFormat
 
 
@@ -29,11 +31,17 @@ def require_checkpoint(model: ModelSection) -> None:
     folder = Path(model.path)
     family, weight_format = require_supported(folder)
     if model.load_format == "auto":
-        config = read_json(folder / "config.json")
-        weights = list_weights(folder)
+        config, section = read_json(folder / "config.json"), family.value.text_section
+        text = config if section is None else config[section]
+        # Fields that config.json leaves out have defaults, which transformers knows.
+        num_layers = text.get("num_hidden_layers") or sys.maxsize
+        weights = [
+            each
+            for each in list_weights(folder)
+            if purpose_left_aside(each.name, family.value, num_layers) is None
+        ]
         _require_dtypes(folder, weights, weight_format)
-        section = family.value.text_section
-        _require_same_model(folder, weights, config if section is None else config[section], family)
+        _require_same_model(folder, weights, text, family)
 
 
 def _require_dtypes(
@@ -53,11 +61,8 @@ def _require_dtypes(
 def _require_same_model(
     folder: Path, weights: Sequence[StoredTensor], config: Mapping[str, Any], family: Family
 ) -> None:
-    """Raise CheckpointError for weights beside the config.json of another model.
-
-    Fields that config.json leaves out have defaults, which transformers knows.
-    """
-    shapes = {each.name: each.shape for each in weights}
+    """Raise CheckpointError for weights beside the config.json of another model."""
+    shapes = {own_name(each.name): each.shape for each in weights}
     names = family.value.weight_names
 
     embedding = checkpoint_name("embedding.weight", names)

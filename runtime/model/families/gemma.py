@@ -20,7 +20,7 @@ from raydix.runtime.model.families.weight_names import (
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
-from raydix.runtime.model.formats.restoring import Tensors, add_one_to_norms
+from raydix.runtime.model.formats.restoring import add_one_to_norms
 from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
@@ -85,13 +85,6 @@ def _read_norm(config: Any) -> NormSpec:
     return replace(read_norm(config), is_offset=True, is_float32=True)
 
 
-def _restore_text_part(tensors: Tensors) -> Tensors:
-    """Pass on all tensors but those that only images need."""
-    text = ((name, tensor) for name, tensor in tensors if not name.startswith(_VISION_PARTS))
-    return add_one_to_norms(text)
-
-
-_VISION_PARTS = ("vision_tower.", "multi_modal_projector.")
 GEMMA2 = FamilyDefinition(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
@@ -106,12 +99,10 @@ GEMMA3 = FamilyDefinition(
     weight_names={**DECODER_NAMES, **FOUR_NORM_NAMES, **QK_NORM_NAMES},
     restore=add_one_to_norms,
 )
-GEMMA3_WITH_VISION = FamilyDefinition(
+GEMMA3_WITH_VISION = replace(
+    GEMMA3,
     model_type="gemma3",
     architecture="Gemma3ForConditionalGeneration",
     text_section="text_config",
-    read_spec=_read_gemma3,
-    weight_names={part: f"language_model.{name}" for part, name in GEMMA3.weight_names.items()},
-    restore=_restore_text_part,
 )
 """Its language model alone: what only images need is left in the checkpoint."""

@@ -52,8 +52,23 @@ FOUR_NORM_NAMES: Mapping[str, str] = {
 """Where a norm follows attention and feed-forward, too."""
 
 
+_TEXT_PREFIXES: Mapping[str, str] = {"model.language_model.": "model.", "language_model.": ""}
+"""What names begin with where the language model is one part of several, and what without it."""
+
+
+def own_name(stored: str) -> str:
+    """What a tensor would be called in a checkpoint of the language model alone."""
+    for prefix, own in _TEXT_PREFIXES.items():
+        if stored.startswith(prefix):
+            return own + stored.removeprefix(prefix)
+    return stored
+
+
 def checkpoint_name(weight: str, names: Mapping[str, str]) -> str:
-    """What the checkpoint calls a weight of `Decoder.weights`. KeyError if the table lacks it."""
+    """What a checkpoint of the language model alone calls a weight of `Decoder.weights`.
+
+    Raises KeyError if the table lacks it.
+    """
     part, _, kind = weight.rpartition(".")
     numbers = re.findall(r"\d+", part)
     return f"{names[re.sub(r'[0-9]+', '{}', part)].format(*numbers)}.{kind}"

@@ -178,6 +178,45 @@ def test_more_tensors_than_the_model_has_are_left_aside_with_a_warning(
     assert "model.layers.0.self_attn.k_scale" in warning
 
 
+def test_what_only_images_and_guesses_need_is_left_aside_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path / "guessing", Family.GLM4_MOE, seed=6)
+    expected = load(folder)
+    edit(
+        folder,
+        {
+            "model.layers.3.eh_proj.weight": torch.ones(4, dtype=torch.int8),
+            "mtp.fc.weight": torch.ones(4),
+            "model.visual.patch_embed.weight": torch.ones(2, dtype=torch.bool),
+        },
+    )
+
+    require_checkpoint(ModelSection(path=str(folder)))
+    check_weights(folder, read_checkpoint_config(folder))
+    with caplog.at_level("INFO"):
+        loaded = load(folder)
+
+    assert loaded.weight_fingerprint == expected.weight_fingerprint
+    assert "left aside: 2 for guesses of tokens ahead, 1 for images" in caplog.text
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_language_model_may_be_one_part_of_several(prefix: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "alone", Family.QWEN3, seed=7)
+    expected = load(folder).decoder.state_dict()
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors.pop("lm_head.weight")
+    renamed = {prefix + name.removeprefix("model."): each for name, each in tensors.items()}
+    save_file(renamed | {"lm_head.weight": head}, folder / "model.safetensors")
+
+    require_checkpoint(ModelSection(path=str(folder)))
+    found = load(folder).decoder.state_dict()
+
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
+
+
 def test_index_without_weight_map_is_refused(sharded: Path) -> None:
     (sharded / "model.safetensors.index.json").write_text("{}")
 
