@@ -12,6 +12,8 @@ from transformers import (
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
@@ -41,6 +43,22 @@ def _with_vision(**fields: Any) -> PreTrainedConfig:
     )
 
 
+def _with_towers(**fields: Any) -> PreTrainedConfig:
+    """A Gemma 4 whose language model has these fields, beside a tiny tower for images."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 4}
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    return Gemma4Config(
+        # It puts this token where an image was, and does so even if there was none.
+        text_config=Gemma4TextConfig(**{**fields, "pad_token_id": 0}).to_dict(),
+        vision_config={"model_type": "gemma4_vision", **vision, **sizes},
+        initializer_range=fields["initializer_range"],
+        tie_word_embeddings=fields["tie_word_embeddings"],
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+
+
 _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.LLAMA: LlamaConfig,
     Family.QWEN2: Qwen2Config,
@@ -53,6 +71,8 @@ _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.GEMMA2: Gemma2Config,
     Family.GEMMA3: Gemma3TextConfig,
     Family.GEMMA3_WITH_VISION: _with_vision,
+    Family.GEMMA4: Gemma4TextConfig,
+    Family.GEMMA4_WITH_TOWERS: _with_towers,
     Family.GPT_OSS: GptOssConfig,
     Family.GLM4_MOE: Glm4MoeConfig,
 }
@@ -93,6 +113,23 @@ _GEMMA3 = {
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+    },
+}
+_GEMMA4 = {
+    "head_dim": 12,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 20,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 0.25,
+        },
     },
 }
 _PER_FAMILY: dict[Family, dict[str, Any]] = {
@@ -138,6 +175,8 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
     },
     Family.GEMMA3: _GEMMA3,
     Family.GEMMA3_WITH_VISION: _GEMMA3,
+    Family.GEMMA4: _GEMMA4,
+    Family.GEMMA4_WITH_TOWERS: _GEMMA4,
     Family.GPT_OSS: {
         "head_dim": 12,
         "num_local_experts": 5,
@@ -195,6 +234,8 @@ def make_checkpoint(
                 parameter.uniform_(centre - 0.3, centre + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
+            elif name.endswith("layer_scalar"):
+                parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

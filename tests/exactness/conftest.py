@@ -27,6 +27,8 @@ _OVERRIDES = {
     Family.GEMMA2: _UNTIED,
     Family.GEMMA3: _UNTIED,
     Family.GEMMA3_WITH_VISION: _UNTIED,
+    Family.GEMMA4: _UNTIED,
+    Family.GEMMA4_WITH_TOWERS: _UNTIED,
 }
 
 

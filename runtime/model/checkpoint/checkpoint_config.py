@@ -24,6 +24,8 @@ _SIZES = (
     "num_key_value_heads",
     "max_position_embeddings",
     "head_dim",
+    "global_head_dim",
+    "num_global_key_value_heads",
     "num_experts_per_tok",
     "num_local_experts",
     "moe_intermediate_size",

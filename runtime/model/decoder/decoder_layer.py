@@ -18,6 +18,7 @@ from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.attention import Attention, AttentionBatch
 from raydix.runtime.model.decoder.latent_attention import LatentAttention
+from raydix.runtime.model.decoder.layer_end import OutputScale
 from raydix.runtime.model.decoder.mlp import InFlight, make_mlp
 from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
@@ -33,6 +34,7 @@ class LayerInFlight:
     stream: ResidualStream
     collectives: Collectives
     post_norm: RmsNorm | None
+    scale: OutputScale | None
 
     def run_experts(self) -> None:
         """Compute what other ranks have sent here, and start sending it back."""
@@ -42,6 +44,8 @@ class LayerInFlight:
         """Add what the feed-forward says to the stream."""
         out_TC = self.collectives.sum(self.mlp.finish())
         self.stream.add(out_TC if self.post_norm is None else self.post_norm(out_TC))
+        if self.scale is not None:
+            self.scale(self.stream)
 
 
 class DecoderLayer(nn.Module):
@@ -90,6 +94,7 @@ class DecoderLayer(nn.Module):
             norm = spec.post_norm
             self.attention_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
             self.mlp_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+        self.scale = OutputScale(device=device, dtype=dtype) if spec.has_output_scale else None
 
     def start(
         self,
@@ -110,7 +115,7 @@ class DecoderLayer(nn.Module):
         stream.add(out_TC)
 
         in_flight = self.mlp.start(stream.normed(self.mlp_norm), sent)
-        return LayerInFlight(in_flight, stream, self._collectives, self.mlp_post_norm)
+        return LayerInFlight(in_flight, stream, self._collectives, self.mlp_post_norm, self.scale)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -125,6 +130,7 @@ class DecoderLayer(nn.Module):
             **{f"{name}.weight": part for name, part in whole.items()},
             **prefixed("attention", self.attention.weights()),
             **prefixed("mlp", self.mlp.weights()),
+            **({} if self.scale is None else self.scale.weights()),
         }
 
 

@@ -24,6 +24,14 @@ class ResidualStream:
         assert self._said is None, "a norm follows each part of a layer"
         self._said = said
 
+    def settled(self) -> Tensor:
+        """The sum itself, with all that has been said: who changes it changes the stream.
+
+        What was said last must be no summands: a norm has to have followed it.
+        """
+        said, self._said = self._said, None
+        return self._sum_TC if said is None else self._sum_TC.add_(said)
+
     def normed(self, norm: RmsNorm) -> Tensor:
         """The sum as a norm leaves it, [T, C]."""
         said, self._said = self._said, None

@@ -10,6 +10,7 @@ from raydix.runtime.model.spec.rope_spec import (
     DefaultRope,
     LinearRope,
     Llama3Rope,
+    ProportionalRope,
     Rope,
     YarnRope,
     yarn_mscale,
@@ -41,12 +42,21 @@ def _frequencies(rope: Rope, rotary_dim: int) -> tuple[Tensor, float]:
             return 1.0 / powers, 1.0
         case LinearRope():
             return 1.0 / powers / rope.factor, 1.0
+        case ProportionalRope():
+            return _proportional(rope, 1.0 / powers), 1.0
         case Llama3Rope():
             return _llama3(rope, 1.0 / powers), 1.0
         case YarnRope():
             return _yarn(rope, powers, rotary_dim), _yarn_attention_factor(rope)
         case _:
             assert_never(rope)
+
+
+def _proportional(rope: ProportionalRope, inverse: Tensor) -> Tensor:
+    num_turned = int(rope.rotary_fraction * 2 * len(inverse) // 2)
+    turned = inverse / rope.factor
+    turned[num_turned:] = 0.0
+    return turned
 
 
 def _llama3(rope: Llama3Rope, inverse: Tensor) -> Tensor:

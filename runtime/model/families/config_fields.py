@@ -117,16 +117,17 @@ def read_partly_rotated_attention(
             f"{REMEDY}"
         )
 
+    rope = read_rope(parameters, config.max_position_embeddings)
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=read_rope(parameters, config.max_position_embeddings),
+        rope=rope,
         scale=head_dim**-0.5,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=qk_norm,
-        rotary_dim=rotary_part(parameters, head_dim),
+        rotary_dim=rotary_part(rope, parameters, head_dim),
     )
 
 

@@ -26,6 +26,18 @@ class LinearRope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalRope:
+    """The first pairs of each head turn, `rotary_fraction` of all, and the others stand still.
+
+    Pairs and frequencies are those of whole heads; all frequencies are divided by `factor`.
+    """
+
+    theta: float
+    factor: float
+    rotary_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Rope:
     """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept."""
 
@@ -51,7 +63,7 @@ class YarnRope:
     truncate: bool
 
 
-Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
+Rope = DefaultRope | LinearRope | ProportionalRope | Llama3Rope | YarnRope
 
 
 def yarn_mscale(factor: float, weight: float) -> float:
@@ -75,20 +87,26 @@ def read_rope(parameters: object, max_positions: int) -> Rope:
             return DefaultRope(theta=theta)
         case "linear":
             return LinearRope(theta=theta, factor=positive(parameters, "factor"))
+        case "proportional":
+            return _proportional(theta, parameters)
         case "llama3":
             return _llama3(theta, parameters)
         case "yarn":
             return _yarn(theta, parameters, max_positions)
         case other:
             raise CheckpointError(
-                f"rope_type is {other!r}; supported are 'default', 'linear', 'llama3' and 'yarn'."
+                f"rope_type is {other!r}; supported are 'default', 'linear', 'proportional', "
+                f"'llama3' and 'yarn'."
             )
 
 
-def rotary_part(parameters: object, head_dim: int) -> int | None:
-    """How many dims of each head are rotated; None: all. Raises CheckpointError."""
+def rotary_part(rope: Rope, parameters: object, head_dim: int) -> int | None:
+    """How many dims of each head are rotated; None: all. Raises CheckpointError.
+
+    `rope`: what `read_rope` made of the same parameters.
+    """
     factor = _rotary_factor(parameters)
-    if factor is None:
+    if factor is None or isinstance(rope, ProportionalRope):
         return None
     rotary_dim = int(head_dim * factor)
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
@@ -127,6 +145,19 @@ def _rotary_factor(parameters: object) -> float | None:
     if not isinstance(parameters, Mapping) or parameters.get("partial_rotary_factor") is None:
         return None
     return positive(parameters, "partial_rotary_factor")
+
+
+def _proportional(theta: float, parameters: Mapping[str, Any]) -> ProportionalRope:
+    fraction = _rotary_factor(parameters)
+    if fraction is not None and fraction > 1:
+        raise CheckpointError(
+            f"partial_rotary_factor is {fraction:g}; expected at most 1, all of a head. {REMEDY}"
+        )
+    return ProportionalRope(
+        theta=theta,
+        factor=1.0 if parameters.get("factor") is None else positive(parameters, "factor"),
+        rotary_fraction=1.0 if fraction is None else fraction,
+    )
 
 
 def _llama3(theta: float, parameters: Mapping[str, Any]) -> Llama3Rope:

@@ -141,6 +141,10 @@ class LayerSpec:
     """The one before attention and the one before the feed-forward."""
     post_norm: NormSpec | None = None
     """The one after attention and the one after the feed-forward, before they are added."""
+    has_output_scale: bool = False
+    """Is the residual stream multiplied by a weight of the layer's own in the end? Only a layer
+    with post norms may say so.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+GEMMA4 = {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"}
 WITH_VISION = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
 DEEPSEEK_V3 = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
 GPT_OSS = {
@@ -270,6 +271,25 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {**GEMMA3, "attn_logit_softcapping": 50.0},
         "attn_logit_softcapping is 50.0; Gemma 3 has none",
     ),
+    "attention of all to later tokens": (
+        {**GEMMA4, "use_bidirectional_attention": "all"},
+        "use_bidirectional_attention is 'all'",
+    ),
+    "more pairs than a head has": (
+        {
+            **GEMMA4,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 1e6,
+                    "partial_rotary_factor": 1.25,
+                },
+            },
+        },
+        "partial_rotary_factor is 1.25; expected at most 1",
+    ),
+    "heads of no size": ({**GEMMA4, "global_head_dim": 0}, "global_head_dim is 0; expected"),
     "no scale": ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected"),
     "language model of no size": (
         {**WITH_VISION, "text_config": {"hidden_size": 0}},

@@ -129,6 +129,20 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
         },
     ),
     ("gemma3_with_vision", Family.GEMMA3_WITH_VISION, {}),
+    ("gemma4_in_shards", Family.GEMMA4, {"tie_word_embeddings": False}),
+    (
+        "gemma4_values_of_their_own",
+        Family.GEMMA4,
+        {
+            "num_hidden_layers": 7,
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "sliding_window": 13,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 15.0,
+        },
+    ),
+    ("gemma4_with_towers", Family.GEMMA4_WITH_TOWERS, {}),
     ("gpt_oss_in_shards", Family.GPT_OSS, {}),
     (
         "gpt_oss_unbiased_attention",
@@ -222,6 +236,7 @@ WINDOWED: list[tuple[Family, dict[str, Any]]] = [
     (Family.QWEN3, {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     (Family.GEMMA2, {"sliding_window": 21}),
     (Family.GEMMA3, {"sliding_window": 19}),
+    (Family.GEMMA4, {"sliding_window": 19}),
     (Family.GPT_OSS, {"sliding_window": 19}),
 ]
 
