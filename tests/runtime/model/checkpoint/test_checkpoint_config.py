@@ -30,7 +30,11 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
-GEMMA4 = {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"}
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "hidden_size_per_layer_input": 0,
+}
 WITH_VISION = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
 DEEPSEEK_V3 = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
 GPT_OSS = {
