@@ -20,7 +20,6 @@ from raydix.runtime.model.families.weight_names import (
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
-from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
     DenseMlpSpec,
@@ -91,27 +90,16 @@ def _require_supported(config: Any) -> None:
             )
 
 
-def _restore_text_part(tensors: Tensors) -> Tensors:
-    """Pass on all tensors but those that only images and sounds need."""
-    return ((name, tensor) for name, tensor in tensors if name.startswith(_TEXT_PARTS))
-
-
-_TEXT_PARTS = ("model.language_model.", "lm_head.")
 GEMMA4 = FamilyDefinition(
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
     read_spec=_read_spec,
     weight_names={**DECODER_NAMES, **FOUR_NORM_NAMES, **QK_NORM_NAMES, **_OWN_NAMES},
 )
-GEMMA4_WITH_TOWERS = FamilyDefinition(
+GEMMA4_WITH_TOWERS = replace(
+    GEMMA4,
     model_type="gemma4",
     architecture="Gemma4ForConditionalGeneration",
     text_section="text_config",
-    read_spec=_read_spec,
-    weight_names={
-        part: name.replace("model.", "model.language_model.", 1)
-        for part, name in GEMMA4.weight_names.items()
-    },
-    restore=_restore_text_part,
 )
 """Its language model alone: what only images and sounds need is left in the checkpoint."""
