@@ -17,8 +17,10 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
+    Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -59,6 +61,12 @@ def _with_towers(**fields: Any) -> PreTrainedConfig:
     )
 
 
+def _olmo3(**fields: Any) -> PreTrainedConfig:
+    """An OLMo 3 every other layer of which has a window."""
+    types = ["sliding_attention", "full_attention"] * fields["num_hidden_layers"]
+    return Olmo3Config(**fields, layer_types=types[: fields["num_hidden_layers"]])
+
+
 _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.LLAMA: LlamaConfig,
     Family.QWEN2: Qwen2Config,
@@ -75,6 +83,8 @@ _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.GEMMA4_WITH_TOWERS: _with_towers,
     Family.GPT_OSS: GptOssConfig,
     Family.GLM4_MOE: Glm4MoeConfig,
+    Family.MINIMAX_M2: MiniMaxM2Config,
+    Family.OLMO3: _olmo3,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -205,6 +215,21 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "routed_scaling_factor": 1.5,
         "num_mtp_layers": 0,
+    },
+    Family.MINIMAX_M2: {
+        "head_dim": 12,
+        "rotary_dim": 6,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+    },
+    Family.OLMO3: {
+        "sliding_window": 20,
+        "rope_theta": 1000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+        },
     },
 }
 _OFFSET_NORMS = (Family.GEMMA2, Family.GEMMA3, Family.GEMMA3_WITH_VISION)

@@ -74,7 +74,9 @@ def _require_same_model(
         )
 
     expected_layers = config.get("num_hidden_layers")
-    norms = (checkpoint_name(f"layers.{i}.attention_norm.weight", names) for i in count())
+    has_norm_before = "layers.{}.attention_norm" in names
+    norm = "attention_norm" if has_norm_before else "attention_post_norm"
+    norms = (checkpoint_name(f"layers.{i}.{norm}.weight", names) for i in count())
     num_layers = sum(1 for _ in takewhile(shapes.__contains__, norms))
     if expected_layers is not None and num_layers < expected_layers:
         raise CheckpointError(

@@ -19,8 +19,10 @@ from raydix.kernels.reference.kv_write import apply_rope
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
+from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.decoder.values import Values
+from raydix.runtime.model.decoder.whole_qk_norm import WholeQkNorm
 from raydix.runtime.model.spec.spec import AttentionSpec
 
 
@@ -60,7 +62,7 @@ class Attention(nn.Module):
         ops: ModelOps,
         *,
         rope: int,
-        share: RankShare,
+        collectives: Collectives,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -69,6 +71,7 @@ class Attention(nn.Module):
         self.layer_in_group = layer_in_group
         self.rope = rope
         self._ops = ops
+        share = RankShare(collectives.rank, collectives.size)
         self._share = share
         self._heads = share.heads(spec.num_heads)
         self._kv_heads = share.kv_heads(spec.num_kv_heads)
@@ -95,6 +98,13 @@ class Attention(nn.Module):
             if spec.source_layer is None:
                 self.k_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
 
+        self.whole_norm: WholeQkNorm | None = None
+        if spec.whole_qk_norm is not None:
+            assert spec.source_layer is None, "keys are normed together where they are made"
+            self.whole_norm = WholeQkNorm(
+                spec, spec.whole_qk_norm, ops, collectives=collectives, device=device, dtype=dtype
+            )
+
         self.sinks_Q: nn.Parameter | None = None
         if spec.has_sinks:
             self.sinks_Q = nn.Parameter(
@@ -120,6 +130,8 @@ class Attention(nn.Module):
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:
                 weights[f"{name}.weight"] = WeightPart(norm.weight)
+        if self.whole_norm is not None:
+            weights |= self.whole_norm.weights()
         if self.sinks_Q is not None:
             weights["sinks"] = cut_heads(self.sinks_Q, self._heads, spec.num_heads)
         return weights
@@ -158,9 +170,12 @@ class Attention(nn.Module):
 
     def _project(self, x_TC: Tensor) -> Tensor:
         """Queries, keys and values as wide as these, or summands of them; or queries alone."""
-        if self.spec.source_layer is None and self.values is None:
+        is_whole = self.whole_norm is not None or self.values is not None
+        if self.spec.source_layer is None and not is_whole:
             return self._ops.linear_summands(x_TC, self.qkv)
         qkv_TX = self._ops.linear(x_TC, self.qkv)
+        if self.whole_norm is not None:
+            qkv_TX = self.whole_norm(qkv_TX)
         if self.values is None:
             return qkv_TX
         query_size, key_size, value_size = self._row_counts()

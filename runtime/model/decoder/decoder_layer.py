@@ -23,7 +23,7 @@ from raydix.runtime.model.decoder.mlp import InFlight, make_mlp
 from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.spec.kv_groups import KvPlace
-from raydix.runtime.model.spec.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
+from raydix.runtime.model.spec.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,28 +72,29 @@ class DecoderLayer(nn.Module):
         self._collectives = collectives
         share = RankShare(collectives.rank, collectives.size)
 
-        self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
+        def make_norm(norm: NormSpec | None) -> RmsNorm | None:
+            if norm is None:
+                return None
+            return RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+
+        self.attention_norm = make_norm(spec.norm)
         self.attention = _make_attention(
             spec.attention,
             hidden_size,
             place.layer_in_group,
             ops,
             rope=rope,
-            share=share,
+            collectives=collectives,
             device=device,
             dtype=dtype,
         )
-        self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
+        self.mlp_norm = make_norm(spec.norm)
         self.mlp = make_mlp(
             spec.mlp, hidden_size, ops, share=share, experts=experts, device=device, dtype=dtype
         )
 
-        self.attention_post_norm: RmsNorm | None = None
-        self.mlp_post_norm: RmsNorm | None = None
-        if spec.post_norm is not None:
-            norm = spec.post_norm
-            self.attention_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
-            self.mlp_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+        self.attention_post_norm = make_norm(spec.post_norm)
+        self.mlp_post_norm = make_norm(spec.post_norm)
         self.scale = OutputScale(device=device, dtype=dtype) if spec.has_output_scale else None
 
     def start(
@@ -141,7 +142,7 @@ def _make_attention(
     ops: ModelOps,
     *,
     rope: int,
-    share: RankShare,
+    collectives: Collectives,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Attention | LatentAttention:
@@ -153,7 +154,7 @@ def _make_attention(
                 layer_in_group,
                 ops,
                 rope=rope,
-                share=share,
+                collectives=collectives,
                 device=device,
                 dtype=dtype,
             )
@@ -164,7 +165,7 @@ def _make_attention(
                 layer_in_group,
                 ops,
                 rope=rope,
-                share=share,
+                share=RankShare(collectives.rank, collectives.size),
                 device=device,
                 dtype=dtype,
             )

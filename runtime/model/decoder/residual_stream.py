@@ -32,7 +32,9 @@ class ResidualStream:
         said, self._said = self._said, None
         return self._sum_TC if said is None else self._sum_TC.add_(said)
 
-    def normed(self, norm: RmsNorm) -> Tensor:
-        """The sum as a norm leaves it, [T, C]."""
+    def normed(self, norm: RmsNorm | None) -> Tensor:
+        """The sum as a norm leaves it, [T, C]; without one the sum itself, to be read alone."""
+        if norm is None:
+            return self.settled()
         said, self._said = self._said, None
         return norm(self._sum_TC) if said is None else norm(said, self._sum_TC)

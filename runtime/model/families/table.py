@@ -8,8 +8,10 @@ from raydix.runtime.model.families.gemma4 import GEMMA4, GEMMA4_WITH_TOWERS
 from raydix.runtime.model.families.glm4_moe import GLM4_MOE
 from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
+from raydix.runtime.model.families.minimax_m2 import MINIMAX_M2
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
+from raydix.runtime.model.families.olmo3 import OLMO3
 from raydix.runtime.model.families.qwen2 import QWEN2
 from raydix.runtime.model.families.qwen3 import QWEN3
 from raydix.runtime.model.families.qwen3_moe import QWEN3_MOE
@@ -33,3 +35,5 @@ class Family(Enum):
     GEMMA4_WITH_TOWERS = GEMMA4_WITH_TOWERS
     GPT_OSS = GPT_OSS
     GLM4_MOE = GLM4_MOE
+    MINIMAX_M2 = MINIMAX_M2
+    OLMO3 = OLMO3

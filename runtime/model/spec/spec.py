@@ -61,6 +61,8 @@ class AttentionSpec:
     """The bound of scores, which tanh bends towards it."""
     has_sinks: bool = False
     """Has each query head a logit of its own that takes a share of the softmax?"""
+    whole_qk_norm: NormSpec | None = None
+    """Instead of `qk_norm`: that of all heads of queries as one vector, and of all keys."""
     rotary_dim: int | None = None
     """Only the first so many dims of queries and keys are rotated; None: all."""
     values: ValueSpec | None = None
@@ -137,10 +139,13 @@ class LayerSpec:
 
     attention: AttentionSpec | LatentAttentionSpec
     mlp: DenseMlpSpec | MoeMlpSpec
-    norm: NormSpec
-    """The one before attention and the one before the feed-forward."""
+    norm: NormSpec | None
+    """The one before attention and the one before the feed-forward; None: neither is there."""
     post_norm: NormSpec | None = None
-    """The one after attention and the one after the feed-forward, before they are added."""
+    """The one after attention and the one after the feed-forward, before they are added.
+
+    It is there if `norm` is not.
+    """
     has_output_scale: bool = False
     """Is the residual stream multiplied by a weight of the layer's own in the end? Only a layer
     with post norms may say so.
