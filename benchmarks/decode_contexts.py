@@ -52,7 +52,7 @@ class ContextDriver:
         read = [
             each
             for each in loaded.decoder.parameters()
-            if each is not loaded.decoder.embedding.matrix_OC
+            if each is not loaded.decoder.embedding.table.matrix_OC
         ]
         self.weight_bytes = sum(each.numel() * each.element_size() for each in read)
         self.runner = ModelRunner(

@@ -186,7 +186,22 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
     Family.GEMMA3: _GEMMA3,
     Family.GEMMA3_WITH_VISION: _GEMMA3,
     Family.GEMMA4: _GEMMA4,
-    Family.GEMMA4_WITH_TOWERS: _GEMMA4,
+    Family.GEMMA4_WITH_TOWERS: {
+        **_GEMMA4,
+        "attention_k_eq_v": False,
+        "hidden_size_per_layer_input": 10,
+        "vocab_size_per_layer_input": 199,
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+    },
     Family.GPT_OSS: {
         "head_dim": 12,
         "num_local_experts": 5,

@@ -19,9 +19,11 @@ from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.decoder_layer import DecoderLayer
+from raydix.runtime.model.decoder.embedding import Embedding
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks, ModelExperts, place_experts
 from raydix.runtime.model.decoder.in_turns import MicroBatch, run_in_turns
 from raydix.runtime.model.decoder.latent_attention import pays_to_expand
+from raydix.runtime.model.decoder.layer_inputs import InputGate, LayerInputs
 from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.decoder.rope import RotaryEmbedding
@@ -64,7 +66,19 @@ class Decoder(nn.Module):
         self._share = RankShare(collectives.rank, collectives.size)
         self.device = device
         self.dtype = dtype
-        self.embedding = self._vocabulary_weight()
+        self.embedding = Embedding(
+            spec.vocab_size,
+            spec.hidden_size,
+            spec.embedding_scale,
+            collectives,
+            device=device,
+            dtype=dtype,
+        )
+        self.layer_inputs = None
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(
+                spec.layer_inputs, spec, ops, collectives=collectives, device=device, dtype=dtype
+            )
         places, ropes = kv_places(spec.layers, kv_groups), _distinct_ropes(spec)
         self.layers = nn.ModuleList(
             DecoderLayer(
@@ -75,6 +89,7 @@ class Decoder(nn.Module):
                 rope=ropes.index(_rope_of(layer)),
                 collectives=collectives,
                 experts=None if experts is None else experts.by_layer.get(i),
+                input_gate=self._input_gate(i),
                 device=device,
                 dtype=dtype,
             )
@@ -82,7 +97,7 @@ class Decoder(nn.Module):
         )
         self.norm = RmsNorm(spec.final_norm, spec.hidden_size, ops, device=device, dtype=dtype)
         # Tied weights are one under two names.
-        self.head = self.embedding if spec.tied_embeddings else self._vocabulary_weight()
+        self.head = self.embedding.table if spec.tied_embeddings else self._head()
         self.rotaries = tuple(RotaryEmbedding(rope, size, device) for rope, size in ropes)
         """The distinct ones, in the order of their first layers."""
 
@@ -94,7 +109,7 @@ class Decoder(nn.Module):
         Keys and values go to the pools of the batches. `on_layer(i)` is called before layer i
         reads or writes cached KV, once for each batch.
         """
-        streams = [ResidualStream(self._embed(batch.token_ids_T)) for batch in batches]
+        streams = [self._embed(batch.token_ids_T) for batch in batches]
         layers = cast("list[DecoderLayer]", list(self.layers))
         run_in_turns(layers, batches, streams, on_layer)
         return [stream.normed(self.norm) for stream in streams]
@@ -106,11 +121,13 @@ class Decoder(nn.Module):
         """
         vocab_size = self.spec.vocab_size
         weights = {
-            **prefixed("embedding", self.embedding.row_parts(self._share, vocab_size)),
+            **prefixed("embedding", self.embedding.weights()),
             "norm.weight": WeightPart(self.norm.weight),
         }
         if not self.spec.tied_embeddings:
             weights |= prefixed("head", self.head.row_parts(self._share, vocab_size))
+        if self.layer_inputs is not None:
+            weights |= prefixed("layer_inputs", self.layer_inputs.weights())
 
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
@@ -150,26 +167,20 @@ class Decoder(nn.Module):
         cap = self.spec.logits_soft_cap
         return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
 
-    def _embed(self, token_ids_T: Tensor) -> Tensor:
-        embedded_TC = self.collectives.sum(self._own_rows(token_ids_T))
-        scale = self.spec.embedding_scale
-        if scale is None:
-            return embedded_TC
-        return embedded_TC.mul_(torch.tensor(scale, dtype=self.dtype).item())
+    def _embed(self, token_ids_T: Tensor) -> ResidualStream:
+        embedded_TC = self.embedding(token_ids_T)
+        if self.layer_inputs is None:
+            return ResidualStream(embedded_TC)
+        return ResidualStream(embedded_TC, self.layer_inputs(token_ids_T, embedded_TC))
 
-    def _own_rows(self, token_ids_T: Tensor) -> Tensor:
-        """The tokens' rows of the embedding; zeros where another rank has them."""
-        matrix_VC = self.embedding.matrix_OC
-        if self._share.size == 1:
-            return matrix_VC[token_ids_T]
+    def _input_gate(self, layer: int) -> InputGate | None:
+        spec = self.spec.layer_inputs
+        if spec is None:
+            return None
+        hidden_size, device, dtype = self.spec.hidden_size, self.device, self.dtype
+        return InputGate(spec, hidden_size, layer, self.ops, device=device, dtype=dtype)
 
-        num_rows = matrix_VC.shape[0]
-        own_T = token_ids_T - self._share.rank * num_rows
-        is_elsewhere_T = (own_T < 0) | (own_T >= num_rows)
-        part_TC = matrix_VC[own_T.clamp(0, num_rows - 1)]
-        return part_TC.masked_fill_(is_elsewhere_T[:, None], 0)
-
-    def _vocabulary_weight(self) -> Weight:
+    def _head(self) -> Weight:
         num_rows = self._share.length(self.spec.vocab_size)
         return empty_weight(
             num_rows, self.spec.hidden_size, bias=False, device=self.device, dtype=self.dtype

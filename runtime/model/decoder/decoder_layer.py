@@ -19,6 +19,7 @@ from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.attention import Attention, AttentionBatch
 from raydix.runtime.model.decoder.latent_attention import LatentAttention
 from raydix.runtime.model.decoder.layer_end import OutputScale
+from raydix.runtime.model.decoder.layer_inputs import InputGate
 from raydix.runtime.model.decoder.mlp import InFlight, make_mlp
 from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
@@ -34,7 +35,7 @@ class LayerInFlight:
     stream: ResidualStream
     collectives: Collectives
     post_norm: RmsNorm | None
-    scale: OutputScale | None
+    endings: tuple[InputGate | OutputScale, ...]
 
     def run_experts(self) -> None:
         """Compute what other ranks have sent here, and start sending it back."""
@@ -44,8 +45,8 @@ class LayerInFlight:
         """Add what the feed-forward says to the stream."""
         out_TC = self.collectives.sum(self.mlp.finish())
         self.stream.add(out_TC if self.post_norm is None else self.post_norm(out_TC))
-        if self.scale is not None:
-            self.scale(self.stream)
+        for ending in self.endings:
+            ending(self.stream)
 
 
 class DecoderLayer(nn.Module):
@@ -64,6 +65,7 @@ class DecoderLayer(nn.Module):
         rope: int,
         collectives: Collectives,
         experts: LayerExperts | None,
+        input_gate: InputGate | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -95,7 +97,9 @@ class DecoderLayer(nn.Module):
 
         self.attention_post_norm = make_norm(spec.post_norm)
         self.mlp_post_norm = make_norm(spec.post_norm)
+        self.input_gate = input_gate
         self.scale = OutputScale(device=device, dtype=dtype) if spec.has_output_scale else None
+        self._endings = tuple(each for each in (input_gate, self.scale) if each is not None)
 
     def start(
         self,
@@ -116,7 +120,8 @@ class DecoderLayer(nn.Module):
         stream.add(out_TC)
 
         in_flight = self.mlp.start(stream.normed(self.mlp_norm), sent)
-        return LayerInFlight(in_flight, stream, self._collectives, self.mlp_post_norm, self.scale)
+        post_norm, endings = self.mlp_post_norm, self._endings
+        return LayerInFlight(in_flight, stream, self._collectives, post_norm, endings)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -131,6 +136,7 @@ class DecoderLayer(nn.Module):
             **{f"{name}.weight": part for name, part in whole.items()},
             **prefixed("attention", self.attention.weights()),
             **prefixed("mlp", self.mlp.weights()),
+            **({} if self.input_gate is None else prefixed("input", self.input_gate.weights())),
             **({} if self.scale is None else self.scale.weights()),
         }
 

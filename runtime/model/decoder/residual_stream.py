@@ -1,6 +1,6 @@
 """What goes from layer to layer.
 
-Legend: T tokens of a batch, C hidden.
+Legend: T tokens of a batch, C hidden, L layers, I dims that each layer is told.
 """
 
 from torch import Tensor
@@ -12,10 +12,12 @@ class ResidualStream:
     """Owns: the sum of a batch's embeddings and of what layers have said so far, [T, C].
 
     What a part of a layer says is added, in place, by the norm that follows: one kernel does both.
+    `inputs_TLI`: what layers are told of each token besides, if they are.
     """
 
-    def __init__(self, embedded_TC: Tensor) -> None:
+    def __init__(self, embedded_TC: Tensor, inputs_TLI: Tensor | None = None) -> None:
         self._sum_TC = embedded_TC
+        self._inputs_TLI = inputs_TLI
         self._said: Tensor | None = None
         """What is still to be added, [T, C], or summands of it."""
 
@@ -23,6 +25,11 @@ class ResidualStream:
         """Add what a part of a layer says, [T, C], or summands as of `ModelOps.linear_summands`."""
         assert self._said is None, "a norm follows each part of a layer"
         self._said = said
+
+    def layer_input(self, layer: int) -> Tensor:
+        """What a layer is told of each token, [T, I]."""
+        assert self._inputs_TLI is not None, "layers of this model are told nothing"
+        return self._inputs_TLI[:, layer]
 
     def settled(self) -> Tensor:
         """The sum itself, with all that has been said: who changes it changes the stream.

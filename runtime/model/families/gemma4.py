@@ -20,48 +20,94 @@ from raydix.runtime.model.families.weight_names import (
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
+from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
     DenseMlpSpec,
+    LayerInputSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
     ValueSpec,
 )
 
-_OWN_NAMES: Mapping[str, str] = {"layers.{}": "model.layers.{}"}
+_OWN_NAMES: Mapping[str, str] = {
+    "layers.{}": "model.layers.{}",
+    "layers.{}.input.gate": "model.layers.{}.per_layer_input_gate",
+    "layers.{}.input.output": "model.layers.{}.per_layer_projection",
+    "layers.{}.input.norm": "model.layers.{}.post_per_layer_input_norm",
+    "layer_inputs.table": "model.embed_tokens_per_layer",
+    "layer_inputs.projection": "model.per_layer_model_projection",
+    "layer_inputs.norm": "model.per_layer_projection_norm",
+}
 """The layer itself has a tensor, `layer_scalar`."""
 
 
 def _read_spec(config: Any) -> ModelSpec:
     _require_supported(config)
     norm = replace(read_norm(config), is_float32=True)
-    types = read_layer_types(config)
-    mlp = DenseMlpSpec(
-        intermediate_size=config.intermediate_size,
-        bias=False,
-        glu=read_glu(config.hidden_activation),
-    )
+    sources = _read_sources(config)
     layers = [
         LayerSpec(
-            attention=_read_attention(config, layer, layer_type, norm),
-            mlp=mlp,
+            attention=replace(_read_attention(config, layer, norm), source_layer=source),
+            mlp=_read_mlp(config, has_source=source is not None),
             norm=norm,
             post_norm=norm,
             has_output_scale=True,
         )
-        for layer, layer_type in enumerate(types)
+        for layer, source in enumerate(sources)
     ]
     return replace(
         make_spec(config, window_by_type(config, layers)),
         final_norm=norm,
         embedding_scale=config.hidden_size**0.5,
         logits_soft_cap=read_soft_cap(config, "final_logit_softcapping"),
+        layer_inputs=_read_layer_inputs(config, norm),
     )
 
 
-def _read_attention(config: Any, layer: int, layer_type: str, norm: NormSpec) -> AttentionSpec:
-    bias = bool(config.attention_bias)
+def _read_sources(config: Any) -> list[int | None]:
+    """The layer whose keys and values each layer reads, the last of its type with own ones."""
+    types, num_shared = read_layer_types(config), config.num_kv_shared_layers
+    num_own = len(types) - num_shared
+    last = {layer_type: layer for layer, layer_type in enumerate(types[: max(num_own, 0)])}
+    if num_shared < 0 or set(last) != set(types):
+        raise CheckpointError(
+            f"num_kv_shared_layers is {num_shared} of {len(types)} layers; expected layers of each "
+            f"type before those, whose keys and values they share. {REMEDY}"
+        )
+    return [None] * num_own + [last[each] for each in types[num_own:]]
+
+
+def _read_mlp(config: Any, *, has_source: bool) -> DenseMlpSpec:
+    """The dense feed-forward. `has_source`: whether keys and values are those of another layer."""
+    is_double = has_source and config.use_double_wide_mlp
+    return DenseMlpSpec(
+        intermediate_size=config.intermediate_size * (2 if is_double else 1),
+        bias=False,
+        glu=read_glu(config.hidden_activation),
+    )
+
+
+def _read_layer_inputs(config: Any, norm: NormSpec) -> LayerInputSpec | None:
+    if not config.hidden_size_per_layer_input:
+        return None
+    vocab_size = config.vocab_size_per_layer_input
+    if vocab_size < config.vocab_size:
+        raise CheckpointError(
+            f"vocab_size_per_layer_input is {vocab_size}; expected at least vocab_size, "
+            f"{config.vocab_size}. {REMEDY}"
+        )
+    return LayerInputSpec(
+        size=config.hidden_size_per_layer_input,
+        vocab_size=vocab_size,
+        norm=norm,
+        glu=read_glu(config.hidden_activation),
+    )
+
+
+def _read_attention(config: Any, layer: int, norm: NormSpec) -> AttentionSpec:
+    bias, layer_type = bool(config.attention_bias), config.layer_types[layer]
     attention = read_attention(
         config.per_layer_config[layer],
         qkv_bias=bias,
@@ -83,11 +129,8 @@ def _require_supported(config: Any) -> None:
         raise CheckpointError(
             "use_bidirectional_attention is 'all'; only causal attention is supported."
         )
-    for name in ("num_kv_shared_layers", "hidden_size_per_layer_input", "enable_moe_block"):
-        if found := getattr(config, name):
-            raise CheckpointError(
-                f"{name} is {found}; of Gemma 4 only models without are supported."
-            )
+    if config.enable_moe_block:
+        raise CheckpointError("enable_moe_block is true; only Gemma 4 without is supported.")
 
 
 GEMMA4 = FamilyDefinition(

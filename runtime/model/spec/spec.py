@@ -153,6 +153,20 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputSpec:
+    """What each layer is told of each token once more: its own row of a table for all layers."""
+
+    size: int
+    """Dims that each layer is told."""
+    vocab_size: int
+    """The rows of the table."""
+    norm: NormSpec
+    """The norm of what the embedding says to a layer, and of what a layer makes of its input."""
+    glu: GluForm
+    """The gate is of the residual stream, and what it opens or closes the input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One model: an embedding, layers in order, a final norm and a head."""
 
@@ -166,6 +180,8 @@ class ModelSpec:
     """Multiplies embeddings, not the head; rounded to the model's dtype before."""
     logits_soft_cap: float | None = None
     """The bound of logits, which tanh bends towards it."""
+    layer_inputs: LayerInputSpec | None = None
+    """What layers are told besides; None: nothing. Only layers with post norms may be told."""
 
     @property
     def num_layers(self) -> int:

@@ -293,6 +293,14 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "partial_rotary_factor is 1.25; expected at most 1",
     ),
+    "no layer whose keys and values others can share": (
+        {**GEMMA4, "num_kv_shared_layers": 2},
+        "num_kv_shared_layers is 2 of 2 layers; expected layers of each type",
+    ),
+    "tokens of which layers are told nothing": (
+        {**GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99},
+        "vocab_size_per_layer_input is 99; expected at least vocab_size, 100",
+    ),
     "heads of no size": ({**GEMMA4, "global_head_dim": 0}, "global_head_dim is 0; expected"),
     "no scale": ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected"),
     "language model of no size": (

@@ -26,7 +26,7 @@ def test_a_folder_with_a_config_alone_gives_the_same_model_each_time(tmp_path: P
         torch.equal(parameter, theirs[name]) for name, parameter in first.decoder.named_parameters()
     )
     assert torch.all(first.decoder.norm.weight == 1)
-    assert 0.01 < first.decoder.embedding.matrix_OC.std() < 0.03
+    assert 0.01 < first.decoder.embedding.table.matrix_OC.std() < 0.03
 
 
 def test_a_tensor_depends_on_its_name_and_on_no_other_tensor(tmp_path: Path) -> None:

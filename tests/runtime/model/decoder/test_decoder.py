@@ -142,7 +142,16 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
             "final_logit_softcapping": 15.0,
         },
     ),
-    ("gemma4_with_towers", Family.GEMMA4_WITH_TOWERS, {}),
+    ("gemma4_with_towers", Family.GEMMA4_WITH_TOWERS, {"tie_word_embeddings": False}),
+    (
+        "gemma4_told_of_tokens_in_each_layer",
+        Family.GEMMA4,
+        {
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": 210,
+            "tie_word_embeddings": False,
+        },
+    ),
     ("gpt_oss_in_shards", Family.GPT_OSS, {}),
     (
         "gpt_oss_unbiased_attention",
@@ -237,6 +246,7 @@ WINDOWED: list[tuple[Family, dict[str, Any]]] = [
     (Family.GEMMA2, {"sliding_window": 21}),
     (Family.GEMMA3, {"sliding_window": 19}),
     (Family.GEMMA4, {"sliding_window": 19}),
+    (Family.GEMMA4_WITH_TOWERS, {"sliding_window": 19}),
     (Family.GPT_OSS, {"sliding_window": 19}),
 ]
 

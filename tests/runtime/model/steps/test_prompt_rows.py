@@ -23,7 +23,7 @@ def test_chunks_from_the_first_number_that_is_not_finite_on_are_told_of(
 ) -> None:
     driver = PlanDriver(small_model)
     steps = without_graphs(driver.runner) if is_captured else None
-    small_model.decoder.embedding.matrix_OC[BROKEN_TOKEN] = float("nan")
+    small_model.decoder.embedding.table.matrix_OC[BROKEN_TOKEN] = float("nan")
     requests = [driver.add(3, PROMPT), driver.add(5, BROKEN)]
 
     told = []
@@ -41,7 +41,7 @@ def test_the_second_half_of_a_row_is_told_of() -> None:
     plans = make_plans((GREEDY,) * 3)[:1]
     [prompt, *others] = [each.token_ids.tolist() for each in plans[0].added]
     in_no_other = next(token for token in reversed(prompt) if not any(token in o for o in others))
-    decoder.embedding.matrix_OC[in_no_other] = float("nan")
+    decoder.embedding.table.matrix_OC[in_no_other] = float("nan")
 
     for is_halved in (False, True):
         [output] = run(make_runner(decoder, is_halved=is_halved), plans)
