@@ -48,6 +48,10 @@ class Report:
     """What was found."""
 
     sizes: EngineSizes
+    weight_format: str
+    """The format and the way of the checkpoint's weights."""
+    stored_bytes: int | None
+    """The bytes of the weights' files; None if they are not here."""
     summary: str
     problems: tuple[str, ...]
     """Each says what does not fit."""
@@ -57,6 +61,8 @@ class Report:
         sizes = self.sizes
         return {
             "weight_bytes_per_rank": sizes.weight_bytes,
+            "weight_format": self.weight_format,
+            "stored_weight_bytes": self.stored_bytes,
             "step_bytes_per_rank": sizes.step_bytes,
             "l1_pages_per_rank": sizes.num_pages,
             "l1_bytes_per_rank": sizes.l1_bytes,
@@ -131,6 +137,8 @@ def check_config(config: EngineConfig, machine: Machine) -> Report:
     problems += _overflows(config, sizes, machine)
     return Report(
         sizes=sizes,
+        weight_format=model.checkpoint.quantisation.description,
+        stored_bytes=model.stored_bytes,
         summary="\n".join(_lines(config, model, sizes, machine)),
         problems=tuple(problems),
     )
@@ -144,7 +152,9 @@ def _lines(
     else:
         yield f"model  {config.model.path}: {sizes.layout.token_bytes:,} bytes of KV per token"
 
-    yield f"weights {format_bytes(sizes.weight_bytes)} per rank"
+    read = "" if model.stored_bytes is None else f", {format_bytes(model.stored_bytes)} to read"
+    stored = model.checkpoint.quantisation.description
+    yield f"weights {format_bytes(sizes.weight_bytes)} per rank; stored as {stored}{read}"
     if sizes.step_bytes:
         yield f"steps  about {format_bytes(sizes.step_bytes)} per rank, with captured graphs"
     if sizes.expert_store_bytes:

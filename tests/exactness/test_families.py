@@ -9,20 +9,13 @@ import torch
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.checkpoints import LOGITS_TOLERANCE
-from tests.exactness.engines import (
-    assert_all_exact,
-    cacheable_tokens,
-    count_tokens,
-    engine_config,
-    make_prompts,
-    run,
-)
+from tests.exactness.engines import engine_config, make_prompts
+from tests.exactness.every_tier import assert_exact_from_every_tier
 from tests.exactness.reference import NUM_TOKENS, References
 
 PROMPTS = make_prompts(1, [1, 16, 49, 100])
 NUM_TOKENS_OF_RANKS = 24
 """The length of answers, which go on into another page after each of the prompts."""
-NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
 @pytest.mark.part
@@ -44,34 +37,7 @@ async def test_tokens_equal_those_of_transformers_from_every_tier(
     )
     num_tokens = NUM_TOKENS if tp == 1 else NUM_TOKENS_OF_RANKS
 
-    async with in_process_engine(config) as engine:
-        cold = await run(engine, PROMPTS, NUM_TOKENS)
-        await assert_all_exact(engine, expected, cold)
-        assert count_tokens(cold, "l1") + count_tokens(cold, "l2") + count_tokens(cold, "l3") == 0
-
-        await engine.settle()
-        outputs = await run(engine, PROMPTS, num_tokens)
-        await assert_all_exact(engine, expected, outputs)
-        assert count_tokens(outputs, "l1") == NUM_CACHEABLE
-
-        await engine.settle()
-        await engine.flush_l1()
-        outputs = await run(engine, PROMPTS, num_tokens)
-        await assert_all_exact(engine, expected, outputs)
-        assert count_tokens(outputs, "l2") == NUM_CACHEABLE
-
-        await engine.settle()
-        await engine.flush()
-        outputs = await run(engine, PROMPTS, num_tokens)
-        await assert_all_exact(engine, expected, outputs)
-        assert count_tokens(outputs, "l3") == NUM_CACHEABLE
-        await engine.check()
-
-    async with in_process_engine(config) as engine:
-        outputs = await run(engine, PROMPTS, num_tokens)
-        await assert_all_exact(engine, expected, outputs)
-        assert count_tokens(outputs, "l3") == NUM_CACHEABLE
-        await engine.check()
+    await assert_exact_from_every_tier(config, expected, num_tokens)
 
 
 @pytest.mark.part

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,13 +25,7 @@ from raydix.runtime.model.checkpoint.left_aside import (
     purpose_left_aside,
 )
 from raydix.runtime.model.checkpoint.shard_reader import ReadTensor, empty_like_stored, read_tensors
-from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor
-from raydix.runtime.model.checkpoint.weight_files import (
-    FETCH_BOTH,
-    list_weights,
-    name_some,
-    weight_files,
-)
+from raydix.runtime.model.checkpoint.weight_files import list_weights, name_some, weight_files
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.decoder import Decoder, make_decoder
@@ -40,6 +34,7 @@ from raydix.runtime.model.experts.stored_experts import StoredExperts, open_stor
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name, own_name
 from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec.spec import ModelSpec
 from raydix.runtime.phases import ReadProgress
@@ -61,7 +56,8 @@ class LoadedModel:
     """32 bytes over the weights, in whatever files and shards they are.
 
     They cover name, shape, dtype and content of every tensor that the language model may need,
-    whole; of random weights, what they are drawn from.
+    whole, the format and the way in which its weights are restored; of random weights, what they
+    are drawn from.
     """
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
@@ -111,7 +107,7 @@ def load_model(
     folder = Path(folder)
     config = config or read_checkpoint_config(folder)
     spec = config.spec
-    if spec.tied_embeddings and _has_other_head(config.family, folder):
+    if spec.tied_embeddings and _has_other_head(config, folder):
         spec = replace(spec, tied_embeddings=False)
     decoder = make_decoder(
         spec,
@@ -122,7 +118,7 @@ def load_model(
         group_layers=group_layers,
     )
 
-    stored = open_stored_experts(decoder, _describe_files(folder))
+    stored = open_stored_experts(decoder, _describe_files(folder, config))
     fingerprint = None if stored is None else stored.weight_fingerprint
     if stored is not None and fingerprint is not None:
         load_weights(decoder, config, folder, is_wanted=_is_not_of_experts)
@@ -161,8 +157,10 @@ def load_weights(
     """
     described: dict[str, _Description] = {}
     listed = _listed(folder, config, is_wanted)
-    read = _describe(_telling_progress(listed, decoder.device), described)
-    unused = _fill_all(decoder, config, folder, read, is_wanted)
+    plan = config.quantisation.plan(listed)
+    _tell_format(config, plan.unused, decoder.dtype)
+    read = _describe(_telling_progress(plan.arrange(listed), decoder.device), described)
+    unused = _fill_all(decoder, config, folder, plan.restore(read), is_wanted)
     if unused:
         logger.warning(
             "%s has tensors that its config.json does not ask for; they are left aside: %s",
@@ -170,9 +168,18 @@ def load_weights(
             name_some(unused),
         )
     entries = sorted((name, *entry) for name, entry in described.items())
-    # The same bytes in another format are other weights.
-    told = config.weight_format.quant_method or ""
-    return hashlib.sha256(repr(entries).encode() + told.encode()).digest()
+    # The same bytes in another format, or restored in another way, are other weights.
+    return hashlib.sha256(repr(entries).encode() + config.quantisation.identity.encode()).digest()
+
+
+def _tell_format(config: CheckpointConfig, unused: Collection[str], dtype: torch.dtype) -> None:
+    quantisation = config.quantisation
+    if quantisation.config is not None:
+        logger.info(
+            "weights: %s, to %s", quantisation.description, str(dtype).removeprefix("torch.")
+        )
+    if unused:
+        logger.info("scales that nothing needs are left aside: %s", name_some(unused))
 
 
 def check_weights(folder: str | Path, config: CheckpointConfig) -> None:
@@ -182,8 +189,9 @@ def check_weights(folder: str | Path, config: CheckpointConfig) -> None:
     """
     decoder = make_decoder(config.spec, device=torch.device("meta"), dtype=torch.float32)
     listed = _listed(Path(folder), config, _is_any)
-    tensors = ((each.name, empty_like_stored(each)) for each in listed)
-    _fill_all(decoder, config, Path(folder), tensors, _is_any)
+    plan = config.quantisation.plan(listed)
+    tensors = ((each.name, empty_like_stored(each)) for each in plan.arrange(listed))
+    _fill_all(decoder, config, Path(folder), plan.restore(tensors), _is_any)
 
 
 def _listed(
@@ -203,10 +211,10 @@ def _fill_all(
     decoder: Decoder,
     config: CheckpointConfig,
     folder: Path,
-    tensors: Tensors,
+    floats: Tensors,
     is_wanted: Callable[[str], bool],
 ) -> list[str]:
-    """Fill the parameters that have a wanted name from these tensors of the checkpoint.
+    """Fill the parameters that have a wanted name from the floats of the checkpoint.
 
     Returns the names of tensors that the model has no place for, as transformers does. Raises
     CheckpointError if one is missing or does not fit.
@@ -218,8 +226,7 @@ def _fill_all(
 
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
-    restored = config.weight_format.restore(tensors)
-    own = ((own_name(name), tensor) for name, tensor in restored)
+    own = ((own_name(name), tensor) for name, tensor in floats)
     for name, tensor in family.value.restore(own):
         if name in targets:
             _fill(targets[name], name, tensor)
@@ -236,20 +243,25 @@ def _fill_all(
     return unexpected
 
 
-def _has_other_head(family: Family, folder: Path) -> bool:
+def _has_other_head(config: CheckpointConfig, folder: Path) -> bool:
     """Whether a head is stored that is not the embedding, whatever the config says.
 
-    transformers then unties them, too.
+    transformers then unties them, too. One that is quantised differs.
     """
-    embedding, head = _vocabulary_names(family)
-    stored = [each for each in list_weights(folder) if own_name(each.name) in (embedding, head)]
-    if len(stored) < 2:
-        return False
-    described: dict[str, _Description] = {}
-    for _ in _describe(read_tensors(stored, torch.device("cpu")), described):
-        pass
-    if len(set(described.values())) == 1:
-        return False
+    embedding, head = _vocabulary_names(config.family)
+    listed = list_weights(folder)
+    stored = [each for each in listed if own_name(each.name) in (embedding, head)]
+    of_head = (
+        each for each in listed if own_name(each.name).startswith(head.removesuffix("weight"))
+    )
+    if not config.quantisation.plan(of_head).modules:
+        if len(stored) < 2:
+            return False
+        described: dict[str, _Description] = {}
+        for _ in _describe(read_tensors(stored, torch.device("cpu")), described):
+            pass
+        if len(set(described.values())) == 1:
+            return False
     logger.warning(
         "tie_word_embeddings is true, but %s differs from %s in %s; they are not tied",
         head,
@@ -306,8 +318,11 @@ def _fill(part: WeightPart, name: str, tensor: Tensor) -> None:
     part.fill(tensor)
 
 
-def _describe_files(folder: Path) -> bytes:
-    """32 bytes that differ once a weight file has been replaced or written, without reading it."""
+def _describe_files(folder: Path, config: CheckpointConfig) -> bytes:
+    """32 bytes that differ once a weight file has been replaced or written, without reading it.
+
+    Or once it is restored otherwise.
+    """
     stats = [(str(path), path.stat()) for path, _ in weight_files(folder)]
     entries = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats]
-    return hashlib.sha256(repr(entries).encode()).digest()
+    return hashlib.sha256(repr(entries).encode() + config.quantisation.identity.encode()).digest()

@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 from raydix.errors import CheckpointError
 from raydix.runtime.model.checkpoint.hub import require_folder
 from raydix.runtime.model.checkpoint.late_import import import_late
+from raydix.runtime.model.checkpoint.quantization_config import find_quantisation
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.formats.definition import WeightFormat
-from raydix.runtime.model.formats.table import WEIGHT_FORMATS
+from raydix.runtime.model.formats.definition import Quantisation
 from raydix.runtime.model.spec.rope_spec import REMEDY, longest_context, positive
 from raydix.runtime.model.spec.spec import ModelSpec
 
@@ -49,7 +49,7 @@ class CheckpointConfig:
     """A supported model: what it computes, and what serving it has to know besides."""
 
     family: Family
-    weight_format: WeightFormat
+    quantisation: Quantisation
     spec: ModelSpec
     max_position_embeddings: int
     """The longest context, that to which YaRN extends it."""
@@ -62,14 +62,14 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     Raises CheckpointError, naming the limit, for whatever the decoder does not support.
     """
     folder = Path(folder)
-    family, weight_format = require_supported(folder)
+    family, quantisation = require_supported(folder)
     section = family.value.text_section
     whole = _read_with_transformers(folder)
     config = whole if section is None else getattr(whole, section)
     spec = family.value.read_spec(config)
     return CheckpointConfig(
         family=family,
-        weight_format=weight_format,
+        quantisation=quantisation,
         spec=spec,
         max_position_embeddings=longest_context(
             (layer.attention.rope for layer in spec.layers), config.max_position_embeddings
@@ -78,7 +78,7 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     )
 
 
-def require_supported(folder: Path) -> tuple[Family, WeightFormat]:
+def require_supported(folder: Path) -> tuple[Family, Quantisation]:
     """What the checkpoint in `folder` is, by its config.json alone, in no time.
 
     Raises CheckpointError for another family or format, and for sizes that are none.
@@ -87,9 +87,9 @@ def require_supported(folder: Path) -> tuple[Family, WeightFormat]:
     raw = read_json(folder / "config.json")
     family = _find_family(raw)
     section = family.value.text_section
-    weight_format = _find_format(raw, family)
+    quantisation = find_quantisation(raw, family)
     _check_sizes(raw if section is None else raw.get(section))
-    return family, weight_format
+    return family, quantisation
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -147,23 +147,6 @@ def _read_with_transformers(folder: Path) -> Any:
         # What it says often has several lines.
         reason = " ".join(str(error).split()).rstrip(".")
         raise CheckpointError(f"{folder}/config.json is not valid: {reason}. {REMEDY}") from error
-
-
-def _find_format(raw: Mapping[str, Any], family: Family) -> WeightFormat:
-    quantization = raw.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    # An object without a method tells of a quantisation, too, though not of which.
-    told = None if quantization is None else str(method)
-
-    model_type = family.value.model_type
-    known = [each for each in WEIGHT_FORMATS if each.may_store(model_type)]
-    for each in known:
-        if each.quant_method == told:
-            return each
-    supported = ", ".join(each.quant_method or "unquantised weights" for each in known)
-    raise CheckpointError(
-        f"The checkpoint is quantised ({told}); supported for {model_type}: {supported}."
-    )
 
 
 def _check_sizes(text: object) -> None:

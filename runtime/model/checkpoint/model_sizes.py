@@ -13,6 +13,7 @@ from raydix.runtime.model.checkpoint.checkpoint_config import (
     read_checkpoint_config,
 )
 from raydix.runtime.model.checkpoint.expert_names import is_of_experts
+from raydix.runtime.model.checkpoint.weight_files import stored_bytes
 from raydix.runtime.model.decoder.decoder import make_decoder
 from raydix.runtime.model.spec.kv_groups import derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec.spec import ModelSpec, MoeMlpSpec
@@ -28,11 +29,13 @@ class ModelSizes:
     vocab_size: int
     hidden_size: int
     rank_bytes: int
-    """Weights of a rank of a lane that shares its experts with nobody."""
+    """Weights of a rank of a lane that shares its experts with nobody, restored."""
     rank_expert_bytes: int
     """The bytes of routed experts among `rank_bytes`."""
     all_expert_bytes: int
     """Routed experts, whole."""
+    stored_bytes: int | None
+    """The bytes of the weights' files, which are read; None if they are not all here."""
     num_experts: int
     """The number of experts of a layer; 0 if tokens are routed to none."""
 
@@ -81,6 +84,7 @@ def measure_model(
         rank_bytes=rank_bytes,
         rank_expert_bytes=rank_expert_bytes,
         all_expert_bytes=all_expert_bytes,
+        stored_bytes=stored_bytes(Path(folder)),
         num_experts=max(
             [layer.mlp.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)],
             default=0,

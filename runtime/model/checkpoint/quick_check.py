@@ -14,11 +14,10 @@ from raydix.runtime.config.paths import HubName
 from raydix.runtime.config.sections import ModelSection
 from raydix.runtime.model.checkpoint.checkpoint_config import read_json, require_supported
 from raydix.runtime.model.checkpoint.left_aside import purpose_left_aside
-from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor
-from raydix.runtime.model.checkpoint.weight_files import FETCH_BOTH, list_weights
+from raydix.runtime.model.checkpoint.weight_files import list_weights
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name, own_name
-from raydix.runtime.model.formats.definition import WeightFormat
+from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
 
 
 def require_checkpoint(model: ModelSection) -> None:
@@ -29,7 +28,7 @@ def require_checkpoint(model: ModelSection) -> None:
     if HubName.parse(model.path) is not None:
         return
     folder = Path(model.path)
-    family, weight_format = require_supported(folder)
+    family, quantisation = require_supported(folder)
     if model.load_format == "auto":
         config, section = read_json(folder / "config.json"), family.value.text_section
         text = config if section is None else config[section]
@@ -40,22 +39,8 @@ def require_checkpoint(model: ModelSection) -> None:
             for each in list_weights(folder)
             if purpose_left_aside(each.name, family.value, num_layers) is None
         ]
-        _require_dtypes(folder, weights, weight_format)
+        quantisation.plan(weights)
         _require_same_model(folder, weights, text, family)
-
-
-def _require_dtypes(
-    folder: Path, weights: Sequence[StoredTensor], weight_format: WeightFormat
-) -> None:
-    expected = weight_format.weight_dtypes
-    for each in weights:
-        # Others may be buffers of other programs, such as masks, which nothing asks for.
-        if each.name.endswith("weight") and each.dtype not in expected:
-            told = weight_format.quant_method or "no quantisation"
-            raise CheckpointError(
-                f"Tensor {each.name} in {each.path} is {each.dtype}; expected one of "
-                f"{', '.join(expected)}, as {folder}/config.json tells of {told}. {FETCH_BOTH}"
-            )
 
 
 def _require_same_model(

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor
+from raydix.runtime.model.formats.stored_tensor import StoredTensor
 
 NUM_THREADS = {"cpu": 2, "cuda": 8}
 """The number of threads that read. On the cpu the same cores fill the parameters."""
@@ -36,6 +36,7 @@ _DTYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 """The dtypes by the format's words; the decoder takes the floats among these."""
 

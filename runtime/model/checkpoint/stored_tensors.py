@@ -6,10 +6,10 @@ No torch is imported, so a start tells at once what is wrong with a file.
 import json
 import math
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from raydix.errors import CheckpointError
+from raydix.runtime.model.formats.stored_tensor import StoredTensor
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
@@ -31,22 +31,9 @@ _ELEMENT_BYTES = {
     "BOOL": 1,
     "F8_E4M3": 1,
     "F8_E5M2": 1,
+    "F8_E8M0": 1,
 }
 """The bytes of an element by the format's words, of which it has more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """Where the bytes of a tensor are."""
-
-    name: str
-    path: Path
-    offset: int
-    """The place in the file at which the tensor's bytes begin."""
-    num_bytes: int
-    dtype: str
-    """The format's word."""
-    shape: tuple[int, ...]
 
 
 def list_tensors(path: Path) -> list[StoredTensor]:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.checkpoint.checkpoint_config import read_json
-from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor, list_tensors
+from raydix.runtime.model.checkpoint.stored_tensors import list_tensors
+from raydix.runtime.model.formats.stored_tensor import StoredTensor
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _REMEDY = "Fetch the checkpoint again."
-FETCH_BOTH = "Fetch config.json and weights of the same model."
-"""What to do about weights that are not those of the config.json beside them."""
 _MAX_NAMED = 5
 
 
@@ -63,6 +62,14 @@ def weight_files(folder: Path) -> list[tuple[Path, set[str] | None]]:
             f"{name_some(missing)}. {_REMEDY}"
         )
     return [(folder / file, names) for file, names in sorted(by_file.items())]
+
+
+def stored_bytes(folder: Path) -> int | None:
+    """The bytes of all weight files; None if some are not here."""
+    index = folder / _INDEX
+    paths = [folder / name for name in (_names_by_file(index) if index.exists() else [_SINGLE])]
+    is_whole = all(path.exists() for path in paths)
+    return sum(path.stat().st_size for path in paths) if is_whole else None
 
 
 def _names_by_file(index: Path) -> Mapping[str, set[str]]:

@@ -1,25 +1,68 @@
 """What a file of this folder says about its way of storing weights."""
 
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from raydix.runtime.model.formats.restoring import Restorer, unchanged
+from raydix.runtime.model.formats.layout import ModuleLayouts
+from raydix.runtime.model.formats.restore_plan import RestorePlan, plan_restoring
+from raydix.runtime.model.formats.stored_tensor import StoredTensor
 
-FLOAT_DTYPES = ("F32", "BF16", "F16")
+RESTORE = "restore"
+"""The way of every format so far: weights become floats of the serving dtype as they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How a checkpoint stores weights, whatever its family."""
+    """How checkpoints store weights, whatever their family."""
 
     quant_method: str | None
     """What `quantization_config` of config.json calls it; None: there is none."""
-    weight_dtypes: tuple[str, ...] = FLOAT_DTYPES
-    """What tensors called `weight` may be stored as, in the words of safetensors."""
-    restore: Restorer = unchanged
-    """Turns what is stored into floats, under the names that the family knows."""
+    summary: str
+    """What it stores, in a sentence for people."""
+    read: Callable[[Mapping[str, Any]], ModuleLayouts]
+    """Reads `quantization_config`. Raises CheckpointError, naming the limit, for what it lacks."""
     model_types: tuple[str, ...] | None = None
     """Families that are stored so, by the `model_type` of config.json; None: every family."""
 
     def may_store(self, model_type: str) -> bool:
         """Whether checkpoints of this family may be stored so."""
         return self.model_types is None or model_type in self.model_types
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantisation:
+    """How one checkpoint's weights are stored, as its config tells."""
+
+    format: WeightFormat
+    layouts: ModuleLayouts
+    config: Mapping[str, Any] | None
+    """What was read; None: the config tells of no quantisation."""
+
+    @property
+    def description(self) -> str:
+        """The format and the way, for people."""
+        return self._told if self.config is None else f"{self._told} (way: {RESTORE})"
+
+    @property
+    def identity(self) -> str:
+        """Where it differs, the same stored bytes are other weights. Empty without quantisation."""
+        if self.config is None:
+            return ""
+        told = json.dumps(self.config, sort_keys=True)
+        return f"{self.format.quant_method} {RESTORE} {told}"
+
+    def plan(self, stored: Iterable[StoredTensor]) -> RestorePlan:
+        """What to make of these tensors, all that the checkpoint has.
+
+        Raises CheckpointError if they are not what the config tells.
+        """
+        return plan_restoring(stored, self.layouts, self._told)
+
+    @property
+    def _told(self) -> str:
+        method = self.format.quant_method
+        return (
+            self.layouts.description if method is None else f"{method}, {self.layouts.description}"
+        )

@@ -1,46 +1,68 @@
-"""MXFP4 as gpt-oss stores its experts: blocks of numbers in one tensor, their scales in another."""
+"""MXFP4 as gpt-oss stores its experts: blocks of numbers in one tensor, their scales in another.
 
-from typing import TYPE_CHECKING
+Blocks of 32 four-bit floats share a power of two (OCP Microscaling Formats 1.0).
+"""
 
-from raydix.errors import CheckpointError
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 from raydix.runtime.model.formats.definition import WeightFormat
-from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.layout import Part, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
+_BLOCK_BYTES = 16
 
 
-def restore_mxfp4(tensors: Tensors) -> Tensors:
-    """Turn each pair `NAME_blocks` and `NAME_scales` into `NAME[0]`, `NAME[1]` ..., float32.
+@dataclass(frozen=True, slots=True)
+class StackedMxfp4:
+    """The matrices of all experts: `_blocks` [experts, outputs, blocks, bytes] and `_scales`."""
 
-    One for each expert, [outputs, inputs]. Raises CheckpointError if a pair does not fit together,
-    or a tensor's partner never comes.
-    """
-    # Imported here, as it takes torch, which whoever only reads what a format is does without.
-    from raydix.runtime.model.formats.mxfp4_blocks import unpack_experts
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """Both are bytes."""
+        return {_BLOCKS: Part(("U8",), num_dimensions=4), _SCALES: Part(("U8",))}
 
-    halves: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
-        if base == name:
-            yield name, tensor
-            continue
+    def shapes(self, stored: Mapping[str, Shape]) -> Mapping[str, tuple[Shape, ...]]:
+        """A scale for each block."""
+        *leading, _ = stored[_BLOCKS]
+        return {_SCALES: ((*leading,),), _BLOCKS: ((*leading, _BLOCK_BYTES),)}
 
-        halves[name] = tensor
-        if base + _BLOCKS in halves and base + _SCALES in halves:
-            blocks, scales = halves.pop(base + _BLOCKS), halves.pop(base + _SCALES)
-            for expert, restored in enumerate(unpack_experts(base, blocks, scales)):
-                yield f"{base}[{expert}]", restored
+    def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
+        """`[0]`, `[1]` ...: each expert's matrix, [outputs, inputs]."""
+        # Imported here, as it takes torch, which whoever only reads what a format is does without.
+        from raydix.runtime.model.formats.matrices import powers_of_two, unpack_four_bit_floats
 
-    if halves:
-        name = min(halves)
-        base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
-        absent = base + (_SCALES if name.endswith(_BLOCKS) else _BLOCKS)
-        raise CheckpointError(
-            f"The checkpoint has {name} without {absent}; expected both. Fetch it again."
-        )
+        # Legend: E experts, O outputs, N blocks of an output, B bytes of a block.
+        blocks_EONB, scales_EON = parts[_BLOCKS], parts[_SCALES]
+        for expert, blocks_ONB in enumerate(blocks_EONB):
+            scales_ON1 = powers_of_two(scales_EON[expert])[..., None]
+            yield f"[{expert}]", (unpack_four_bit_floats(blocks_ONB) * scales_ON1).flatten(1)
 
 
-MXFP4 = WeightFormat(quant_method="mxfp4", restore=restore_mxfp4, model_types=("gpt_oss",))
+@dataclass(frozen=True, slots=True)
+class _StackedExperts:
+    """`ModuleLayouts`: what has blocks and scales is stacked experts."""
+
+    description: str = "a scale per 32 numbers"
+    named: frozenset[str] = frozenset()
+    unused_parts: frozenset[str] = frozenset()
+
+    def layout(self, module: str) -> StackedMxfp4:
+        """The same for all."""
+        return StackedMxfp4()
+
+
+def _read(config: Mapping[str, Any]) -> _StackedExperts:
+    return _StackedExperts()
+
+
+MXFP4 = WeightFormat(
+    quant_method="mxfp4",
+    summary="stacked experts as four-bit floats with a power of two per 32",
+    read=_read,
+    model_types=("gpt_oss",),
+)

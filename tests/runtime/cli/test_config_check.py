@@ -8,6 +8,7 @@ import pytest
 
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
+from tests.quantised_checkpoints import SCHEMES, quantise_checkpoint
 
 CUDA = ("--set", "model.device=cuda", "--set", "cache.l2.bytes_per_node=1GiB")
 Run = Callable[..., int]
@@ -36,6 +37,73 @@ def test_json_has_the_figures_alone(run: Run, capsys: Capture, model: str) -> No
     assert figures["l1_pages_per_rank"] == [1024]
     assert figures["l2_bytes_per_node"] == pytest.approx(4 * figures["l1_bytes_per_rank"], rel=0.1)
     assert figures["problems"] == []
+
+
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163840,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+}
+DEEPSEEK_V3_WEIGHTS = 671e9
+"""The published number, without the layer that guesses tokens ahead."""
+
+
+def test_a_quantised_model_is_sized_as_it_is_kept_from_its_config_alone(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    arguments = (*CUDA, "--set", "parallel.tp=8", "--gpu-memory", "400GiB", "--json")
+
+    assert run("config", "check", str(tmp_path), *arguments) == 0
+
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["weight_format"] == "fp8, a scale per block of 128 x 128 (way: restore)"
+    assert figures["stored_weight_bytes"] is None
+    # In bfloat16; each rank has all of what makes latents.
+    assert figures["weight_bytes_per_rank"] == pytest.approx(2 * DEEPSEEK_V3_WEIGHTS / 8, rel=0.02)
+
+
+def test_what_is_kept_and_what_is_read_are_told_apart(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    plain = make_checkpoint(tmp_path / "plain", Family.QWEN3, seed=3)
+    quantised = quantise_checkpoint(plain, SCHEMES["fp8 blocks"])
+    figures = {}
+    for folder in (plain, quantised):
+        assert run("config", "check", str(folder), "--json") == 0
+        figures[folder] = json.loads(capsys.readouterr().out)
+        assert run("config", "check", str(folder)) == 0
+        assert f"stored as {figures[folder]['weight_format']}, " in capsys.readouterr().out
+
+    of_plain, of_quantised = figures[plain], figures[quantised]
+    assert of_plain["weight_format"] == "floats"
+    assert of_quantised["weight_bytes_per_rank"] == of_plain["weight_bytes_per_rank"]
+    file_bytes = (quantised / "model.safetensors").stat().st_size
+    assert of_quantised["stored_weight_bytes"] == file_bytes < of_plain["stored_weight_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from raydix.runtime.model.checkpoint import shard_reader
 from raydix.runtime.model.checkpoint.shard_reader import read_tensors
-from raydix.runtime.model.checkpoint.stored_tensors import StoredTensor, list_tensors
+from raydix.runtime.model.checkpoint.stored_tensors import list_tensors
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.formats.stored_tensor import StoredTensor
 from tests.checkpoints import make_checkpoint
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -156,7 +156,6 @@ def test_v3_chooses_by_sigmoid_and_bias_among_half_of_its_groups(tmp_path: Path)
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "fp8": (V3, {"quantization_config": {"quant_method": "fp8"}}, "quantised .fp8."),
     "other scores": (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
     "other choice": (V3, {"topk_method": "greedy"}, "topk_method is 'greedy'"),
     "no choice": (V2_LITE, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),

@@ -1,21 +1,24 @@
 """A format of weights is a line of a table, whatever the family: one that only this test knows."""
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from raydix.errors import CheckpointError
 from raydix.runtime.config.sections import ModelSection
-from raydix.runtime.model.checkpoint import checkpoint_config
+from raydix.runtime.model.checkpoint import quantization_config
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, check_weights, load_model
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.definition import WeightFormat
-from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.layout import Part, Shape
 from raydix.runtime.model.formats.table import WEIGHT_FORMATS
 from tests.checkpoints import make_checkpoint
 
@@ -27,21 +30,41 @@ def swap_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8).unflatten(-1, (-1, 2)).flip(-1).flatten(-2).view(torch.int16)
 
 
-def restore_swapped(tensors: Tensors) -> Tensors:
-    """What is stored as int16 is float16 with the high byte first."""
-    for name, tensor in tensors:
-        is_swapped = tensor.dtype == torch.int16
-        yield name, swap_bytes(tensor).view(torch.float16) if is_swapped else tensor
+@dataclass(frozen=True)
+class SwappedLayout:
+    """A weight as int16: float16 with the high byte first."""
+
+    parts: Mapping[str, Part] = field(default_factory=lambda: {".weight": Part(("I16",))})
+
+    def shapes(self, stored: Mapping[str, Shape]) -> Mapping[str, tuple[Shape, ...]]:
+        return {}
+
+    def restore(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield ".weight", swap_bytes(parts[".weight"]).view(torch.float16)
+
+
+@dataclass(frozen=True)
+class SwappedModules:
+    """`ModuleLayouts`: any module may be stored so."""
+
+    description: str = "the high byte first"
+    named: frozenset[str] = frozenset()
+    unused_parts: frozenset[str] = frozenset()
+
+    def layout(self, module: str) -> SwappedLayout:
+        return SwappedLayout()
 
 
 SWAPPED = WeightFormat(
-    quant_method="byte_swapped", weight_dtypes=("I16", "F32"), restore=restore_swapped
+    quant_method="byte_swapped",
+    summary="float16 with the high byte first",
+    read=lambda config: SwappedModules(),
 )
 
 
 @pytest.fixture
 def swapped_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_config, "WEIGHT_FORMATS", (*WEIGHT_FORMATS, SWAPPED))
+    monkeypatch.setattr(quantization_config, "WEIGHT_FORMATS", (*WEIGHT_FORMATS, SWAPPED))
 
 
 def make_pair(folder: Path, family: Family) -> tuple[Path, Path]:
@@ -55,9 +78,11 @@ def make_pair(folder: Path, family: Family) -> tuple[Path, Path]:
     config = json.loads((plain / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "byte_swapped"}
     (swapped / "config.json").write_text(json.dumps(config))
-    save_file(
-        {name: swap_bytes(each) for name, each in tensors.items()}, swapped / "model.safetensors"
-    )
+    stored = {
+        name: swap_bytes(each) if name.endswith(".weight") else each
+        for name, each in tensors.items()
+    }
+    save_file(stored, swapped / "model.safetensors")
     return swapped, plain
 
 
@@ -106,6 +131,6 @@ def test_weights_that_the_format_does_not_store_so_are_told_at_once(tmp_path: Pa
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
     save_file(tensors, swapped / "model.safetensors")
 
-    message = r"is I8; expected one of I16, F32, as .*config\.json tells of byte_swapped"
+    message = r"is I8; expected one of I16, as .*config\.json tells of byte_swapped"
     with pytest.raises(CheckpointError, match=message):
         require_checkpoint(ModelSection(path=str(swapped)))

@@ -1,0 +1,69 @@
+"""FP8 with a scale for each block, as DeepSeek stores it, or for each matrix, as Mistral does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.formats.definition import WeightFormat
+from raydix.runtime.model.formats.layout import KV_SCALES
+from raydix.runtime.model.formats.module_names import is_part_of_name, read_names
+from raydix.runtime.model.formats.scaled import PER_TENSOR, Block, ScaledLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fp8Modules:
+    """`ModuleLayouts`: all modules alike, but for those that stay floats."""
+
+    block: Block
+    kept: tuple[str, ...]
+    """Names, or parts of names between points, of modules that stay floats."""
+    named: frozenset[str] = frozenset()
+    unused_parts: frozenset[str] = KV_SCALES
+
+    @property
+    def description(self) -> str:
+        """What shares a scale."""
+        if self.block == PER_TENSOR:
+            return "a scale per matrix"
+        return f"a scale per block of {self.block[0]} x {self.block[1]}"
+
+    def layout(self, module: str) -> ScaledLayout | None:
+        """The scales are called inverse, but multiply."""
+        if any(is_part_of_name(each, module) for each in self.kept):
+            return None
+        return ScaledLayout(
+            dtype="F8_E4M3",
+            block=self.block,
+            scale=".weight_scale_inv",
+            activation_scale=".activation_scale",
+        )
+
+
+def _read(config: Mapping[str, Any]) -> _Fp8Modules:
+    if config.get("fmt", "e4m3") != "e4m3":
+        raise CheckpointError(f"quantization_config.fmt is {config['fmt']!r}; supported: 'e4m3'.")
+    return _Fp8Modules(
+        block=_read_block(config.get("weight_block_size")),
+        kept=read_names(config, "modules_to_not_convert"),
+    )
+
+
+def _read_block(size: object) -> Block:
+    match size:
+        case None:
+            return PER_TENSOR
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+        case _:
+            raise CheckpointError(
+                f"quantization_config.weight_block_size is {size!r}; expected two whole numbers "
+                "from 1, or null for a scale per matrix. Fetch config.json again."
+            )
+
+
+FP8 = WeightFormat(
+    quant_method="fp8",
+    summary="float8 (e4m3) with a scale per block or per matrix",
+    read=_read,
+)

@@ -1,0 +1,50 @@
+"""Matrices as formats store them, to float32 and on any device.
+
+Legend: N outputs, K inputs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MANTISSA_BITS = 23
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Floats of four bits: the codes 0 to 7; the codes 8 to 15 are the same with a minus."""
+
+
+def scale_blocks(
+    numbers_NK: Tensor, scales: Tensor, block: tuple[int | None, int | None]
+) -> Tensor:
+    """Multiply each block by its scale; see `spread_blocks`."""
+    return numbers_NK * spread_blocks(scales, block, numbers_NK.shape)
+
+
+def spread_blocks(
+    values: Tensor, block: tuple[int | None, int | None], shape: Sequence[int]
+) -> Tensor:
+    """A value for each number of a matrix of this shape, from one for each block, float32.
+
+    block: outputs and inputs of a block, None for all of them. The last ones may be short.
+    """
+    (num_rows, rows_of), (num_columns, columns_of) = (
+        (1, torch.zeros(size, dtype=torch.long, device=values.device))
+        if length is None
+        else (-(-size // length), torch.arange(size, device=values.device) // length)
+        for size, length in zip(shape, block, strict=True)
+    )
+    return values.float().reshape(num_rows, num_columns)[rows_of][:, columns_of]
+
+
+def unpack_four_bit_floats(bytes_: Tensor) -> Tensor:
+    """Two numbers of each byte of the last dimension, the low half first, float32."""
+    numbers = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)], device=bytes_.device)
+    codes = torch.stack((bytes_ & 0xF, bytes_ >> 4), dim=-1).flatten(-2)
+    return numbers[codes.int()]
+
+
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """2 to the power of (exponent - 127), exactly on every device: as float32 itself has them."""
+    bits = exponents.int() << _MANTISSA_BITS
+    # The lowest power has no exponent bits left: it is half of the smallest normal number.
+    return torch.where(exponents == 0, 1 << (_MANTISSA_BITS - 1), bits).view(torch.float32)

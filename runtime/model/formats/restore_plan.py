@@ -1,0 +1,216 @@
+"""Which tensors of a checkpoint make which weights, told by their headers alone.
+
+A module is quantised if its tensors say so; where the config says otherwise the checkpoint is
+refused. Of a quantised module every tensor is used, or known as unused.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Layout, ModuleLayouts, Use
+from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WEIGHT, _BIAS = ".weight", "bias"
+_QUANTISED = re.compile(
+    r"_(blocks|scales)|\.(qweight|qzeros|scales|g_idx|weight_(scale|scale_inv|scale_2|packed|shape"
+    r"|zero_point|g_idx|global_scale))"
+)
+"""Parts that modules have only if they are quantised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedModule:
+    """A module whose weight is to be restored."""
+
+    name: str
+    layout: Layout
+    parts: frozenset[str]
+    """The parts that are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """What to make of a checkpoint's tensors: a restorer, which holds one module at a time."""
+
+    modules: Mapping[str, QuantisedModule]
+    """The module of each tensor that is used, by the tensor's name."""
+    unused: frozenset[str]
+    """Names of tensors that are left aside."""
+
+    def arrange(self, stored: Iterable[StoredTensor]) -> list[StoredTensor]:
+        """The tensors that are read, those of a module one after another."""
+        together: dict[str, list[StoredTensor]] = {}
+        for each in stored:
+            if each.name not in self.unused:
+                module = self.modules.get(each.name)
+                together.setdefault(each.name if module is None else module.name, []).append(each)
+        return [each for group in together.values() for each in group]
+
+    def restore(self, tensors: Tensors) -> Tensors:
+        """Make floats of what is quantised; pass on all else, but for what is unused.
+
+        Raises CheckpointError if the content of tensors makes no weight.
+        """
+        held: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors:
+            if name in self.unused:
+                continue
+            module = self.modules.get(name)
+            if module is None:
+                yield name, tensor
+                continue
+
+            parts = held.setdefault(module.name, {})
+            parts[name.removeprefix(module.name)] = tensor
+            if parts.keys() == module.parts:
+                yield from _restore_module(module, held.pop(module.name))
+        assert not held, f"parts of {min(held)} were planned, and never came"
+
+
+def _restore_module(module: QuantisedModule, parts: "Mapping[str, Tensor]") -> Tensors:
+    try:
+        for part, restored in module.layout.restore(parts):
+            yield module.name + part, restored
+    except ValueError as error:
+        raise CheckpointError(f"The weight of {module.name} {error}. {FETCH_BOTH}") from error
+
+
+@dataclass(slots=True)
+class _Module:
+    """What is stored of a module, by part."""
+
+    name: str
+    stored: dict[str, StoredTensor] = field(default_factory=dict)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its tensors say so."""
+        weight = self.stored.get(_WEIGHT)
+        is_packed = weight is not None and weight.dtype not in FLOAT_DTYPES
+        return is_packed or any(_QUANTISED.fullmatch(part) for part in self.stored)
+
+
+def plan_restoring(
+    stored: Iterable[StoredTensor], layouts: ModuleLayouts, description: str
+) -> RestorePlan:
+    """Find the layout of each module. Raises CheckpointError where tensors and config disagree.
+
+    description: what the config tells, for people.
+    """
+    modules: dict[str, QuantisedModule] = {}
+    unused: set[str] = set()
+    for module in _modules(stored):
+        beside = layouts.unused_parts & module.stored.keys()
+        unused |= {module.stored.pop(part).name for part in beside}
+        if not module.is_quantised:
+            if module.name in layouts.named and _WEIGHT in module.stored:
+                raise CheckpointError(
+                    f"Tensor {module.name}{_WEIGHT} is {module.stored[_WEIGHT].dtype}, but "
+                    f"config.json names {module.name} among what is quantised. {FETCH_BOTH}"
+                )
+            continue
+
+        planned = _plan_module(module, layouts.layout(module.name), description)
+        for part, each in module.stored.items():
+            if part in planned.parts:
+                modules[each.name] = planned
+            elif not part.endswith(_BIAS):
+                unused.add(each.name)
+    return RestorePlan(modules=modules, unused=frozenset(unused))
+
+
+def _modules(stored: Iterable[StoredTensor]) -> Sequence[_Module]:
+    found: dict[str, _Module] = {}
+    for each in stored:
+        name, part = _split(each.name)
+        found.setdefault(name, _Module(name)).stored[part] = each
+    return list(found.values())
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The module and the part of a tensor."""
+    for part in ("_blocks", "_scales"):
+        if name.endswith(part):
+            return name.removesuffix(part), part
+    module, point, part = name.rpartition(".")
+    return module, point + part
+
+
+def _plan_module(module: _Module, layout: Layout | None, description: str) -> QuantisedModule:
+    if layout is None:
+        raise _unexpected(module, description)
+
+    stored, known = module.stored, layout.parts
+    missing = [
+        part for part, each in known.items() if each.use is Use.NEEDED and part not in stored
+    ]
+    if missing:
+        raise CheckpointError(
+            f"The checkpoint has {min(each.name for each in stored.values())} without "
+            f"{module.name}{missing[0]}; expected both, as config.json tells of {description}. "
+            f"{FETCH_BOTH}"
+        )
+    for part, each in stored.items():
+        if part in known:
+            _require_dtype(each, known[part].dtypes, description)
+            num_dimensions = known[part].num_dimensions
+            if num_dimensions not in (None, len(each.shape)):
+                raise _misshapen(each, f"{num_dimensions} dimensions", description)
+        elif not part.endswith(_BIAS):
+            raise CheckpointError(
+                f"Nothing needs tensor {each.name}; of a module with {description} expected are "
+                f"{', '.join(known)}. {FETCH_BOTH}"
+            )
+
+    accepted = layout.shapes({part: each.shape for part, each in stored.items()})
+    for part, shapes in accepted.items():
+        if part in stored and stored[part].shape not in shapes:
+            expected = " or ".join(str(list(shape)) for shape in shapes)
+            raise _misshapen(stored[part], expected, description)
+
+    return QuantisedModule(
+        name=module.name,
+        layout=layout,
+        parts=frozenset(
+            part for part in stored if part in known and known[part].use is not Use.UNUSED
+        ),
+    )
+
+
+def _unexpected(module: _Module, description: str) -> CheckpointError:
+    """A module that is quantised, though the config says that it is not."""
+    weight = module.stored.get(_WEIGHT)
+    if weight is not None and weight.dtype not in FLOAT_DTYPES:
+        return _other_dtype(weight, FLOAT_DTYPES, description)
+    marks = (each for part, each in module.stored.items() if _QUANTISED.fullmatch(part))
+    name = min(each.name for each in marks)
+    return CheckpointError(
+        f"The checkpoint has {name}, but its config.json tells of {description} where "
+        f"{module.name} is not quantised. {FETCH_BOTH}"
+    )
+
+
+def _require_dtype(stored: StoredTensor, dtypes: Sequence[str], description: str) -> None:
+    if stored.dtype not in dtypes:
+        raise _other_dtype(stored, dtypes, description)
+
+
+def _other_dtype(stored: StoredTensor, dtypes: Sequence[str], description: str) -> CheckpointError:
+    return CheckpointError(
+        f"Tensor {stored.name} in {stored.path} is {stored.dtype}; expected one of "
+        f"{', '.join(dtypes)}, as config.json tells of {description}. {FETCH_BOTH}"
+    )
+
+
+def _misshapen(stored: StoredTensor, expected: str, description: str) -> CheckpointError:
+    return CheckpointError(
+        f"Tensor {stored.name} in {stored.path} has shape {list(stored.shape)}; expected "
+        f"{expected}, as config.json tells of {description}. {FETCH_BOTH}"
+    )

@@ -1,0 +1,65 @@
+"""Matrices of 8 bits a number, float8 or int8, whose blocks are multiplied by a scale each."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raydix.runtime.model.formats.layout import FLOAT_DTYPES, UNUSED_SCALE, Part, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Block = tuple[int | None, int | None]
+"""Outputs and inputs that share a scale; None: all of them. The last blocks may be short."""
+PER_TENSOR: Block = (None, None)
+PER_OUTPUT: Block = (1, None)
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledLayout:
+    """`.weight` [outputs, inputs] in its dtype, and a scale for each block, which multiplies it."""
+
+    dtype: str
+    """F8_E4M3 or I8."""
+    block: Block
+    scale: str = ".weight_scale"
+    zero_point: str | None = None
+    """The part with the int8 of each block that stands for zero, if there is one."""
+    activation_scale: str = ".input_scale"
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """The matrix, its scales, and what activations would be scaled by."""
+        zero_points = {} if self.zero_point is None else {self.zero_point: Part(("I8",))}
+        return {
+            _WEIGHT: Part((self.dtype,), num_dimensions=2),
+            self.scale: Part((*FLOAT_DTYPES, "F8_E8M0")),
+            self.activation_scale: UNUSED_SCALE,
+            **zero_points,
+        }
+
+    def shapes(self, stored: Mapping[str, Shape]) -> Mapping[str, tuple[Shape, ...]]:
+        """A scale, and perhaps a zero point, for each block."""
+        outputs, inputs = stored[_WEIGHT]
+        rows, columns = self.block
+        num_rows = 1 if rows is None else -(-outputs // rows)
+        num_columns = 1 if columns is None else -(-inputs // columns)
+        accepted: tuple[Shape, ...] = ((num_rows, num_columns),)
+        if columns is None:
+            accepted = (*accepted, (num_rows,))
+        if self.block == PER_TENSOR:
+            accepted = (*accepted, ())
+        return {part: accepted for part in (self.scale, self.zero_point) if part is not None}
+
+    def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
+        """The matrix: (number - zero point) * scale."""
+        # Imported here, as it takes torch, which whoever only reads what a format is does without.
+        from raydix.runtime.model.formats.matrices import scale_blocks, spread_blocks
+
+        numbers_NK = parts[_WEIGHT].float()
+        if self.zero_point is not None:
+            numbers_NK = numbers_NK - spread_blocks(
+                parts[self.zero_point], self.block, numbers_NK.shape
+            )
+        yield _WEIGHT, scale_blocks(numbers_NK, parts[self.scale], self.block)

@@ -1,0 +1,75 @@
+"""Quantised checkpoints answer as transformers does with the floats that they stand for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.testing.engine import in_process_engine
+from tests.checkpoints import make_checkpoint
+from tests.exactness.engines import assert_all_exact, engine_config, make_prompts, run
+from tests.exactness.every_tier import assert_exact_from_every_tier
+from tests.exactness.reference import Reference
+from tests.quantised_checkpoints import SCHEMES, quantise_checkpoint
+
+PROMPTS = make_prompts(5, [1, 49, 70])
+NUM_TOKENS = 24
+EACH_FAMILY = ("fp8 blocks",)
+"""Schemes that are tried with every family, at every degree of parallelism."""
+CASES = [
+    *((Family.QWEN3, scheme, {"tp": 1}) for scheme in SCHEMES),
+    *(
+        (family, scheme, places)
+        for scheme in EACH_FAMILY
+        for family, places in (
+            (Family.QWEN3, {"tp": 2}),
+            (Family.GEMMA3, {"tp": 2}),
+            (Family.DEEPSEEK_V3, {"tp": 1}),
+            (Family.DEEPSEEK_V3, {"tp": 2, "ep": 2}),
+            (Family.QWEN3_MOE, {"tp": 2, "ep": 2}),
+        )
+    ),
+]
+_OVERRIDES = {
+    Family.DEEPSEEK_V3: {"num_attention_heads": 12, "num_key_value_heads": 12},
+    Family.GEMMA3: {"num_attention_heads": 12, "tie_word_embeddings": False},
+}
+
+
+def make_pair(folder: Path, family: Family, scheme: str) -> tuple[Path, Reference]:
+    """A quantised checkpoint, and transformers with the floats for which it stands."""
+    overrides = _OVERRIDES.get(family, {"num_attention_heads": 12})
+    plain = make_checkpoint(folder / "plain", family, seed=11, num_hidden_layers=2, **overrides)
+    quantised = quantise_checkpoint(plain, SCHEMES[scheme])
+    return quantised, Reference(plain)
+
+
+@pytest.mark.part
+@pytest.mark.parametrize(("family", "scheme", "places"), CASES, ids=str)
+async def test_tokens_equal_those_of_the_restored_weights_from_every_tier(
+    family: Family, scheme: str, places: dict[str, int], tmp_path: Path
+) -> None:
+    quantised, reference = make_pair(tmp_path, family, scheme)
+    expected = reference.expect(PROMPTS)
+    config = engine_config(quantised, tmp_path / "l3", parallel=places)
+
+    await assert_exact_from_every_tier(config, expected, NUM_TOKENS)
+
+
+async def test_two_scales_that_change_places_are_found(tmp_path: Path) -> None:
+    """The comparison is worth something: it fails when the scales of two blocks are swapped."""
+    quantised, reference = make_pair(tmp_path, Family.QWEN3, "fp8 blocks")
+    tensors = load_file(quantised / "model.safetensors")
+    scales = tensors["model.layers.0.mlp.down_proj.weight_scale_inv"]
+    first, second = int(scales.argmin()), int(scales.argmax())
+    swapped = torch.arange(scales.numel())
+    swapped[[first, second]] = swapped[[second, first]]
+    scales.copy_(scales.flatten()[swapped].view(scales.shape))
+    save_file(tensors, quantised / "model.safetensors")
+
+    async with in_process_engine(engine_config(quantised)) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        with pytest.raises(AssertionError, match=r"token \d+ is \d+, not \d+"):
+            await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
