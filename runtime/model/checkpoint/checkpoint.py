@@ -254,7 +254,7 @@ def _has_other_head(config: CheckpointConfig, folder: Path) -> bool:
     of_head = (
         each for each in listed if own_name(each.name).startswith(head.removesuffix("weight"))
     )
-    if not config.quantisation.plan(of_head).modules:
+    if not config.quantisation.plan(of_head).module_by_tensor:
         if len(stored) < 2:
             return False
         described: dict[str, _Description] = {}

@@ -39,7 +39,7 @@ class QuantisedModule:
 class RestorePlan:
     """What to make of a checkpoint's tensors: a restorer, which holds one module at a time."""
 
-    modules: Mapping[str, QuantisedModule]
+    module_by_tensor: Mapping[str, QuantisedModule]
     """The module of each tensor that is used, by the tensor's name."""
     unused: frozenset[str]
     """Names of tensors that are left aside."""
@@ -49,7 +49,7 @@ class RestorePlan:
         together: dict[str, list[StoredTensor]] = {}
         for each in stored:
             if each.name not in self.unused:
-                module = self.modules.get(each.name)
+                module = self.module_by_tensor.get(each.name)
                 together.setdefault(each.name if module is None else module.name, []).append(each)
         return [each for group in together.values() for each in group]
 
@@ -62,7 +62,7 @@ class RestorePlan:
         for name, tensor in tensors:
             if name in self.unused:
                 continue
-            module = self.modules.get(name)
+            module = self.module_by_tensor.get(name)
             if module is None:
                 yield name, tensor
                 continue
@@ -123,7 +123,7 @@ def plan_restoring(
                 modules[each.name] = planned
             elif not part.endswith(_BIAS):
                 unused.add(each.name)
-    return RestorePlan(modules=modules, unused=frozenset(unused))
+    return RestorePlan(module_by_tensor=modules, unused=frozenset(unused))
 
 
 def _modules(stored: Iterable[StoredTensor]) -> Sequence[_Module]:
