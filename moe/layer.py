@@ -123,13 +123,19 @@ class MoeLayer(nn.Module):
         in_flight.run_experts()
         return in_flight.finish()
 
-    def start(self, x_TC: Tensor, sent: SentRows | None) -> ExpertsInFlight:
-        """Choose experts, and start the dispatch."""
-        num_rows = x_TC.shape[0]
-        if sent is not None:
-            x_TC = sent.own(x_TC)
+    def start(
+        self, x_TC: Tensor, sent: SentRows | None, *, scored_TC: Tensor | None = None
+    ) -> ExpertsInFlight:
+        """Choose experts, and start the dispatch.
 
-        weights_TK, ids_TK = self.router(x_TC)
+        `scored_TC`: what the router reads, if it is not what experts read.
+        """
+        num_rows = x_TC.shape[0]
+        scored_TC = x_TC if scored_TC is None else scored_TC
+        if sent is not None:
+            x_TC, scored_TC = sent.own(x_TC), sent.own(scored_TC)
+
+        weights_TK, ids_TK = self.router(scored_TC)
         # Before the routes, which count rows: padding asks for nothing.
         if sent is not None:
             ids_TK = sent.without_padding(ids_TK, num_rows)

@@ -15,7 +15,7 @@ class Router(nn.Module):
     """Scores every expert for each token.
 
     `scores`: a row for each expert, and what is added to its score, if anything is.
-    `correction_bias_E`: float32, for routings that have one.
+    `correction_bias_E` and `expert_scales_E`: float32, for routings that have them.
     """
 
     def __init__(
@@ -43,6 +43,11 @@ class Router(nn.Module):
                 self.correction_bias_E = nn.Parameter(
                     torch.empty(num_experts, device=device, dtype=dtype), requires_grad=False
                 )
+        self.expert_scales_E: nn.Parameter | None = None
+        if isinstance(routing, SoftmaxRouting) and routing.has_expert_scales:
+            self.expert_scales_E = nn.Parameter(
+                torch.empty(num_experts, device=device, dtype=torch.float32), requires_grad=False
+            )
         self._dtype = dtype
         self.scores = empty_weight(num_experts, hidden_size, bias=bias, device=device, dtype=dtype)
 
@@ -51,9 +56,12 @@ class Router(nn.Module):
         logits_TE = self._ops.linear(x_TC.to(self._dtype), self.scores)
         match self.routing:
             case SoftmaxRouting(renormalise=renormalise):
-                return self._ops.topk_gating(
+                weights_TK, ids_TK = self._ops.topk_gating(
                     logits_TE, self.experts_per_token, renormalise=renormalise
                 )
+                if self.expert_scales_E is not None:
+                    weights_TK = weights_TK * self.expert_scales_E[ids_TK]
+                return weights_TK, ids_TK
             case GroupLimitedRouting() as routing:
                 return self._ops.group_limited_gating(
                     logits_TE, self.correction_bias_E, self.experts_per_token, routing
@@ -66,4 +74,6 @@ class Router(nn.Module):
         weights = self.scores.whole_parts()
         if self.correction_bias_E is not None:
             weights["e_score_correction_bias"] = WeightPart(self.correction_bias_E)
+        if self.expert_scales_E is not None:
+            weights["expert_scales"] = WeightPart(self.expert_scales_E)
         return weights

@@ -1,5 +1,6 @@
 """Small random checkpoints of every family, and what transformers generates from them."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,13 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
     },
     Family.GEMMA3: _GEMMA3,
     Family.GEMMA3_WITH_VISION: _GEMMA3,
-    Family.GEMMA4: _GEMMA4,
+    Family.GEMMA4: {
+        **_GEMMA4,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 20,
+    },
     Family.GEMMA4_WITH_TOWERS: {
         **_GEMMA4,
         "attention_k_eq_v": False,
@@ -269,12 +276,12 @@ def make_checkpoint(
 
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("norm.weight"):
+            if re.search(r"norm(_\d)?\.weight$", name):
                 centre = 0.0 if family in _OFFSET_NORMS else 1.0
                 parameter.uniform_(centre - 0.3, centre + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
-            elif name.endswith("layer_scalar"):
+            elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder

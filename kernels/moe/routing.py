@@ -17,6 +17,8 @@ class SoftmaxRouting:
 
     renormalise: bool
     """Whether the weights of a token's experts are divided by their sum."""
+    has_expert_scales: bool = False
+    """Whether each expert has a factor of its own for its weight, after all else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

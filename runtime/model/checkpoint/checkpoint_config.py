@@ -27,6 +27,7 @@ _SIZES = (
     "global_head_dim",
     "num_global_key_value_heads",
     "num_experts_per_tok",
+    "top_k_experts",
     "num_local_experts",
     "moe_intermediate_size",
     "decoder_sparse_step",

@@ -41,7 +41,7 @@ def make_dummy_model(
     group_layers: KvGrouping = derive_kv_groups,
     config: CheckpointConfig | None = None,
 ) -> LoadedModel:
-    """Build the model of `folder`'s config with random weights; norms are ones.
+    """Build the model of `folder`'s config with random weights; norms and lone factors are ones.
 
     Reads no weights but those of FIXED, if the folder has that file: a router's bias, say, by which
     some experts are chosen more often.
@@ -119,7 +119,7 @@ def _draw(
 ) -> Tensor:
     """The whole tensor of that name."""
     whole = torch.empty(shape, dtype=dtype, device=generator.device)
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "layer_scalar", "expert_scales")):
         return whole.fill_(1.0)
     digest = hashlib.sha256(f"{SEED} {name}".encode()).digest()
     generator.manual_seed(int.from_bytes(digest[:7]))

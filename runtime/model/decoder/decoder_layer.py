@@ -20,7 +20,7 @@ from raydix.runtime.model.decoder.attention import Attention, AttentionBatch
 from raydix.runtime.model.decoder.latent_attention import LatentAttention
 from raydix.runtime.model.decoder.layer_end import OutputScale
 from raydix.runtime.model.decoder.layer_inputs import InputGate
-from raydix.runtime.model.decoder.mlp import InFlight, make_mlp
+from raydix.runtime.model.decoder.mlp import InFlight, JoiningNorms, make_mlp
 from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.spec.kv_groups import KvPlace
@@ -34,6 +34,7 @@ class LayerInFlight:
     mlp: InFlight
     stream: ResidualStream
     collectives: Collectives
+    joining_norms: JoiningNorms | None
     post_norm: RmsNorm | None
     endings: tuple[InputGate | OutputScale, ...]
 
@@ -44,6 +45,8 @@ class LayerInFlight:
     def finish(self) -> None:
         """Add what the feed-forward says to the stream."""
         out_TC = self.collectives.sum(self.mlp.finish())
+        if self.joining_norms is not None:
+            out_TC = self.joining_norms(out_TC)
         self.stream.add(out_TC if self.post_norm is None else self.post_norm(out_TC))
         for ending in self.endings:
             ending(self.stream)
@@ -90,11 +93,16 @@ class DecoderLayer(nn.Module):
             device=device,
             dtype=dtype,
         )
-        self.mlp_norm = make_norm(spec.norm)
+        self.mlp_norm = make_norm(spec.mlp_norm)
         self.mlp = make_mlp(
             spec.mlp, hidden_size, ops, share=share, experts=experts, device=device, dtype=dtype
         )
 
+        self.joining_norms: JoiningNorms | None = None
+        if spec.own_mlp_norm is not None:
+            self.joining_norms = JoiningNorms(
+                spec.own_mlp_norm, hidden_size, ops, device=device, dtype=dtype
+            )
         self.attention_post_norm = make_norm(spec.post_norm)
         self.mlp_post_norm = make_norm(spec.post_norm)
         self.input_gate = input_gate
@@ -120,8 +128,14 @@ class DecoderLayer(nn.Module):
         stream.add(out_TC)
 
         in_flight = self.mlp.start(stream.normed(self.mlp_norm), sent)
-        post_norm, endings = self.mlp_post_norm, self._endings
-        return LayerInFlight(in_flight, stream, self._collectives, post_norm, endings)
+        return LayerInFlight(
+            in_flight,
+            stream,
+            self._collectives,
+            self.joining_norms,
+            self.mlp_post_norm,
+            self._endings,
+        )
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -136,6 +150,7 @@ class DecoderLayer(nn.Module):
             **{f"{name}.weight": part for name, part in whole.items()},
             **prefixed("attention", self.attention.weights()),
             **prefixed("mlp", self.mlp.weights()),
+            **({} if self.joining_norms is None else self.joining_norms.weights()),
             **({} if self.input_gate is None else prefixed("input", self.input_gate.weights())),
             **({} if self.scale is None else self.scale.weights()),
         }

@@ -15,7 +15,8 @@ from raydix.kernels.weights.weight import empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
 from raydix.moe.sent_rows import SentRows
-from raydix.runtime.model.spec.spec import DenseMlpSpec, MoeMlpSpec
+from raydix.runtime.model.decoder.rms_norm import RmsNorm
+from raydix.runtime.model.spec.spec import DenseMlpSpec, MoeMlpSpec, NormSpec
 
 
 class InFlight(Protocol):
@@ -130,6 +131,95 @@ class SharedExpertsMlp(nn.Module):
         return self.routed.weights() | prefixed("shared", self.shared.weights())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ApartInFlight:
+    """An `InFlight` of routed experts and of a shared one that are not added up yet."""
+
+    routed: ExpertsInFlight
+    shared_TC: Tensor
+
+    def run_experts(self) -> None:
+        """Compute, with this rank's routed experts, what other ranks have sent here."""
+        self.routed.run_experts()
+
+    def finish(self) -> Tensor:
+        """What this rank adds to sums over ranks, of the shared one, then of the others, [2T, C].
+
+        `JoiningNorms` takes the sums.
+        """
+        return torch.cat((self.shared_TC, self.routed.finish()))
+
+
+class ApartExpertsMlp(nn.Module):
+    """Routed experts and a shared one that read the residual stream, each through its own norm.
+
+    The shared one runs while rows are dispatched.
+    """
+
+    def __init__(
+        self,
+        routed: MoeLayer,
+        shared: DenseMlp,
+        norm: NormSpec,
+        hidden_size: int,
+        ops: ModelOps,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.routed = routed
+        self.shared = shared
+        self.router_norm, self.routed_norm, self.shared_norm = (
+            RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype) for _ in range(3)
+        )
+
+    def start(self, x_TC: Tensor, sent: SentRows | None) -> ApartInFlight:
+        """Send the rows to the routed experts, and compute the shared one meanwhile."""
+        routed = self.routed.start(self.routed_norm(x_TC), sent, scored_TC=self.router_norm(x_TC))
+        return ApartInFlight(routed, self.shared(self.shared_norm(x_TC)))
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        return {
+            **self.routed.weights(),
+            **prefixed("shared", self.shared.weights()),
+            "router_norm.weight": WeightPart(self.router_norm.weight),
+            "routed_norm.weight": WeightPart(self.routed_norm.weight),
+            "shared_norm.weight": WeightPart(self.shared_norm.weight),
+        }
+
+
+class JoiningNorms(nn.Module):
+    """Norms what shared and routed experts say, each for itself, and adds both up."""
+
+    def __init__(
+        self,
+        norm: NormSpec,
+        hidden_size: int,
+        ops: ModelOps,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.shared_norm, self.routed_norm = (
+            RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype) for _ in range(2)
+        )
+
+    def forward(self, both: Tensor) -> Tensor:
+        """[2T, C] as of `ApartInFlight`, summed over ranks, in; out comes [T, C]."""
+        shared_TC, routed_TC = both.chunk(2)
+        return self.shared_norm(shared_TC) + self.routed_norm(routed_TC)
+
+    def weights(self) -> dict[str, WeightPart]:
+        """All tensors that a checkpoint has."""
+        return {
+            "shared_post_norm.weight": WeightPart(self.shared_norm.weight),
+            "routed_post_norm.weight": WeightPart(self.routed_norm.weight),
+        }
+
+
 def make_mlp(
     spec: DenseMlpSpec | MoeMlpSpec,
     hidden_size: int,
@@ -139,7 +229,7 @@ def make_mlp(
     experts: LayerExperts | None,
     device: torch.device,
     dtype: torch.dtype,
-) -> DenseMlp | MoeLayer | SharedExpertsMlp:
+) -> DenseMlp | MoeLayer | SharedExpertsMlp | ApartExpertsMlp:
     """The feed-forward of a layer. `experts`: None if the lane has them to itself, or none."""
     match spec:
         case DenseMlpSpec():
@@ -163,6 +253,10 @@ def make_mlp(
             shared = DenseMlp(
                 spec.shared, hidden_size, ops, share=share, device=device, dtype=dtype
             )
+            if spec.own_norm is not None:
+                return ApartExpertsMlp(
+                    routed, shared, spec.own_norm, hidden_size, ops, device=device, dtype=dtype
+                )
             return SharedExpertsMlp(routed, shared)
         case _:
             assert_never(spec)

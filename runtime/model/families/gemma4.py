@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydix.errors import CheckpointError
+from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
@@ -12,6 +13,7 @@ from raydix.runtime.model.families.config_fields import (
     read_layer_types,
     read_norm,
     read_soft_cap,
+    require_enough_experts,
     window_by_type,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
@@ -20,6 +22,7 @@ from raydix.runtime.model.families.weight_names import (
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
+from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
@@ -27,20 +30,36 @@ from raydix.runtime.model.spec.spec import (
     LayerInputSpec,
     LayerSpec,
     ModelSpec,
+    MoeMlpSpec,
     NormSpec,
     ValueSpec,
 )
 
-_OWN_NAMES: Mapping[str, str] = {
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NAMES: Mapping[str, str] = {
     "layers.{}": "model.layers.{}",
     "layers.{}.input.gate": "model.layers.{}.per_layer_input_gate",
     "layers.{}.input.output": "model.layers.{}.per_layer_projection",
     "layers.{}.input.norm": "model.layers.{}.post_per_layer_input_norm",
+    "layers.{}.shared_post_norm": "model.layers.{}.post_feedforward_layernorm_1",
+    "layers.{}.routed_post_norm": "model.layers.{}.post_feedforward_layernorm_2",
+    "layers.{}.mlp.shared_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "layers.{}.mlp.shared.gate": "model.layers.{}.mlp.gate_proj",
+    "layers.{}.mlp.shared.up": "model.layers.{}.mlp.up_proj",
+    "layers.{}.mlp.shared.down": "model.layers.{}.mlp.down_proj",
+    "layers.{}.mlp.routed_norm": "model.layers.{}.pre_feedforward_layernorm_2",
+    "layers.{}.mlp.router_norm": "model.layers.{}.router.norm",
+    "layers.{}.mlp.router": "model.layers.{}.router.proj",
+    "layers.{}.mlp.experts.{}.gate": "model.layers.{}.experts.gate_up_proj[{}].gate",
+    "layers.{}.mlp.experts.{}.up": "model.layers.{}.experts.gate_up_proj[{}].up",
+    "layers.{}.mlp.experts.{}.down": "model.layers.{}.experts.down_proj[{}]",
     "layer_inputs.table": "model.embed_tokens_per_layer",
     "layer_inputs.projection": "model.per_layer_model_projection",
     "layer_inputs.norm": "model.per_layer_projection_norm",
 }
-"""The layer itself has a tensor, `layer_scalar`."""
+"""The layer itself has a tensor, `layer_scalar`. Parts of stacked tensors are called by them."""
 
 
 def _read_spec(config: Any) -> ModelSpec:
@@ -50,7 +69,7 @@ def _read_spec(config: Any) -> ModelSpec:
     layers = [
         LayerSpec(
             attention=replace(_read_attention(config, layer, norm), source_layer=source),
-            mlp=_read_mlp(config, has_source=source is not None),
+            mlp=_read_mlp(config, norm, has_source=source is not None),
             norm=norm,
             post_norm=norm,
             has_output_scale=True,
@@ -79,13 +98,28 @@ def _read_sources(config: Any) -> list[int | None]:
     return [None] * num_own + [last[each] for each in types[num_own:]]
 
 
-def _read_mlp(config: Any, *, has_source: bool) -> DenseMlpSpec:
-    """The dense feed-forward. `has_source`: whether keys and values are those of another layer."""
+def _read_mlp(config: Any, norm: NormSpec, *, has_source: bool) -> DenseMlpSpec | MoeMlpSpec:
+    """The feed-forward. `has_source`: whether keys and values are those of another layer."""
     is_double = has_source and config.use_double_wide_mlp
-    return DenseMlpSpec(
-        intermediate_size=config.intermediate_size * (2 if is_double else 1),
-        bias=False,
-        glu=read_glu(config.hidden_activation),
+    glu = read_glu(config.hidden_activation)
+    dense = DenseMlpSpec(
+        intermediate_size=config.intermediate_size * (2 if is_double else 1), bias=False, glu=glu
+    )
+    if not config.enable_moe_block:
+        return dense
+
+    for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+        if getattr(config, name) is None:
+            raise CheckpointError(f"{name} is null; expected a whole number from 1. {REMEDY}")
+    require_enough_experts(config.top_k_experts, config.num_experts)
+    return MoeMlpSpec(
+        num_experts=config.num_experts,
+        experts_per_token=config.top_k_experts,
+        intermediate_size=config.moe_intermediate_size,
+        routing=SoftmaxRouting(renormalise=True, has_expert_scales=True),
+        shared=dense,
+        own_norm=norm,
+        glu=glu,
     )
 
 
@@ -129,15 +163,40 @@ def _require_supported(config: Any) -> None:
         raise CheckpointError(
             "use_bidirectional_attention is 'all'; only causal attention is supported."
         )
-    if config.enable_moe_block:
-        raise CheckpointError("enable_moe_block is true; only Gemma 4 without is supported.")
+
+
+def _restore(tensors: Tensors) -> Tensors:
+    """Take stacked experts apart, and call the tensors of routers what the decoder asks for."""
+    for name, tensor in tensors:
+        if name.endswith(".router.scale"):
+            # It multiplies what a norm without a weight leaves, together with this root.
+            weight = tensor.float() * tensor.shape[-1] ** -0.5
+            yield name.removesuffix("scale") + "norm.weight", weight
+        elif name.endswith(".router.per_expert_scale"):
+            yield name.removesuffix("per_expert_scale") + "proj.expert_scales", tensor
+        elif name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            yield from _experts(name, tensor)
+        else:
+            yield name, tensor
+
+
+def _experts(name: str, stacked: "Tensor") -> Tensors:
+    """The matrices of all experts, of which gate and up lie one behind the other."""
+    for expert, rows in enumerate(stacked):
+        if name.endswith("down_proj"):
+            yield f"{name}[{expert}].weight", rows
+        else:
+            gate, up = rows.chunk(2)
+            yield f"{name}[{expert}].gate.weight", gate
+            yield f"{name}[{expert}].up.weight", up
 
 
 GEMMA4 = FamilyDefinition(
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
     read_spec=_read_spec,
-    weight_names={**DECODER_NAMES, **FOUR_NORM_NAMES, **QK_NORM_NAMES, **_OWN_NAMES},
+    weight_names={**DECODER_NAMES, **FOUR_NORM_NAMES, **QK_NORM_NAMES, **_NAMES},
+    restore=_restore,
 )
 GEMMA4_WITH_TOWERS = replace(
     GEMMA4,

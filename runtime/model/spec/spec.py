@@ -128,6 +128,12 @@ class MoeMlpSpec:
     routing: Routing
     shared: DenseMlpSpec | None
     """What every token takes besides, and is added."""
+    own_norm: NormSpec | None = None
+    """The norms that shared and routed experts have of their own, where they do not read the same.
+
+    Then both and the router norm the residual stream themselves, in place of the layer's norm
+    before the feed-forward, and what they say is normed before it is added up.
+    """
     glu: GluForm = field(default_factory=SiluGlu)
     bias: bool = False
     """Have the router and the experts' matrices biases?"""
@@ -150,6 +156,16 @@ class LayerSpec:
     """Is the residual stream multiplied by a weight of the layer's own in the end? Only a layer
     with post norms may say so.
     """
+
+    @property
+    def mlp_norm(self) -> NormSpec | None:
+        """The norm before the feed-forward, if it has none of its own."""
+        return None if self.own_mlp_norm is not None else self.norm
+
+    @property
+    def own_mlp_norm(self) -> NormSpec | None:
+        """The norms that parts of the feed-forward have of their own."""
+        return self.mlp.own_norm if isinstance(self.mlp, MoeMlpSpec) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -301,6 +301,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {**GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99},
         "vocab_size_per_layer_input is 99; expected at least vocab_size, 100",
     ),
+    "experts of which there are none": (
+        {**GEMMA4, "enable_moe_block": True, "top_k_experts": 2, "moe_intermediate_size": 8},
+        "num_experts is null; expected a whole number",
+    ),
     "heads of no size": ({**GEMMA4, "global_head_dim": 0}, "global_head_dim is 0; expected"),
     "no scale": ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected"),
     "language model of no size": (

@@ -135,6 +135,7 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
         Family.GEMMA4,
         {
             "num_hidden_layers": 7,
+            "enable_moe_block": False,
             "attention_k_eq_v": False,
             "attention_bias": True,
             "sliding_window": 13,
