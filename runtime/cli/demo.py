@@ -17,8 +17,8 @@ from rich.console import Console
 from raydix.errors import ConfigError
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
-from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from raydix.runtime.cli.demo_conversations import Conversation, chat, new_conversations
+from raydix.runtime.cli.demo_models import ModelName
 from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.options import AsJson, Settings, sections_of
 from raydix.runtime.cli.output import print_json, standard_output
@@ -36,7 +36,8 @@ class DemoOptions:
     """What the demo was asked for."""
 
     folder: Path
-    """Holds L3 and the checkpoint, which is made there if absent."""
+    """Holds L3, and the random checkpoint, which is made there if absent."""
+    model: ModelName = ModelName.RANDOM
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Laid over the demo's configuration."""
     verify: bool = False
@@ -44,6 +45,9 @@ class DemoOptions:
 
 
 def demo(
+    model: Annotated[
+        ModelName, typer.Option(help="Random weights, or SmolLM2-135M-Instruct, which speaks.")
+    ] = ModelName.RANDOM,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every token with transformers.")
     ] = False,
@@ -53,13 +57,13 @@ def demo(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Where checkpoint and L3 files go and stay. Default: a temporary folder."
+            help="Where L3 and the random checkpoint go and stay. Default: a temporary folder."
         ),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Chat through all three tiers with a small random model, across a restart of the engine."""
+    """Chat through all three tiers with a small model, across a restart of the engine."""
     with contextlib.ExitStack() as stack:
         out, stdout = stack.enter_context(standard_output(as_json))
         if folder is None:
@@ -70,7 +74,11 @@ def demo(
 
         # A relative one of two parts could be a model on the Hub.
         options = DemoOptions(
-            folder=folder.absolute(), sections=sections_of(settings), verify=verify, hold=hold
+            folder=folder.absolute(),
+            model=model,
+            sections=sections_of(settings),
+            verify=verify,
+            hold=hold,
         )
         record = asyncio.run(run_demo(options, out))
         if as_json:
@@ -84,18 +92,11 @@ async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
     The record's `passed` says whether every tier was used and no token differed.
     """
     started_s = time.monotonic()
-    checkpoint = options.folder / "checkpoint"
-    if not (checkpoint / "config.json").is_file():
-        try:
-            write_demo_checkpoint(checkpoint)
-        except OSError as error:
-            raise ConfigError(
-                f"--folder {options.folder} cannot be written: {error.strerror}. Name a folder of "
-                "yours."
-            ) from error
-    config = demo_config(options)
+    model = options.model.model
+    checkpoint = await asyncio.to_thread(model.checkpoint, options.folder)
+    config = demo_config(options, checkpoint)
     tokenizer = await asyncio.to_thread(_load_tokenizer, checkpoint)
-    conversations = new_conversations()
+    conversations = new_conversations(model, tokenizer)
 
     sources_by_phase: dict[str, Counter[str]] = {}
     for phase, num_turns, hold in (
@@ -105,7 +106,7 @@ async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
         console.print(f"Starting the engine ({phase}) ...")
         name = f"demo-{os.getpid()}"
         async with await start_engine(config, name, None) as engine:
-            sources = await chat(engine, tokenizer, conversations, num_turns, console)
+            sources = await chat(engine, conversations, num_turns, console)
             sources_by_phase[phase] = sources
             if hold:
                 console.print(f"Holding the engine {name}; end it with Ctrl-C.")
@@ -123,26 +124,29 @@ async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
         "serve_s": round(time.monotonic() - started_s, 2),
         "passed": _uses_every_tier(total, console),
     }
+    if model.is_trained:
+        record["talk"] = {each.topic: each.turns() for each in conversations}
     if options.verify:
         await _verify(checkpoint, conversations, record, console)
     record["total_s"] = round(time.monotonic() - started_s, 2)
     return record
 
 
-def demo_config(options: DemoOptions) -> EngineConfig:
+def demo_config(options: DemoOptions, checkpoint: Path) -> EngineConfig:
     """Two ranks whose L1 is too small for all conversations, an ample L2, and L3 in files."""
+    model = options.model.model
     config = {
         "model": {
-            "path": str(options.folder / "checkpoint"),
+            "path": str(checkpoint),
             "device": "cpu",
             "dtype": "float32",
-            "max_model_len": 1280,
+            "max_model_len": model.max_model_len,
         },
         "parallel": {"dp": 2},
         "cache": {
             "page_size": 16,
-            "l1": {"num_pages": 96},
-            "l2": {"bytes_per_node": "64MiB"},
+            "l1": {"num_pages": model.l1_pages},
+            "l2": {"bytes_per_node": model.l2_bytes},
             "l3": {"backend": "file", "path": str(options.folder / "l3"), "max_bytes": "1GiB"},
             "load": "always",
             # The second engine reads all from files: an impatient request would compute instead.

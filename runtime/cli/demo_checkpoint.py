@@ -40,8 +40,8 @@ def write_demo_checkpoint(folder: Path, *, seed: int = 0) -> None:
     end_id = vocabulary["<|im_end|>"]
 
     _write_tokenizer(folder, vocabulary)
-    _write_json(folder / "config.json", _config(len(vocabulary), end_id))
-    _write_json(folder / "generation_config.json", {"eos_token_id": end_id, "do_sample": False})
+    write_json(folder / "config.json", _config(len(vocabulary), end_id))
+    write_json(folder / "generation_config.json", {"eos_token_id": end_id, "do_sample": False})
     rng = np.random.default_rng(seed)
     tensors = dict(_tensors(len(vocabulary), rng))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -58,16 +58,35 @@ def _write_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(
+        folder,
+        tokenizer,
+        end="<|im_end|>",
+        padding="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        max_tokens=MAX_POSITIONS,
+    )
 
-    _write_json(
+
+def write_tokenizer(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    end: str,
+    padding: str,
+    chat_template: str,
+    max_tokens: int,
+) -> None:
+    """Write the files by which transformers loads this tokenizer."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": "<|im_end|>",
-            "pad_token": "<|endoftext|>",
-            "chat_template": CHAT_TEMPLATE,
-            "model_max_length": MAX_POSITIONS,
+            "eos_token": end,
+            "pad_token": padding,
+            "chat_template": chat_template,
+            "model_max_length": max_tokens,
             "clean_up_tokenization_spaces": False,
         },
     )
@@ -136,5 +155,6 @@ def _tensors(
     yield "lm_head.weight", matrix(vocab_size, HIDDEN_SIZE)
 
 
-def _write_json(path: Path, values: dict[str, object]) -> None:
+def write_json(path: Path, values: dict[str, object]) -> None:
+    """Write values as JSON for people."""
     path.write_text(json.dumps(values, indent=2) + "\n")
