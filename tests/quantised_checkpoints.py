@@ -1,34 +1,32 @@
-"""Small quantised checkpoints, and beside each the floats that its tensors stand for.
-
-Those are computed number by number, in plain loops, by the formula of the format.
-"""
+"""Small quantised checkpoints, and beside each one of the floats for which its tensors stand."""
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from raydix.runtime.model.families.table import Family
+from tests.checkpoints import make_checkpoint
+from tests.quantised_matrices import (
+    QuantisedMatrix,
+    fp8_in_blocks,
+    fp8_per_tensor,
+    int8_per_output,
+    mxfp4,
+    nvfp4,
+    packed,
+)
+
 _MATRICES = re.compile(
-    r"(?!vision_tower|multi_modal_projector).*(_proj|_with_mqa|\.w[123])\.weight"
+    r"(?!.*(vision_tower|multi_modal_projector)).*(_proj|_with_mqa|\.w[123])\.weight"
 )
 """Weights that tests quantise: those of attention and of feed-forwards, experts among them."""
-
-
-@dataclass(frozen=True)
-class QuantisedMatrix:
-    """A matrix twice, stored and restored."""
-
-    parts: Mapping[str, Tensor]
-    """What is stored, by the end of the name."""
-    restored: Tensor
-    """What that stands for, float32 [outputs, inputs]."""
 
 
 Quantise = Callable[[Tensor], QuantisedMatrix]
@@ -70,62 +68,32 @@ def quantise_checkpoint(plain: Path, scheme: Scheme) -> Path:
     return folder
 
 
-def number_by_number(shape: torch.Size, number: Callable[[int, int], float]) -> Tensor:
-    """The float32 matrix whose number at (output, input) is this."""
-    outputs, inputs = shape
-    return torch.tensor(
-        [[float(number(n, k)) for k in range(inputs)] for n in range(outputs)], dtype=torch.float32
-    )
-
-
-def fp8_in_blocks(weight: Tensor, rows: int, columns: int) -> QuantisedMatrix:
-    """A scale for each block, of which the last are short, so that the largest number is 448."""
-    outputs, inputs = weight.shape
-    scales = torch.tensor(
-        [
-            [
-                float(weight[n : n + rows, k : k + columns].abs().max()) / 448
-                for k in range(0, inputs, columns)
-            ]
-            for n in range(0, outputs, rows)
-        ]
-    )
-    stored = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
-    for n in range(outputs):
-        for k in range(inputs):
-            stored[n, k] = weight[n, k] / scales[n // rows, k // columns]
-    numbers, by_block = stored.float().numpy(), scales.numpy()
-    return QuantisedMatrix(
-        {".weight": stored, ".weight_scale_inv": scales},
-        number_by_number(
-            weight.shape, lambda n, k: numbers[n, k] * by_block[n // rows, k // columns]
-        ),
-    )
-
-
-def fp8_per_tensor(weight: Tensor) -> QuantisedMatrix:
-    """One bfloat16 scale, and one of activations, as Mistral 3 has them."""
-    scale = (weight.abs().max() / 448).bfloat16()
-    stored = (weight / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-    numbers, factor = stored.float().numpy(), np.float32(scale.float())
-    return QuantisedMatrix(
+def _make_compressed(
+    quantise: Quantise, stored_as: str, weights: Mapping[str, Any], **more: Any
+) -> Scheme:
+    """A checkpoint of llm-compressor: all that is linear, but for the head and routers."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return Scheme(
+        quantise,
         {
-            ".weight": stored,
-            ".weight_scale_inv": scale,
-            ".activation_scale": torch.tensor(0.25, dtype=torch.bfloat16),
+            "quant_method": "compressed-tensors",
+            "format": stored_as,
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head", r"re:.*\.mlp\.gate$", r"re:.*vision_tower.*"],
+            "quantization_status": "compressed",
+            **more,
         },
-        number_by_number(weight.shape, lambda n, k: numbers[n, k] * factor),
     )
 
 
 SCHEMES: Mapping[str, Scheme] = {
     "fp8 blocks": Scheme(
-        lambda weight: fp8_in_blocks(weight, 16, 32),
+        lambda weight: fp8_in_blocks(weight, 24, 20),
         {
             "quant_method": "fp8",
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
-            "weight_block_size": [16, 32],
+            "weight_block_size": [24, 20],
             "modules_to_not_convert": ["lm_head", "gate", "vision_tower", "model.absent"],
         },
     ),
@@ -133,5 +101,86 @@ SCHEMES: Mapping[str, Scheme] = {
         fp8_per_tensor,
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
     ),
+    "float8 per tensor": _make_compressed(
+        lambda weight: fp8_per_tensor(weight, ".weight_scale", ".input_scale"),
+        "float-quantized",
+        {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True},
+    ),
+    "float8 per output": _make_compressed(
+        lambda weight: fp8_in_blocks(weight, 1, weight.shape[1], ".weight_scale"),
+        "float-quantized",
+        {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True},
+    ),
+    "float8 blocks": _make_compressed(
+        lambda weight: fp8_in_blocks(weight, 24, 20, ".weight_scale"),
+        "float-quantized",
+        {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [24, 20]},
+    ),
+    "int8 per output": _make_compressed(
+        int8_per_output,
+        "int-quantized",
+        {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": False},
+    ),
+    "int4 packed": _make_compressed(
+        partial(packed, bits=4, group=16, is_symmetric=True),
+        "pack-quantized",
+        {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": True},
+    ),
+    "int4 packed, zero points": _make_compressed(
+        partial(packed, bits=4, group=16, is_symmetric=False),
+        "pack-quantized",
+        {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False},
+    ),
+    "int8 packed": _make_compressed(
+        partial(packed, bits=8, group=None, is_symmetric=False),
+        "pack-quantized",
+        {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": False},
+    ),
+    "nvfp4": _make_compressed(
+        partial(
+            nvfp4,
+            numbers_name=".weight_packed",
+            whole_name=".weight_global_scale",
+            is_divisor=True,
+        ),
+        "nvfp4-pack-quantized",
+        {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
+    ),
+    "mxfp4": _make_compressed(
+        mxfp4,
+        "mxfp4-pack-quantized",
+        {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32},
+    ),
 }
 """One of each kind, with blocks so small that tiny matrices have several."""
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+}
+"""Sizes of models whose matrices have whole words and blocks of four bits."""
+_OWN_SIZES: Mapping[Family, Mapping[str, Any]] = {
+    Family.QWEN3_MOE: {"moe_intermediate_size": 32},
+    Family.DEEPSEEK_V3: {
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "moe_intermediate_size": 32,
+    },
+    Family.GEMMA3_WITH_VISION: {"tie_word_embeddings": False},
+    Family.GEMMA3: {"tie_word_embeddings": False},
+}
+
+
+def make_quantised(folder: Path, family: Family, scheme: str, seed: int = 11) -> tuple[Path, Path]:
+    """The same weights twice: quantised, and as the floats for which that stands."""
+    sizes = {**SIZES, **_OWN_SIZES.get(family, {})}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    plain = make_checkpoint(folder / "plain", family, seed=seed, **given)
+    return quantise_checkpoint(plain, SCHEMES[scheme]), plain

@@ -8,15 +8,14 @@ from safetensors.torch import load_file, save_file
 
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
-from tests.checkpoints import make_checkpoint
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts, run
 from tests.exactness.every_tier import assert_exact_from_every_tier
 from tests.exactness.reference import Reference
-from tests.quantised_checkpoints import SCHEMES, quantise_checkpoint
+from tests.quantised_checkpoints import SCHEMES, make_quantised
 
 PROMPTS = make_prompts(5, [1, 49, 70])
 NUM_TOKENS = 24
-EACH_FAMILY = ("fp8 blocks",)
+EACH_FAMILY = ("fp8 blocks", "int4 packed, zero points")
 """Schemes that are tried with every family, at every degree of parallelism."""
 CASES = [
     *((Family.QWEN3, scheme, {"tp": 1}) for scheme in SCHEMES),
@@ -32,18 +31,6 @@ CASES = [
         )
     ),
 ]
-_OVERRIDES = {
-    Family.DEEPSEEK_V3: {"num_attention_heads": 12, "num_key_value_heads": 12},
-    Family.GEMMA3: {"num_attention_heads": 12, "tie_word_embeddings": False},
-}
-
-
-def make_pair(folder: Path, family: Family, scheme: str) -> tuple[Path, Reference]:
-    """A quantised checkpoint, and transformers with the floats for which it stands."""
-    overrides = _OVERRIDES.get(family, {"num_attention_heads": 12})
-    plain = make_checkpoint(folder / "plain", family, seed=11, num_hidden_layers=2, **overrides)
-    quantised = quantise_checkpoint(plain, SCHEMES[scheme])
-    return quantised, Reference(plain)
 
 
 @pytest.mark.part
@@ -51,8 +38,8 @@ def make_pair(folder: Path, family: Family, scheme: str) -> tuple[Path, Referenc
 async def test_tokens_equal_those_of_the_restored_weights_from_every_tier(
     family: Family, scheme: str, places: dict[str, int], tmp_path: Path
 ) -> None:
-    quantised, reference = make_pair(tmp_path, family, scheme)
-    expected = reference.expect(PROMPTS)
+    quantised, plain = make_quantised(tmp_path, family, scheme)
+    expected = Reference(plain).expect(PROMPTS)
     config = engine_config(quantised, tmp_path / "l3", parallel=places)
 
     await assert_exact_from_every_tier(config, expected, NUM_TOKENS)
@@ -60,7 +47,7 @@ async def test_tokens_equal_those_of_the_restored_weights_from_every_tier(
 
 async def test_two_scales_that_change_places_are_found(tmp_path: Path) -> None:
     """The comparison is worth something: it fails when the scales of two blocks are swapped."""
-    quantised, reference = make_pair(tmp_path, Family.QWEN3, "fp8 blocks")
+    quantised, plain = make_quantised(tmp_path, Family.QWEN3, "fp8 blocks")
     tensors = load_file(quantised / "model.safetensors")
     scales = tensors["model.layers.0.mlp.down_proj.weight_scale_inv"]
     first, second = int(scales.argmin()), int(scales.argmax())
@@ -72,4 +59,4 @@ async def test_two_scales_that_change_places_are_found(tmp_path: Path) -> None:
     async with in_process_engine(engine_config(quantised)) as engine:
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
         with pytest.raises(AssertionError, match=r"token \d+ is \d+, not \d+"):
-            await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+            await assert_all_exact(engine, Reference(plain).expect(PROMPTS), outputs)

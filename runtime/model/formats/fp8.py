@@ -6,7 +6,7 @@ from typing import Any
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.formats.definition import WeightFormat
-from raydix.runtime.model.formats.layout import KV_SCALES
+from raydix.runtime.model.formats.layout import UNUSED_SCALES
 from raydix.runtime.model.formats.module_names import is_part_of_name, read_names
 from raydix.runtime.model.formats.scaled import PER_TENSOR, Block, ScaledLayout
 
@@ -19,7 +19,7 @@ class _Fp8Modules:
     kept: tuple[str, ...]
     """Names, or parts of names between points, of modules that stay floats."""
     named: frozenset[str] = frozenset()
-    unused_parts: frozenset[str] = KV_SCALES
+    unused_parts: frozenset[str] = UNUSED_SCALES
 
     @property
     def description(self) -> str:
@@ -36,7 +36,6 @@ class _Fp8Modules:
             dtype="F8_E4M3",
             block=self.block,
             scale=".weight_scale_inv",
-            activation_scale=".activation_scale",
         )
 
 

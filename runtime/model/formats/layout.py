@@ -6,7 +6,6 @@ its part `.weight_scale`. A layout that fits knows every part that its module ma
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,29 +16,16 @@ FLOAT_DTYPES = ("F32", "BF16", "F16")
 Shape = tuple[int, ...]
 
 
-class Use(Enum):
-    """What a part is to whoever restores the weight."""
-
-    NEEDED = "needed"
-    IF_STORED = "if stored"
-    """Taken where a module has it."""
-    UNUSED = "unused"
-    """It may be stored, and is left aside: what activations are scaled by, say."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One of a module's tensors."""
 
     dtypes: tuple[str, ...]
     """What it may be stored as, in the words of safetensors."""
-    use: Use = Use.NEEDED
+    is_optional: bool = False
+    """Whether modules may lack it."""
     num_dimensions: int | None = None
     """None: those that the shapes of other parts ask for."""
-
-
-UNUSED_SCALE = Part(FLOAT_DTYPES, Use.UNUSED)
-"""A scale of activations, or of keys and values, which are computed as floats."""
 
 
 class Layout(Protocol):
@@ -47,7 +33,7 @@ class Layout(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """Every part that a module may have, but for biases, by the end of the name."""
+        """Every part that makes the weight, by the end of the name."""
         ...
 
     def shapes(self, stored: Mapping[str, Shape]) -> Mapping[str, tuple[Shape, ...]]:
@@ -57,7 +43,7 @@ class Layout(Protocol):
     def restore(self, parts: Mapping[str, "Tensor"]) -> Iterator[tuple[str, "Tensor"]]:
         """Float32 tensors, by the end of their names, on the device that the parts are on.
 
-        `parts`: those that are used, on the device `meta` too, where only shapes count. Raises
+        `parts`: those that are stored, on the device `meta` too, where only shapes count. Raises
         ValueError, which says what was expected, if their content makes no weight.
         """
         ...
@@ -86,5 +72,10 @@ class ModuleLayouts(Protocol):
         ...
 
 
-KV_SCALES = frozenset({".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale"})
-"""Scales by which keys and values may be kept as 8 bits; pages of ours hold them as computed."""
+UNUSED_SCALES = frozenset(
+    {
+        *(".activation_scale", ".input_scale", ".input_zero_point", ".input_global_scale"),
+        *(".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale"),
+    }
+)
+"""What activations would be scaled by, and keys and values in pages of 8 bits: both are floats."""

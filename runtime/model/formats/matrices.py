@@ -48,3 +48,44 @@ def powers_of_two(exponents: Tensor) -> Tensor:
     bits = exponents.int() << _MANTISSA_BITS
     # The lowest power has no exponent bits left: it is half of the smallest normal number.
     return torch.where(exponents == 0, 1 << (_MANTISSA_BITS - 1), bits).view(torch.float32)
+
+
+def unpack_integers(words: Tensor, bits: int) -> Tensor:
+    """The numbers of so many bits, from 0, in the words of the last dimension, lowest bits first.
+
+    words: int32; bits: a divisor of 32. Returns int32.
+    """
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    return (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def scale_groups(
+    numbers_NK: Tensor, zero_points_NG: Tensor | int, scales_NG: Tensor, groups_K: Tensor
+) -> Tensor:
+    """(number - zero point) * scale, float32, of the group of each input."""
+    if isinstance(zero_points_NG, Tensor):
+        zero_points_NG = zero_points_NG[:, groups_K]
+    return (numbers_NK - zero_points_NG).float() * scales_NG.float()[:, groups_K]
+
+
+def groups_of_inputs(numbers_NK: Tensor, size: int | None, stored_K: Tensor | None) -> Tensor:
+    """The group of each input: of `size` inputs that follow each other, or as it is stored.
+
+    size: None for one group of all.
+    """
+    if stored_K is not None:
+        return stored_K.long()
+    num_inputs = numbers_NK.shape[1]
+    return torch.arange(num_inputs, device=numbers_NK.device) // (size or max(num_inputs, 1))
+
+
+def require_groups(groups_K: Tensor, num_groups: int) -> None:
+    """Raise ValueError if an input is of a group that is none. Only the host can tell."""
+    if groups_K.is_meta or not groups_K.numel():
+        return
+    lowest, highest = int(groups_K.min()), int(groups_K.max())
+    if lowest < 0 or highest >= num_groups:
+        raise ValueError(
+            f"has inputs of groups {lowest} to {highest}; expected groups from 0 to "
+            f"{num_groups - 1}, as there are scales for {num_groups}"
+        )

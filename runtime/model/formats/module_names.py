@@ -1,9 +1,15 @@
 """How the configs of quantised checkpoints name modules."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydix.errors import CheckpointError
+
+_PATTERN = "re:"
+"""Names of modules that begin so are patterns."""
+_CLASS = "Linear"
+"""The class of transformers' modules that are quantised."""
 
 
 def read_names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -22,3 +28,36 @@ def read_names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 def is_part_of_name(name: str, module: str) -> bool:
     """Whether the words of a name, between points, follow each other in that of a module."""
     return f".{name}." in f".{module}."
+
+
+def matches_target(target: str, module: str) -> bool:
+    """Whether compressed-tensors means a module: by its name, a pattern, or the class of all."""
+    if target.startswith(_PATTERN):
+        return re.match(target.removeprefix(_PATTERN), module) is not None
+    return target in (module, _CLASS)
+
+
+def is_name(target: str) -> bool:
+    """Whether a target is a module, and no pattern or class."""
+    return target != _CLASS and not target.startswith(_PATTERN)
+
+
+def precedence(target: str) -> int:
+    """The lower, the sooner a target decides: names do, then patterns, then the class."""
+    if is_name(target):
+        return 0
+    return 2 if target == _CLASS else 1
+
+
+def require_targets(targets: Sequence[str], key: str) -> None:
+    """Raise CheckpointError if one is no pattern that Python's `re` understands."""
+    for each in targets:
+        if not each.startswith(_PATTERN):
+            continue
+        try:
+            re.compile(each.removeprefix(_PATTERN))
+        except re.error as error:
+            raise CheckpointError(
+                f"quantization_config.{key} has {each!r}, which is no pattern: {error}. Fetch "
+                "config.json again."
+            ) from error

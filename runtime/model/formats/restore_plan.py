@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raydix.errors import CheckpointError
-from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Layout, ModuleLayouts, Use
+from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Layout, ModuleLayouts
 from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
 
@@ -32,7 +32,7 @@ class QuantisedModule:
     name: str
     layout: Layout
     parts: frozenset[str]
-    """The parts that are used."""
+    """The parts that are stored of it, but for a bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +118,7 @@ def plan_restoring(
             continue
 
         planned = _plan_module(module, layouts.layout(module.name), description)
-        for part, each in module.stored.items():
-            if part in planned.parts:
-                modules[each.name] = planned
-            elif not part.endswith(_BIAS):
-                unused.add(each.name)
+        modules |= {module.stored[part].name: planned for part in planned.parts}
     return RestorePlan(module_by_tensor=modules, unused=frozenset(unused))
 
 
@@ -148,9 +144,7 @@ def _plan_module(module: _Module, layout: Layout | None, description: str) -> Qu
         raise _unexpected(module, description)
 
     stored, known = module.stored, layout.parts
-    missing = [
-        part for part, each in known.items() if each.use is Use.NEEDED and part not in stored
-    ]
+    missing = [part for part, each in known.items() if not each.is_optional and part not in stored]
     if missing:
         raise CheckpointError(
             f"The checkpoint has {min(each.name for each in stored.values())} without "
@@ -178,9 +172,7 @@ def _plan_module(module: _Module, layout: Layout | None, description: str) -> Qu
     return QuantisedModule(
         name=module.name,
         layout=layout,
-        parts=frozenset(
-            part for part in stored if part in known and known[part].use is not Use.UNUSED
-        ),
+        parts=frozenset(stored.keys() & known.keys()),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raydix.runtime.model.formats.layout import FLOAT_DTYPES, UNUSED_SCALE, Part, Shape
+from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Part, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,16 +26,14 @@ class ScaledLayout:
     scale: str = ".weight_scale"
     zero_point: str | None = None
     """The part with the int8 of each block that stands for zero, if there is one."""
-    activation_scale: str = ".input_scale"
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """The matrix, its scales, and what activations would be scaled by."""
+        """The matrix and its scales."""
         zero_points = {} if self.zero_point is None else {self.zero_point: Part(("I8",))}
         return {
             _WEIGHT: Part((self.dtype,), num_dimensions=2),
             self.scale: Part((*FLOAT_DTYPES, "F8_E8M0")),
-            self.activation_scale: UNUSED_SCALE,
             **zero_points,
         }
 

@@ -8,7 +8,7 @@ import pytest
 
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
-from tests.quantised_checkpoints import SCHEMES, quantise_checkpoint
+from tests.quantised_checkpoints import make_quantised
 
 CUDA = ("--set", "model.device=cuda", "--set", "cache.l2.bytes_per_node=1GiB")
 Run = Callable[..., int]
@@ -90,8 +90,7 @@ def test_a_quantised_model_is_sized_as_it_is_kept_from_its_config_alone(
 def test_what_is_kept_and_what_is_read_are_told_apart(
     run: Run, capsys: Capture, tmp_path: Path
 ) -> None:
-    plain = make_checkpoint(tmp_path / "plain", Family.QWEN3, seed=3)
-    quantised = quantise_checkpoint(plain, SCHEMES["fp8 blocks"])
+    quantised, plain = make_quantised(tmp_path, Family.QWEN3, "fp8 blocks")
     figures = {}
     for folder in (plain, quantised):
         assert run("config", "check", str(folder), "--json") == 0

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,15 @@ from raydix.runtime.model.checkpoint.weight_files import list_weights
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.scaled import ScaledLayout
 from tests.checkpoints import make_checkpoint
-from tests.quantised_checkpoints import SCHEMES, fp8_in_blocks, quantise_checkpoint
+from tests.quantised_checkpoints import SCHEMES, make_quantised
+from tests.quantised_matrices import fp8_in_blocks
 
 FAMILIES = (Family.LLAMA, Family.QWEN3_MOE, Family.MIXTRAL, Family.DEEPSEEK_V3, Family.GEMMA3)
 SCHEME = "fp8 blocks"
 """The scheme of tests for which any would do."""
 MATRIX = "model.layers.0.self_attn.k_proj"
+SCALES = re.compile(rf"{MATRIX}\.weight_scale(_inv)?")
 Changes = dict[str, Tensor | None]
-
-
-def make_pair(folder: Path, family: Family, scheme: str) -> tuple[Path, Path]:
-    """The same weights twice: quantised, and as the floats for which that stands."""
-    plain = make_checkpoint(folder / "plain", family, seed=1, num_hidden_layers=2)
-    return quantise_checkpoint(plain, SCHEMES[scheme]), plain
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
@@ -69,12 +67,13 @@ def assert_refused(folder: Path, message: str) -> None:
             refuse()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_are_those_of_the_formula_rounded_once(
     family: Family, scheme: str, tmp_path: Path
 ) -> None:
-    quantised, plain = make_pair(tmp_path, family, scheme)
+    quantised, plain = make_quantised(tmp_path, family, scheme)
     require_checkpoint(ModelSection(path=str(quantised)))
     check_weights(quantised, read_checkpoint_config(quantised))
 
@@ -89,7 +88,7 @@ def test_weights_are_those_of_the_formula_rounded_once(
 def test_a_quantised_and_a_plain_checkpoint_have_fingerprints_of_their_own(
     scheme: str, tmp_path: Path
 ) -> None:
-    quantised, plain = (load(folder) for folder in make_pair(tmp_path, Family.LLAMA, scheme))
+    quantised, plain = (load(folder) for folder in make_quantised(tmp_path, Family.LLAMA, scheme))
 
     assert quantised.spec.digest() == plain.spec.digest()
     assert quantised.weight_fingerprint != plain.weight_fingerprint
@@ -97,14 +96,10 @@ def test_a_quantised_and_a_plain_checkpoint_have_fingerprints_of_their_own(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_changed_scale_changes_the_fingerprint(scheme: str, tmp_path: Path) -> None:
-    folder, _ = make_pair(tmp_path, Family.LLAMA, scheme)
+    folder, _ = make_quantised(tmp_path, Family.LLAMA, scheme)
     before = load(folder).weight_fingerprint
     tensors = load_file(folder / "model.safetensors")
-    name = min(
-        each
-        for each in tensors
-        if each.startswith(f"{MATRIX}.") and "scale" in each and "activation" not in each
-    )
+    name = next(each for each in sorted(tensors) if SCALES.fullmatch(each))
     bytes_ = tensors[name].flatten().view(torch.uint8).clone()
     bytes_[0] ^= 1
 
@@ -114,7 +109,7 @@ def test_one_changed_scale_changes_the_fingerprint(scheme: str, tmp_path: Path) 
 
 
 def test_the_same_tensors_under_another_config_are_other_weights(tmp_path: Path) -> None:
-    folder, _ = make_pair(tmp_path, Family.LLAMA, SCHEME)
+    folder, _ = make_quantised(tmp_path, Family.LLAMA, SCHEME)
     before = load(folder).weight_fingerprint
 
     edit_config(folder, activation_scheme="static")
@@ -146,7 +141,7 @@ MISFITS: dict[str, tuple[Changes, dict[str, Any], str]] = {
     "other blocks": (
         {},
         {"weight_block_size": [8, 32]},
-        r"down_proj\.weight_scale_inv in .* has shape \[3, 2\]; expected \[6, 2\]",
+        r"down_proj\.weight_scale_inv in .* has shape \[2, 4\]; expected \[4, 2\]",
     ),
     "a module that is said to be plain": (
         {},
@@ -166,7 +161,7 @@ def test_tensors_that_are_not_what_the_config_tells_are_refused_by_name(
     name: str, tmp_path: Path
 ) -> None:
     changes, config, message = MISFITS[name]
-    folder, _ = make_pair(tmp_path, Family.LLAMA, SCHEME)
+    folder, _ = make_quantised(tmp_path, Family.LLAMA, SCHEME)
     edit(folder, changes)
     edit_config(folder, **config)
 
@@ -181,8 +176,22 @@ def test_scales_beside_floats_are_refused(tmp_path: Path) -> None:
     assert_refused(folder, rf"has {MATRIX}\.weight_scale, but its config\.json tells of floats")
 
 
+def test_the_section_of_the_language_model_may_tell_the_quantisation(tmp_path: Path) -> None:
+    """Kimi-K2.5 has it there."""
+    folder, plain = make_quantised(tmp_path, Family.GEMMA3_WITH_VISION, "int4 packed")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    path.write_text(json.dumps(config))
+    require_checkpoint(ModelSection(path=str(folder)))
+
+    weights, expected = (load(each).decoder.weights() for each in (folder, plain))
+
+    assert all(torch.equal(part.target, expected[name].target) for name, part in weights.items())
+
+
 def test_a_config_alone_makes_a_model_with_random_weights(tmp_path: Path) -> None:
-    folder, plain = make_pair(tmp_path, Family.QWEN3_MOE, SCHEME)
+    folder, plain = make_quantised(tmp_path, Family.QWEN3_MOE, SCHEME)
     (folder / "model.safetensors").unlink()
     require_checkpoint(ModelSection(path=str(folder), load_format="dummy"))
 
@@ -210,12 +219,13 @@ def test_the_last_blocks_are_as_short_as_published_ones(shape: tuple[int, int]) 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_tensors_of_a_module_are_read_one_after_another(scheme: str, tmp_path: Path) -> None:
     """Whoever restores holds one module, in whatever order files have the tensors."""
-    folder, _ = make_pair(tmp_path, Family.QWEN3_MOE, scheme)
+    folder, _ = make_quantised(tmp_path, Family.QWEN3_MOE, scheme)
     listed = list_weights(folder)
+    random.Random(1).shuffle(listed)
     plan = read_checkpoint_config(folder).quantisation.plan(listed)
 
     modules = [each.name.rpartition(".")[0] for each in plan.arrange(listed)]
 
     assert len([name for name, _ in itertools.groupby(modules)]) == len(set(modules))
-    shuffled = [each.name.rpartition(".")[0] for each in listed]
-    assert len([name for name, _ in itertools.groupby(shuffled)]) > len(set(modules))
+    as_listed = [each.name.rpartition(".")[0] for each in listed]
+    assert len([name for name, _ in itertools.groupby(as_listed)]) > len(set(as_listed))
