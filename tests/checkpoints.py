@@ -24,8 +24,10 @@ from transformers import (
     Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
 )
 
 from raydix.runtime.model.families.table import Family
@@ -86,6 +88,8 @@ _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.GLM4_MOE: Glm4MoeConfig,
     Family.MINIMAX_M2: MiniMaxM2Config,
     Family.OLMO3: _olmo3,
+    Family.QWEN2_MOE: Qwen2MoeConfig,
+    Family.SEED_OSS: SeedOssConfig,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -244,6 +248,13 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
     },
+    Family.QWEN2_MOE: {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    },
+    Family.SEED_OSS: {"head_dim": 12, "attention_out_bias": False},
     Family.OLMO3: {
         "sliding_window": 20,
         "rope_theta": 1000.0,

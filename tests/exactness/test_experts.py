@@ -36,7 +36,15 @@ from tests.exactness.states import State, reach
 from tests.runtime.model.steps.uncaptured_steps import UncapturedSteps, without_graphs
 from tests.runtime.testing.rank_groups import Groups
 
-FAMILIES = [Family.QWEN3_MOE, Family.GPT_OSS, Family.DEEPSEEK_V3, Family.GEMMA4]
+FAMILIES = [
+    Family.QWEN3_MOE,
+    Family.GPT_OSS,
+    Family.DEEPSEEK_V3,
+    Family.GEMMA4,
+    Family.GLM4_MOE,
+    Family.MINIMAX_M2,
+    Family.QWEN2_MOE,
+]
 PLACES = [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}]
 FOUR_RANKS = {"dp": 2, "tp": 2, "ep": 4}
 NUM_TOKENS = 16

@@ -40,7 +40,6 @@ _SIZES = (
     "n_shared_experts",
     "n_group",
     "topk_group",
-    "sliding_window",
 )
 """Fields that, where there are any, hold whole numbers from 1."""
 

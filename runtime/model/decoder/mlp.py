@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.weight import empty_weight
+from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
 from raydix.moe.sent_rows import SentRows
@@ -116,19 +116,32 @@ class SharedExpertsMlp(nn.Module):
     The shared ones run while rows are dispatched.
     """
 
-    def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
+    def __init__(
+        self, routed: MoeLayer, shared: DenseMlp, shared_gate: Weight | None, ops: ModelOps
+    ) -> None:
+        """`shared_gate`: whose product with a token, as a sigmoid, is a factor of the shared one's
+        output; None: there is none.
+        """
         super().__init__()
+        self._ops = ops
         self.routed = routed
         self.shared = shared
+        self.shared_gate = shared_gate
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> SharedInFlight:
         """Send the rows to the routed experts, and compute the shared one meanwhile."""
         routed = self.routed.start(x_TC, sent)
-        return SharedInFlight(routed, self.shared(x_TC))
+        shared_TC = self.shared(x_TC)
+        if self.shared_gate is not None:
+            shared_TC = self._ops.linear(x_TC, self.shared_gate).sigmoid() * shared_TC
+        return SharedInFlight(routed, shared_TC)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
-        return self.routed.weights() | prefixed("shared", self.shared.weights())
+        weights = self.routed.weights() | prefixed("shared", self.shared.weights())
+        if self.shared_gate is not None:
+            weights |= prefixed("shared_gate", self.shared_gate.whole_parts())
+        return weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,6 +270,11 @@ def make_mlp(
                 return ApartExpertsMlp(
                     routed, shared, spec.own_norm, hidden_size, ops, device=device, dtype=dtype
                 )
-            return SharedExpertsMlp(routed, shared)
+            gate = (
+                empty_weight(1, hidden_size, bias=False, device=device, dtype=dtype)
+                if spec.has_shared_gate
+                else None
+            )
+            return SharedExpertsMlp(routed, shared, gate, ops)
         case _:
             assert_never(spec)

@@ -193,6 +193,11 @@ def window_by_type(config: Any, layers: Sequence[LayerSpec]) -> tuple[LayerSpec,
 def _with_windows(
     config: Any, layers: Sequence[LayerSpec], windows: Sequence[int | None]
 ) -> tuple[LayerSpec, ...]:
+    # Qwen2-MoE's configs have a window of 0 where no layer has any.
+    if any(window is not None and window < 1 for window in windows):
+        raise CheckpointError(
+            f"sliding_window is {config.sliding_window}; expected a whole number from 1. {REMEDY}"
+        )
     ropes = [layer.attention.rope for layer in layers]
     context = longest_context(ropes, config.max_position_embeddings)
     return tuple(

@@ -21,13 +21,14 @@ def _read_spec(config: Any) -> ModelSpec:
     norm, bias = read_norm(config), bool(config.attention_bias)
     attention = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm)
     layers = [
-        LayerSpec(attention=attention, mlp=_read_mlp(config, layer), norm=norm)
+        LayerSpec(attention=attention, mlp=read_mlp_of_layer(config, layer), norm=norm)
         for layer in range(config.num_hidden_layers)
     ]
     return make_spec(config, window_in_all(config, layers))
 
 
-def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
+def read_mlp_of_layer(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
+    """The feed-forward of a layer: experts in every so many of them, but for some by number."""
     is_sparse = (
         layer not in (config.mlp_only_layers or ())
         and config.num_experts > 0

@@ -13,8 +13,10 @@ from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
 from raydix.runtime.model.families.olmo3 import OLMO3
 from raydix.runtime.model.families.qwen2 import QWEN2
+from raydix.runtime.model.families.qwen2_moe import QWEN2_MOE
 from raydix.runtime.model.families.qwen3 import QWEN3
 from raydix.runtime.model.families.qwen3_moe import QWEN3_MOE
+from raydix.runtime.model.families.seed_oss import SEED_OSS
 
 
 class Family(Enum):
@@ -37,3 +39,5 @@ class Family(Enum):
     GLM4_MOE = GLM4_MOE
     MINIMAX_M2 = MINIMAX_M2
     OLMO3 = OLMO3
+    QWEN2_MOE = QWEN2_MOE
+    SEED_OSS = SEED_OSS

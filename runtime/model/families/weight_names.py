@@ -43,6 +43,14 @@ SHARED_EXPERTS_NAMES: Mapping[str, str] = {
 }
 """What DeepSeek calls the experts that every token visits."""
 
+SHARED_EXPERT_NAMES: Mapping[str, str] = {
+    "layers.{}.mlp.shared.gate": "model.layers.{}.mlp.shared_expert.gate_proj",
+    "layers.{}.mlp.shared.up": "model.layers.{}.mlp.shared_expert.up_proj",
+    "layers.{}.mlp.shared.down": "model.layers.{}.mlp.shared_expert.down_proj",
+    "layers.{}.mlp.shared_gate": "model.layers.{}.mlp.shared_expert_gate",
+}
+"""What Qwen calls the one that every token visits, and its gate."""
+
 FOUR_NORM_NAMES: Mapping[str, str] = {
     "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
     "layers.{}.attention_post_norm": "model.layers.{}.post_attention_layernorm",

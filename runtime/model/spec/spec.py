@@ -128,6 +128,8 @@ class MoeMlpSpec:
     routing: Routing
     shared: DenseMlpSpec | None
     """What every token takes besides, and is added."""
+    has_shared_gate: bool = False
+    """Is that multiplied by a number between 0 and 1 of each token's own?"""
     own_norm: NormSpec | None = None
     """The norms that shared and routed experts have of their own, where they do not read the same.
 
