@@ -31,6 +31,7 @@ CASES = [
     pytest.param(Family.QWEN3, "fp8", marks=pytest.mark.part),
     pytest.param(Family.MISTRAL, "int8", marks=pytest.mark.part),
     pytest.param(Family.GEMMA3, "fp8", marks=pytest.mark.part),
+    pytest.param(Family.GEMMA4, "int8", marks=pytest.mark.part),
 ]
 LAST_PAGE = len(PROMPTS[0]) // PAGE_SIZE - 1
 NUM_TOKENS = 8
