@@ -18,6 +18,7 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
@@ -90,6 +91,7 @@ _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.OLMO3: _olmo3,
     Family.QWEN2_MOE: Qwen2MoeConfig,
     Family.SEED_OSS: SeedOssConfig,
+    Family.MIMO_V2_FLASH: MiMoV2FlashConfig,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -255,6 +257,25 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "shared_expert_intermediate_size": 28,
     },
     Family.SEED_OSS: {"head_dim": 12, "attention_out_bias": False},
+    Family.MIMO_V2_FLASH: {
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "sliding_window": 20,
+        "n_routed_experts": 6,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 1000.0,
+                "partial_rotary_factor": 0.334,
+            },
+        },
+    },
     Family.OLMO3: {
         "sliding_window": 20,
         "rope_theta": 1000.0,

@@ -44,6 +44,7 @@ FAMILIES = [
     Family.GLM4_MOE,
     Family.MINIMAX_M2,
     Family.QWEN2_MOE,
+    Family.MIMO_V2_FLASH,
 ]
 PLACES = [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}]
 FOUR_RANKS = {"dp": 2, "tp": 2, "ep": 4}

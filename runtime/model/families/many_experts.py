@@ -13,7 +13,7 @@ from raydix.runtime.model.families.config_fields import (
 from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import DenseMlpSpec, MoeMlpSpec
 
-_SIZES = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace")
+_SIZES = ("n_shared_experts", "first_k_dense_replace")
 
 
 def read_corrected_routing(config: Any) -> GroupLimitedRouting:
@@ -37,22 +37,31 @@ def read_dense_then_sparse(
     """The feed-forward of each layer: dense ones first. `bias`: of those that are no experts."""
     require_sizes(config, _SIZES)
     require_value("moe_layer_freq", getattr(config, "moe_layer_freq", 1), 1)
-    _check_routing(config, routing)
     glu = read_glu(config.hidden_act)
     dense = DenseMlpSpec(intermediate_size=config.intermediate_size, bias=bias, glu=glu)
 
     # Shared experts are as one of them all, side by side.
     shared_size = config.moe_intermediate_size * config.n_shared_experts
-    sparse = MoeMlpSpec(
+    shared = DenseMlpSpec(intermediate_size=shared_size, bias=bias, glu=glu)
+    sparse = read_experts(config, routing, shared)
+    num_dense = config.first_k_dense_replace
+    return [dense if i < num_dense else sparse for i in range(config.num_hidden_layers)]
+
+
+def read_experts(
+    config: Any, routing: GroupLimitedRouting, shared: DenseMlpSpec | None
+) -> MoeMlpSpec:
+    """The feed-forward of a layer with experts."""
+    require_sizes(config, ("num_experts_per_tok",))
+    _check_routing(config, routing)
+    return MoeMlpSpec(
         num_experts=config.n_routed_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
         routing=routing,
-        shared=DenseMlpSpec(intermediate_size=shared_size, bias=bias, glu=glu),
-        glu=glu,
+        shared=shared,
+        glu=read_glu(config.hidden_act),
     )
-    num_dense = config.first_k_dense_replace
-    return [dense if i < num_dense else sparse for i in range(config.num_hidden_layers)]
 
 
 def require_sizes(config: Any, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from raydix.runtime.model.families.gemma4 import GEMMA4, GEMMA4_WITH_TOWERS
 from raydix.runtime.model.families.glm4_moe import GLM4_MOE
 from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
+from raydix.runtime.model.families.mimo_v2_flash import MIMO_V2_FLASH
 from raydix.runtime.model.families.minimax_m2 import MINIMAX_M2
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
@@ -41,3 +42,4 @@ class Family(Enum):
     OLMO3 = OLMO3
     QWEN2_MOE = QWEN2_MOE
     SEED_OSS = SEED_OSS
+    MIMO_V2_FLASH = MIMO_V2_FLASH

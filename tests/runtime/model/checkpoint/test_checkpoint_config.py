@@ -35,6 +35,11 @@ GEMMA4 = {
     "model_type": "gemma4_text",
     "hidden_size_per_layer_input": 0,
 }
+MIMO = {
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "model_type": "mimo_v2_flash",
+    "rope_theta": 5e6,
+}
 WITH_VISION = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
 DEEPSEEK_V3 = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
 GPT_OSS = {
@@ -306,6 +311,22 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "num_experts is null; expected a whole number",
     ),
     "heads of no size": ({**GEMMA4, "global_head_dim": 0}, "global_head_dim is 0; expected"),
+    "values wider than keys": (
+        {**MIMO, "head_dim": 24, "v_head_dim": 32},
+        "v_head_dim is 32; expected at most head_dim, 24",
+    ),
+    "more KV heads of window layers than query heads": (
+        {**MIMO, "num_key_value_heads": 4, "layer_types": ["full_attention", "sliding_attention"]},
+        "num_attention_heads is 4; expected a multiple of twice num_key_value_heads, 8",
+    ),
+    "another pattern of windows than transformers computes": (
+        {**MIMO, "num_key_value_heads": 2, "hybrid_layer_pattern": [1, 0]},
+        r"hybrid_layer_pattern is \[1, 0\]; only \[0, 1\] is supported",
+    ),
+    "sinks where transformers has none": (
+        {**MIMO, "num_key_value_heads": 2, "add_full_attention_sink_bias": True},
+        "add_full_attention_sink_bias is True; only False",
+    ),
     "no scale": ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected"),
     "language model of no size": (
         {**WITH_VISION, "text_config": {"hidden_size": 0}},

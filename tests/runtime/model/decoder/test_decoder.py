@@ -153,6 +153,18 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
             "tie_word_embeddings": False,
         },
     ),
+    ("mimo_v2_flash_in_shards", Family.MIMO_V2_FLASH, {}),
+    (
+        "mimo_v2_flash_biased_and_unscaled",
+        Family.MIMO_V2_FLASH,
+        {
+            "attention_bias": True,
+            "attention_value_scale": None,
+            "sliding_window_size": 15,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
     ("gpt_oss_in_shards", Family.GPT_OSS, {}),
     (
         "gpt_oss_unbiased_attention",
@@ -247,6 +259,7 @@ WINDOWED: list[tuple[Family, dict[str, Any]]] = [
     (Family.GEMMA2, {"sliding_window": 21}),
     (Family.GEMMA3, {"sliding_window": 19}),
     (Family.GEMMA4, {"sliding_window": 19}),
+    (Family.MIMO_V2_FLASH, {"sliding_window": 19}),
     (Family.GEMMA4_WITH_TOWERS, {"sliding_window": 19}),
     (Family.GPT_OSS, {"sliding_window": 19}),
 ]
