@@ -3,6 +3,7 @@
 python -m tests.simulation.run_seeds FIRST STOP
 """
 
+import argparse
 import sys
 import traceback
 from collections import Counter
@@ -13,7 +14,12 @@ from tests.simulation.workload import draw_workload, run_workload
 
 def main() -> int:
     """Run every seed and print the traceback of each that fails."""
-    first, stop = map(int, sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("first", metavar="FIRST", type=int, help="the first seed")
+    parser.add_argument("stop", metavar="STOP", type=int, help="the seed before which it stops")
+    options = parser.parse_args()
+    first, stop = options.first, options.stop
+
     failed = []
     sources: Counter[str] = Counter()
     for seed in range(first, stop):
