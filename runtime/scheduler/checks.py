@@ -6,7 +6,13 @@ from raydix.errors import AccountingError
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
-from raydix.runtime.scheduler.request.state import PREPARING, QUEUED, State, require_states
+from raydix.runtime.scheduler.request.state import (
+    ADMITTED,
+    PREPARING,
+    QUEUED,
+    State,
+    require_states,
+)
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
 
@@ -14,6 +20,8 @@ from raydix.runtime.scheduler.timers import Timers
 def check_lanes(lanes: Sequence[Lane], groups: Sequence[StepGroup]) -> None:
     """Raise AccountingError unless lanes agree with what they hold, and with their step groups."""
     for lane in lanes:
+        # Others have no block table, of which a lane counts the pages.
+        require_states("a lane", lane.running.values(), ADMITTED)
         lane.check()
     for group in groups:
         group.check([lane.l1.last_step for lane in group.pick(lanes)])
@@ -29,7 +37,7 @@ def check_requests(
     for lane in lanes:
         decoding = [one for one in lane.running.values() if one.is_decoding]
         require_states("a queue", lane.waiting.requests.values(), QUEUED)
-        require_states("a lane", lane.prefilling.values(), PREPARING)
+        require_states("a step", lane.prefilling.values(), PREPARING)
         require_states("a batch", decoding, {State.DECODING})
 
     waiting = {name for lane in lanes for name in lane.waiting.requests}
