@@ -139,7 +139,8 @@ class AsyncLLM:
 
         Leaving the loop, closing the generator or cancelling the task aborts the request.
 
-        prompt: a str, token ids, `{"prompt": str}` or `{"prompt_token_ids": ids}`.
+        prompt: a str, token ids, `{"prompt": str}`, `{"prompt_token_ids": ids}`, or a conversation
+        as `{"messages": [...]}`, perhaps with `chat_template_kwargs`; both as of `chat`.
         priority: lower runs first. cache_salt: requests share cached prefixes only with those of
         the same salt. session_id: prefer the rank that served this session last.
         routing_key: of requests that choose the same experts, say those of one task; with
@@ -181,9 +182,10 @@ class AsyncLLM:
         such as `tools` and `add_generation_prompt` (True unless given). options: the keyword
         arguments of `generate`.
         """
-        token_ids = await self.apply_chat_template(messages, **variables_of(chat_template_kwargs))
+        variables = variables_of(chat_template_kwargs)
+        prompt = {"messages": messages, "chat_template_kwargs": variables}
         async with contextlib.aclosing(
-            self.generate(token_ids, sampling_params, request_id, **options)
+            self.generate(prompt, sampling_params, request_id, **options)
         ) as outputs:
             async for output in outputs:
                 yield output

@@ -16,13 +16,7 @@ from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import (
-    Prompt,
-    TokenizedPrompt,
-    TokenPrompt,
-    check_token_ids,
-    read_prompt,
-)
+from raydix.runtime.api.prompts import Prompt, TokenizedPrompt, check_token_ids
 from raydix.runtime.api.request_names import RequestNames
 from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
@@ -219,14 +213,9 @@ class EngineClient:
 
         Raises BadRequest and PromptTooLong.
         """
-        shape = read_prompt(prompt)
+        text, token_ids = await self.texts.token_ids_of(prompt, tenant)
         vocab_size, max_model_len = self._limits.vocab_size, self._limits.max_model_len
-        if isinstance(shape, TokenPrompt):
-            checked = check_token_ids(shape.token_ids, vocab_size, max_model_len)
-            return TokenizedPrompt(None, checked)
-        token_ids = await self.texts.encode(shape.text, tenant)
-        checked = check_token_ids(token_ids, vocab_size, max_model_len)
-        return TokenizedPrompt(shape.text, checked)
+        return TokenizedPrompt(text, check_token_ids(token_ids, vocab_size, max_model_len))
 
     def _submission(
         self,

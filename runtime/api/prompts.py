@@ -14,9 +14,13 @@ from raydix.runtime.messages.arrays import Int32Array, int32_array
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Prompt = str | TokenIds | Mapping[str, Any]
-"""A prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+"""A prompt: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a conversation:
+`{"messages": [...]}`, perhaps with `chat_template_kwargs`."""
 
-_SHAPES = "a str, a list of token ids, {'prompt': str} or {'prompt_token_ids': [...]}"
+_SHAPES = (
+    "a str, a list of token ids, {'prompt': str}, {'prompt_token_ids': [...]} or "
+    "{'messages': [...]}, which may have 'chat_template_kwargs', too"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,14 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation to be written out by the chat template, and tokenised."""
+
+    messages: Sequence[Mapping[str, Any]]
+    template_arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
     """A prompt that was checked against the model."""
 
@@ -42,8 +54,8 @@ class TokenizedPrompt:
     token_ids: Int32Array
 
 
-def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
-    """Tell text from token ids.
+def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt | ChatPrompt:
+    """Tell text, token ids and a conversation from each other.
 
     Raises BadRequest for any other shape, and for text that is not Unicode.
     """
@@ -58,7 +70,16 @@ def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
 
 def is_text(prompt: object) -> bool:
     """Whether a prompt, be it right otherwise, has to be tokenised."""
-    return isinstance(prompt, str) or (isinstance(prompt, Mapping) and "prompt" in prompt)
+    return (
+        isinstance(prompt, str)
+        or is_chat(prompt)
+        or (isinstance(prompt, Mapping) and "prompt" in prompt)
+    )
+
+
+def is_chat(prompt: object) -> bool:
+    """Whether a prompt, be it right otherwise, is a conversation."""
+    return isinstance(prompt, Mapping) and "messages" in prompt
 
 
 def is_unicode(text: str) -> bool:
@@ -84,7 +105,10 @@ def _is_ids(value: object) -> TypeGuard[TokenIds]:
     )
 
 
-def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
+def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt | ChatPrompt:
+    if is_chat(prompt) and prompt.keys() <= {"messages", "chat_template_kwargs"}:
+        variables = variables_of(prompt.get("chat_template_kwargs"))
+        return ChatPrompt(prompt["messages"], variables)
     if len(prompt) == 1:
         name, value = next(iter(prompt.items()))
         if name == "prompt" and isinstance(value, str):

@@ -3,11 +3,19 @@
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.fair_turns import FairTurns, in_one_step
-from raydix.runtime.api.prompts import longer_than
+from raydix.runtime.api.prompts import (
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenIds,
+    TokenPrompt,
+    longer_than,
+    read_prompt,
+)
 from raydix.runtime.api.tokenizer import Tokenizer
 
 _MAX_THREADS = 4
@@ -25,6 +33,25 @@ class TextDesk:
         self.tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._turns = FairTurns(min(_MAX_THREADS, os.cpu_count() or 1) + 1, "raydix-text")
+
+    async def token_ids_of(
+        self, prompt: Prompt, tenant: str | None = None
+    ) -> tuple[str | None, TokenIds]:
+        """A prompt's text, if it is one, and its token ids, not yet checked against the model.
+
+        Raises BadRequest and PromptTooLong.
+        """
+        match shape := read_prompt(prompt):
+            case TokenPrompt():
+                return None, shape.token_ids
+            case TextPrompt():
+                return shape.text, await self.encode(shape.text, tenant)
+            case ChatPrompt():
+                return None, await self.encode_chat(
+                    shape.messages, shape.template_arguments, tenant
+                )
+            case _:
+                assert_never(shape)
 
     async def encode(self, text: str, tenant: str | None = None) -> list[int]:
         """Token ids of a prompt. Raises BadRequest and PromptTooLong."""

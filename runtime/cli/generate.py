@@ -12,7 +12,7 @@ import typer
 
 from raydix.errors import Cancelled, EngineDead, RaydixError
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt, is_text
+from raydix.runtime.api.prompts import Prompt, is_chat, is_text
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.api.tokenizer import require_tokenizer
 from raydix.runtime.cli.answer_printer import JsonPrinter, Printer, TextPrinter
@@ -57,7 +57,7 @@ class Asking:
     def stream(self, prompt: Prompt, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one prompt."""
         params = replace(self.params, output_kind=kind)
-        if self.as_chat:
+        if self.as_chat and not is_chat(prompt):
             messages = [{"role": "user", "content": prompt}]
             return self.engine.chat(messages, params, **self._options())
         return self.engine.generate(prompt, params, **self._options())

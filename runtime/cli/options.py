@@ -56,7 +56,10 @@ Lazy = Annotated[
     typer.Option("--lazy", help="Go on if L3 does not answer, and use it once it does."),
 ]
 
-PROMPT_FILE_HELP = "A prompt per line; in .jsonl files text, token ids or an object."
+PROMPT_FILE_HELP = (
+    "A prompt per line; in .jsonl files text, token ids, or an object with `prompt`, "
+    "`prompt_token_ids` or `messages`."
+)
 
 
 def sections_of(settings: list[str] | None) -> dict[str, Any]:

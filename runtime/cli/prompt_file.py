@@ -48,5 +48,5 @@ def _parse(line: str, place: str) -> Prompt:
     except json.JSONDecodeError as error:
         raise BadRequest(
             f"{place} is no JSON from character {error.pos + 1} on ({error.msg}); expected a text "
-            f"in quotes, token ids or an object."
+            "in quotes, token ids or an object."
         ) from None

@@ -12,7 +12,7 @@ from raydix.errors import (
     UnknownRequest,
 )
 from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.messages.client import AbortRequest, SubmitRequest
+from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, SubmitRequest
 from tests.runtime.api.fake_engine import FakeHandle, delta, echo
 
 
@@ -189,6 +189,25 @@ async def test_chat_uses_the_template(cluster):
     )
     assert output.outputs[0].text == "<|user|>he<|end|><|assistant|>"
     assert cluster.links[0].sent_of(SubmitRequest)[0].priority == 1
+    await engine.disconnect()
+
+
+async def test_generation_and_prefetches_take_conversations_too(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    engine = await AsyncLLM.connect()
+    prompt = {"messages": [{"role": "user", "content": "he"}]}
+    params = {"skip_special_tokens": False}
+    token_ids = await engine.apply_chat_template(prompt["messages"])
+
+    output = await last(engine.generate(prompt, params))
+    await engine.prefetch(prompt)
+    continued = {**prompt, "chat_template_kwargs": {"add_generation_prompt": False}}
+    without = await last(engine.generate(continued, params))
+
+    assert output.outputs[0].text == "<|user|>he<|end|><|assistant|>"
+    [prefetch] = cluster.links[0].sent_of(PrefetchPrompt)
+    assert prefetch.token_ids.tolist() == token_ids
+    assert without.outputs[0].text == "<|user|>he<|end|>"
     await engine.disconnect()
 
 

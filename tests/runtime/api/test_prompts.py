@@ -2,12 +2,26 @@ import numpy as np
 import pytest
 
 from raydix.errors import BadRequest, PromptTooLong
-from raydix.runtime.api.prompts import TextPrompt, TokenPrompt, check_token_ids, read_prompt
+from raydix.runtime.api.prompts import (
+    ChatPrompt,
+    TextPrompt,
+    TokenPrompt,
+    check_token_ids,
+    read_prompt,
+)
 
 
 def test_each_shape_is_read():
     assert read_prompt("hi") == read_prompt({"prompt": "hi"}) == TextPrompt("hi")
     assert read_prompt([1, 2]) == read_prompt({"prompt_token_ids": [1, 2]}) == TokenPrompt([1, 2])
+
+
+def test_a_conversation_is_read_with_the_variables_of_its_template():
+    messages = [{"role": "user", "content": "hi"}]
+    variables = {"enable_thinking": False}
+    given = {"messages": messages, "chat_template_kwargs": variables}
+    assert read_prompt({"messages": messages}) == ChatPrompt(messages, {})
+    assert read_prompt(given) == ChatPrompt(messages, variables)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +34,8 @@ def test_each_shape_is_read():
         {"prompt": 3},
         {"prompt_token_ids": "hi"},
         {"prompt": "a", "prompt_token_ids": [1]},
+        {"messages": [], "prompt": "a"},
+        {"chat_template_kwargs": {}},
     ],
 )
 def test_another_shape_is_a_bad_request(prompt):

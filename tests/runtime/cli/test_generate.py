@@ -181,7 +181,13 @@ def test_the_routing_key_and_the_salt_go_with_every_request(cluster, run):
 
 
 @pytest.mark.parametrize(
-    ("line", "flags"), [('"text"', []), ('{"prompt": "text"}', []), ('"text"', ["--chat"])]
+    ("line", "flags"),
+    [
+        ('"text"', []),
+        ('{"prompt": "text"}', []),
+        ('{"messages": [{"role": "user", "content": "text"}]}', []),
+        ('"text"', ["--chat"]),
+    ],
 )
 def test_text_without_a_tokenizer_is_refused_before_an_engine_starts(
     run: Callable[..., int],
@@ -201,6 +207,23 @@ def test_text_without_a_tokenizer_is_refused_before_an_engine_starts(
 
     assert f"the checkpoint {model} has no tokenizer" in capsys.readouterr().err
     assert cluster.configs == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--chat"]])
+def test_a_file_may_hold_conversations(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "he"}]}\n')
+
+    assert run("generate", "--connect", "mine", "--prompts-file", str(path), *flags) == 0
+
+    assert capsys.readouterr().out == "he\n"
 
 
 def test_token_ids_need_no_tokenizer(
