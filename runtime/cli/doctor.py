@@ -1,6 +1,5 @@
 """`raydix doctor`: what this machine offers, and what would be in the way of an engine."""
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from raydix.runtime.actors.bootstrap.gpu_count import count_gpus
 from raydix.runtime.cli.findings import Finding
 from raydix.runtime.cli.options import AsJson, Settings, Source, sections_of
 from raydix.runtime.cli.output import print_json
@@ -177,16 +177,12 @@ def _file_backend() -> Finding:
 
 def _device() -> tuple[Finding, int]:
     """What engines can run on, and how many GPUs there are."""
-    # Asks the driver: torch would take seconds to import, and a CUDA context's worth of memory.
     if importlib.util.find_spec("torch") is None:
         return Finding("device", False, "torch is not installed"), 0
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Finding("device", True, "cpu (no NVIDIA driver)"), 0
-
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        text = "an NVIDIA driver is installed but does not answer; device: cuda will fail"
-        return Finding("device", False, text), 0
-    return Finding("device", True, f"cuda with {count.value} GPU(s), and cpu"), count.value
+    match count := count_gpus():
+        case None:
+            text = "an NVIDIA driver is installed but does not answer; device: cuda will fail"
+            return Finding("device", False, text), 0
+        case 0:
+            return Finding("device", True, "cpu (no NVIDIA driver)"), 0
+    return Finding("device", True, f"cuda with {count} GPU(s), and cpu"), count

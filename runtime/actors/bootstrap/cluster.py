@@ -90,11 +90,10 @@ def join_cluster(address: str | None, settings: RaySection | None = None) -> Pri
     `settings` are for a private one. Raises ConfigError if a named cluster cannot be reached, and
     if there are settings for a cluster that has its own.
     """
-    is_member = ray.is_initialized()
-    address = named_cluster(address)
-    if address is None and not is_member:
+    if is_to_be_private(address):
         return PrivateCluster(settings=settings)
 
+    address = named_cluster(address)
     if settings is not None and (settings.metrics_port or settings.dashboard_port):
         raise ConfigError(
             "ray.metrics_port and ray.dashboard_port are for a cluster that Raydix starts itself, "
@@ -125,6 +124,11 @@ def find_cluster(address: str | None, engine: str) -> None:
             "address of its Ray cluster."
         )
     _connect(address)
+
+
+def is_to_be_private(address: str | None) -> bool:
+    """Whether this process is part of no cluster, and none is named that it could join."""
+    return not ray.is_initialized() and named_cluster(address) is None
 
 
 def named_cluster(address: str | None) -> str | None:

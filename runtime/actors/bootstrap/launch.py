@@ -16,6 +16,7 @@ from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.checked_model import check_model
 from raydix.runtime.actors.bootstrap.cluster import (
     find_cluster,
+    is_to_be_private,
     join_cluster,
     metrics_url,
     named_cluster,
@@ -28,8 +29,9 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
     typed_error,
 )
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
+from raydix.runtime.actors.bootstrap.gpu_count import count_gpus
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
-from raydix.runtime.actors.bootstrap.placement import Placement, place, release
+from raydix.runtime.actors.bootstrap.placement import Placement, place, release, require_node
 from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
 from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
@@ -77,6 +79,11 @@ def start_engine(
     began_s = time.monotonic()
     control = control or StartControl()
     require_free_name(name)
+    if config.model.device == "cuda" and is_to_be_private(address):
+        # Ray would take seconds to start, and then find the same.
+        require_node(
+            [{"GPU": float(config.parallel.num_ranks)}], [{"GPU": float(count_gpus() or 0)}]
+        )
     # Whoever loads it later finds the same commit, and on this host without asking the Hub.
     config = replace_model_path(config, pin_model_path(config.model.path))
     # Beside Ray's own start: either takes seconds.

@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from raydix.errors import CheckpointError, ConfigError, EngineDead
+from raydix.runtime.actors.bootstrap import launch
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine, start_engine
 from raydix.runtime.api.client import AsyncLLM
@@ -123,6 +124,24 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
     assert session_processes(driver.pid) == []
     assert list(Path("/tmp").glob(f"raydix-{driver.pid}-*")) == []
     assert left_since(memory_before) == set()
+
+
+def test_too_few_gpus_are_told_before_ray_starts(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "is_to_be_private", lambda address: True)
+    monkeypatch.setattr(launch, "count_gpus", lambda: 1)
+    monkeypatch.setattr(launch, "join_cluster", lambda *_: pytest.fail("Ray was started"))
+    config = load_config(
+        {
+            "model": {"path": str(checkpoint), "device": "cuda"},
+            "cache": {"l2": None},
+            "parallel": {"dp": 2},
+        }
+    )
+
+    with pytest.raises(ConfigError, match=r"needs 2 GPU .* have 1 GPU\. .* model\.device to cpu"):
+        start_engine(config, own_name("none"))
 
 
 @pytest.mark.parametrize(
