@@ -69,7 +69,10 @@ async def ask_facts(name: str, record: EngineRecord) -> ClientFacts:
         async with asyncio.timeout(_FIND_S):
             return ClientFacts.from_values(await call_supervisor(name, record, "client_facts"))
     except TimeoutError:
-        raise EngineDead(f"engine {name} does not answer for {_FIND_S:g} s") from None
+        raise EngineDead(
+            f"engine {name} does not answer for {_FIND_S:g} s. Try again, and if that does not "
+            "help, see what its log says, or start it again."
+        ) from None
 
 
 async def call_supervisor(name: str, record: EngineRecord, method: str, *arguments: Any) -> Any:
@@ -111,4 +114,7 @@ def _gone(name: str, error: Exception) -> EngineDead:
             f"the Supervisor of engine {name} refuses this client: {error}. Both need the same "
             "secret, the same version of Raydix, and TLS or none."
         )
-    return EngineDead(f"the Supervisor of engine {name} is gone: {error}")
+    return EngineDead(
+        f"the Supervisor of engine {name} is gone: {error}. Start the engine again; if it runs on "
+        "another host, correct the address at which it listens (raydix serve --listen)."
+    )
