@@ -1,4 +1,4 @@
-"""Which pages of WINDOW groups L2 and L3 keep: the windows before checkpoints. Pure functions.
+"""Which windows and states are kept: those before checkpoints. Pure functions.
 
     page                      0  1  2  3  4  5  6  7  8  9
     FULL group, kept          #  #  #  #  #  #  #  #  #  #
@@ -7,33 +7,22 @@
 
 A prefix can be taken up again only where the window before its end is there. L2 and L3 keep windows
 at few places: where a prompt ends and where its output does, where a prefix was taken up, where
-prompts part, and at regular distances, so that long prefixes can be shared in part.
+prompts part, and at regular distances, so that long prefixes can be shared in part. States are
+heavier than windows, and no token need be computed to leave one out: L1 has them there alone, too,
+and wherever a step ends.
 """
 
 from collections.abc import Collection
 
-from raydix.runtime.config.kv_layout import KvLayout
 
-_WINDOWS_PER_CHECKPOINT = 8
-"""Regular checkpoints are this many windows apart at least: one window in eight is cheap."""
+def places_of_states(start: int, stop: int, distance: int, others: Collection[int]) -> list[int]:
+    """The pages among [start, stop) in which a run that computes them leaves its state.
 
-
-def checkpoint_distance(layout: KvLayout) -> int | None:
-    """Pages from one regular checkpoint to the next; None if the layout has no WINDOW group.
-
-    The heavier a token is in WINDOW groups, compared with the others, the fewer there are.
+    They are those before checkpoints, and the last, from which the next step goes on. `others`: the
+    places to return to, as `checkpoints_between` takes them.
     """
-    windows = [group for group in layout.groups if group.window is not None]
-    if not windows:
-        return None
-
-    num_window = sum(group.token_elements for group in windows)
-    num_other = sum(group.token_elements for group in layout.groups) - num_window
-    widest = max(group.window or 0 for group in windows)
-    num_tokens = _WINDOWS_PER_CHECKPOINT * widest
-    if num_window > num_other > 0:
-        num_tokens = -(-num_tokens * num_window // num_other)
-    return -(-num_tokens // layout.page_size)
+    ends = checkpoints_between(start, stop, distance, others)
+    return [end - 1 for end in sorted({*ends, stop})]
 
 
 def checkpoints_between(

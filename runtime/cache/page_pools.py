@@ -22,6 +22,20 @@ def pages_between(page_ids: PageIds, start: int, stop: int | None = None) -> Pag
     return tuple([ids[start:stop] for ids in page_ids])
 
 
+def spread(page_ids: PageIds, places: Sequence[Sequence[int]], start: int, stop: int) -> PageIds:
+    """A run of pages [start, stop), of which each group has those at its `places` alone."""
+    pairs = zip(page_ids, places, strict=True)
+    return tuple([_spread(ids, each, start, stop) for ids, each in pairs])
+
+
+def _spread(page_ids: Int32Array, places: Sequence[int], start: int, stop: int) -> Int32Array:
+    if len(places) == stop - start:
+        return page_ids
+    run = np.zeros(stop - start, dtype=np.int32)
+    run[np.asarray(places, dtype=np.intp) - start] = page_ids
+    return frozen(run)
+
+
 def no_pages(num_groups: int) -> PageIds:
     """An empty run."""
     return (empty(),) * num_groups

@@ -4,6 +4,11 @@ A canonical page holds `[layer of the group][kv head][k|v][token][dim]` (latent:
 `[layer][token][dim]`), contiguous, in the arena and in storage alike; with a codec each head is
 followed by its scales (`raydix.kernels.pages.page_codec`). In both tiers it is preceded by a
 64-byte object header. In L1 pages keep the same order, never encoded.
+
+A page of a STATE group holds `[layer][head][number]`, float32: what the layers have made of all
+tokens up to the page's last one. One page tells everything, as if it were a window of one page, so
+pages of such a group are matched, locked, evicted and copied as windows are. They are heavy, so
+most pages of a chain have none: where a request can be taken up, one was left behind.
 """
 
 from dataclasses import dataclass
@@ -13,6 +18,8 @@ from raydix.errors import ConfigError
 from raydix.kernels.pages.page_codec import ENCODED_ALIGNMENT_BYTES, Codec, encoded_head_bytes
 
 OBJECT_HEADER_BYTES = 64
+STATE_ELEMENT_BYTES = 4
+"""States are float32, whatever the model's dtype: they add up what all tokens leave."""
 
 
 def window_pages(window: int, page_size: int) -> int:
@@ -30,30 +37,57 @@ class GroupKind(StrEnum):
     FULL = "full"
     WINDOW = "window"
     LATENT = "latent"
+    STATE = "state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvGroup:
-    """Layers, by their index in the model, that cache alike. `window`: tokens, for WINDOW only."""
+    """Layers, by their index in the model, that cache alike."""
 
     kind: GroupKind
     layers: tuple[int, ...]
     num_kv_heads: int
+    """The heads that ranks may divide among them; of a STATE group those of its keys."""
     head_dim: int
+    """The elements of a head's key; of a STATE group the numbers that a head keeps of all tokens.
+    """
     window: int | None = None
+    """The tokens of a window; for WINDOW only."""
 
     @property
     def token_elements(self) -> int:
-        """Elements that one token takes in all layers of the group."""
+        """Elements that one more token takes in all layers of the group."""
+        if self.kind is GroupKind.STATE:
+            return 0
         per_head = self.head_dim if self.kind is GroupKind.LATENT else 2 * self.head_dim
         heads = 1 if self.kind is GroupKind.LATENT else self.num_kv_heads
         return len(self.layers) * heads * per_head
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a page of a STATE group, whatever its tokens; of other groups 0."""
+        if self.kind is not GroupKind.STATE:
+            return 0
+        return len(self.layers) * self.num_kv_heads * self.head_dim * STATE_ELEMENT_BYTES
+
+    def first_seen(self, position: int) -> int:
+        """The first position of which the token at `position` needs something cached."""
+        match self.kind:
+            case GroupKind.FULL | GroupKind.LATENT:
+                return 0
+            case GroupKind.WINDOW:
+                assert self.window is not None, "a WINDOW group has a window"
+                return max(0, position - self.window + 1)
+            case GroupKind.STATE:
+                return max(0, position - 1)
 
     def reach(self, page_size: int) -> int | None:
         """Pages that hold the window of a prefix's last token; None: all of the prefix.
 
         Raises ValueError if a WINDOW group has no window.
         """
+        if self.kind is GroupKind.STATE:
+            return 1
         if self.kind is not GroupKind.WINDOW:
             return None
         if self.window is None:
@@ -81,6 +115,11 @@ class KvLayout:
                 self._require_encodable(group)
 
     @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state of all tokens."""
+        return any(group.kind is GroupKind.STATE for group in self.groups)
+
+    @property
     def reaches(self) -> tuple[int | None, ...]:
         """Per group, the pages that hold the window of a prefix's last token; None: all."""
         return tuple([group.reach(self.page_size) for group in self.groups])
@@ -88,6 +127,8 @@ class KvLayout:
     def payload_bytes(self, group: int) -> int:
         """Bytes of one canonical page, as the codec leaves them."""
         kv_group = self.groups[group]
+        if kv_group.kind is GroupKind.STATE:
+            return kv_group.state_bytes
         if self.codec is Codec.NONE:
             return kv_group.token_elements * self.page_size * self.dtype_bytes
         num_heads = len(kv_group.layers) * kv_group.num_kv_heads
@@ -103,9 +144,10 @@ class KvLayout:
         return sum(group.token_elements for group in self.groups) * self.dtype_bytes
 
     def _require_encodable(self, group: KvGroup) -> None:
-        if group.kind is GroupKind.LATENT:
+        if group.kind in (GroupKind.LATENT, GroupKind.STATE):
+            what = "latent KV" if group.kind is GroupKind.LATENT else "the states of layers"
             raise ConfigError(
-                f"cache.codec is {self.codec}; it cannot encode latent KV. Set cache.codec to none."
+                f"cache.codec is {self.codec}; it cannot encode {what}. Set cache.codec to none."
             )
         if self.page_size * group.head_dim % ENCODED_ALIGNMENT_BYTES:
             raise ConfigError(

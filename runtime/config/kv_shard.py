@@ -58,15 +58,21 @@ class KvShard:
     def page_bytes(self, group: int) -> int:
         """Bytes that one page of a group takes in this rank's L1."""
         kv_group = self.layout.groups[group]
+        if kv_group.kind is GroupKind.STATE:
+            return kv_group.state_bytes // kv_group.num_kv_heads * len(self.heads(group))
         per_head = self.layout.page_size * kv_group.head_dim * self.layout.dtype_bytes
         num_vectors = 1 if kv_group.kind is GroupKind.LATENT else 2
         return len(kv_group.layers) * len(self.heads(group)) * num_vectors * per_head
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV that one token takes in all groups of this rank's L1."""
-        groups = range(len(self.layout.groups))
-        return sum(self.page_bytes(group) for group in groups) // self.layout.page_size
+        """Bytes of KV that one more token takes in all groups of this rank's L1."""
+        growing = [
+            self.page_bytes(index)
+            for index, group in enumerate(self.layout.groups)
+            if group.kind is not GroupKind.STATE
+        ]
+        return sum(growing) // self.layout.page_size
 
     @property
     def loaded_bytes(self) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ import bisect
 from collections.abc import Sequence
 
 from raydix.errors import ConfigError
+from raydix.runtime.config.checkpoint_distance import most_states
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 
 _FEWEST_WINDOWS = 16
 """Requests, or all that may run, that have a window each however small the other pools are."""
@@ -24,7 +25,21 @@ def least_window_pages(layout: KvLayout, step_tokens: int) -> tuple[int, ...]:
     computes it holds a window and `step_tokens` more, which need not begin or end with a page.
     """
     num_step = -(-step_tokens // layout.page_size)
-    return tuple([0 if reach is None else 2 * reach + num_step + 2 for reach in layout.reaches])
+    return tuple(
+        [
+            0 if reach is None else 2 * reach + pages_of_step(layout, group, num_step) + 2
+            for group, reach in enumerate(layout.reaches)
+        ]
+    )
+
+
+def pages_of_step(layout: KvLayout, group: int, num_pages: int) -> int:
+    """The most pages of a group that a request takes for the next `num_pages` pages of its chain.
+
+    Of a STATE group it takes few.
+    """
+    is_state = layout.groups[group].kind is GroupKind.STATE
+    return most_states(layout, num_pages) if is_state else num_pages
 
 
 def max_context_pages(
@@ -50,6 +65,11 @@ def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[
     """
     scheduler = config.scheduler
     if scheduler.chunked_prefill_tokens is None:
+        if layout.has_states:
+            raise ConfigError(
+                "scheduler.chunked_prefill_tokens is null; layers of the model keep a state, which "
+                "is left behind where chunks end. Set it to a number of tokens."
+            )
         # A whole prompt is computed in one step: every group holds all of it for a moment.
         return (num_pages,) * len(layout.groups)
 

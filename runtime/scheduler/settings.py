@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from raydix.runtime.cache.checkpoints import checkpoint_distance
+from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.policies import (
@@ -135,6 +135,18 @@ class SchedulerSettings:
     def has_full(self) -> bool:
         """Whether some KV group looks back at everything."""
         return None in self.reaches
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Whether some KV group keeps a state, which is there after certain pages alone."""
+        return self.layout.has_states
+
+    def reusable_pages(self, num_tokens: int) -> int:
+        """The most pages that a prompt of so many tokens can take from a cache.
+
+        The last token is computed in any case: over its own page, unless it needs the state before.
+        """
+        return (num_tokens - self.has_states) // self.page_size
 
     @cached_property
     def checkpoint_distance(self) -> int | None:

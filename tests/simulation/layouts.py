@@ -38,9 +38,12 @@ FULL_AND_LATENT = replace(
 WINDOWED = KvGroup(
     kind=GroupKind.WINDOW, layers=(3,), num_kv_heads=1, head_dim=8, window=2 * PAGE_SIZE
 )
+STATEFUL = KvGroup(kind=GroupKind.STATE, layers=(4,), num_kv_heads=1, head_dim=8)
 FULL_AND_WINDOW = replace(LAYOUT, groups=(TWO_GROUPS.groups[0], WINDOWED))
 _WINDOWS = (1, 1, 2, 4, 5, 6, 8, 9, 13, 16, 17, 40, 150)
 """Tokens of a window: as they suit pages or not, one token, and more than any prompt has."""
+_STATE_SIZES = (1, 8, 64, 64, 256, 256, 4096)
+"""Numbers of a state: of less weight than a token of other groups, and of more than any prompt."""
 _WITHOUT_WINDOWS = (LAYOUT, TWO_GROUPS, LATENT, FULL_AND_LATENT)
 
 
@@ -56,6 +59,17 @@ def draw_windows(draw: random.Random, layout: KvLayout) -> KvLayout:
     for _ in range(draw.choice([1, 1, 2, 3])):
         window = replace(WINDOWED, window=draw.choice(_WINDOWS))
         groups.insert(draw.randrange(len(groups) + 1), window)
+    return replace(layout, groups=tuple(groups))
+
+
+def draw_states(draw: random.Random, layout: KvLayout) -> KvLayout:
+    """The same layout with layers that keep a state in place of some that have a window."""
+    groups = [
+        replace(STATEFUL, head_dim=draw.choice(_STATE_SIZES))
+        if group.window is not None and draw.random() < 0.6
+        else group
+        for group in layout.groups
+    ]
     return replace(layout, groups=tuple(groups))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 from tests.simulation.modelled_tokens import WrongHit, kv_of
 
 Pages = list[list[list[int | None]]]
@@ -26,8 +26,7 @@ class ModelledRow:
         """Raise WrongHit unless all that it attends to is its own request's."""
         assert self.end <= len(self.hashes), f"token {self.end - 1} of {len(self.hashes)}"
         for group, table in enumerate(self.tables):
-            window = layout.groups[group].window
-            first = 0 if window is None else max(0, self.start - window + 1)
+            first = layout.groups[group].first_seen(self.start)
             for position in range(first, max(self.start, min(self.write_start, self.end))):
                 page = table[position // layout.page_size]
                 held = pages[group][page][position % layout.page_size]
@@ -39,8 +38,13 @@ class ModelledRow:
     def write(self, pages: Pages, layout: KvLayout) -> None:
         """Leave its keys and values in its pages."""
         for group, table in enumerate(self.tables):
+            is_state = layout.groups[group].kind is GroupKind.STATE
             for position in range(max(self.start, self.write_start), self.end):
                 page = table[position // layout.page_size]
                 if page:
                     content = kv_of(self.hashes[position], group)
-                    pages[group][page][position % layout.page_size] = content
+                    place = position % layout.page_size
+                    # A state tells of its last token alone: what it told before is gone.
+                    slots = slice(None) if is_state else slice(place, place + 1)
+                    held = pages[group][page]
+                    held[slots] = [content] * len(held[slots])

@@ -129,9 +129,7 @@ class NamedPages:
         """Pages of the tokens [start, end), and of what these look back on."""
         size = self._lane.settings.page_size
         for group, spec in enumerate(self._lane.settings.layout.groups):
-            first = start
-            if looks_back:
-                first = 0 if spec.window is None else max(0, start - spec.window + 1)
+            first = spec.first_seen(start) if looks_back else start
             for place in range(first // size, -(-end // size)) if first < end else ():
                 page_id = run.tables[group].get(place, 0)
                 if page_id:

@@ -36,5 +36,7 @@ def num_stored_tokens(cluster: Cluster, prompt: list[int], cache_salt: str | Non
             (group, key) in sound for group, start in enumerate(starts) for key in keys[start:end]
         )
 
-    num_pages = next((end for end in range(len(keys), 0, -1) if is_stored(end)), 0)
+    num_pages = next(
+        (end for end in range(settings.reusable_pages(len(prompt)), 0, -1) if is_stored(end)), 0
+    )
     return num_pages * settings.page_size

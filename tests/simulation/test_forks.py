@@ -19,7 +19,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.life import publishing
 from tests.runtime.scheduler.storage_cluster import cluster_with, flush, serve, settle
 from tests.simulation.cluster import Cluster
-from tests.simulation.layouts import LAYOUT, draw_windows
+from tests.simulation.layouts import LAYOUT, draw_states, draw_windows
 from tests.simulation.modelled_tokens import VOCABULARY
 
 NUM_TENANTS, NUM_VISITS = 2, 4
@@ -36,7 +36,7 @@ def run_visits(seed: int) -> None:
     the prompts before each visit, as a Scheduler does that is started anew.
     """
     draw = random.Random(seed)
-    layout = draw_windows(draw, LAYOUT)
+    layout = draw_states(random.Random(seed), draw_windows(draw, LAYOUT))
     is_forgetful = None in layout.reaches and draw.random() < 0.5
     policy = draw.choice([WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
     cluster = cluster_with(

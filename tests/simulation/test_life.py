@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 Move = tuple[State, State]
 ALL_MOVES = {(former, new) for former, others in MOVES.items() for new in others}
 MAX_SEEDS = 100
-FIRST_SEED = 19
+FIRST_SEED = 36
 """Its workload takes all moves but those that `end_early` takes."""
 
 

@@ -96,7 +96,9 @@ def writes_that_failed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_window_where_prompts_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests leave windows before the ends of their prompts, and not where these part."""
     monkeypatch.setattr(
-        admission, "places_to_return", lambda request, known: (request.chain.num_prompt_pages,)
+        admission,
+        "places_to_return",
+        lambda settings, request, known: (request.chain.num_prompt_pages,),
     )
 
 

@@ -32,6 +32,7 @@ from tests.simulation.layouts import (
     LAYOUT,
     PAGE_SIZE,
     TWO_GROUPS,
+    draw_states,
     with_windows,
 )
 from tests.simulation.narrow_l2 import narrow_workload
@@ -140,6 +141,8 @@ def draw_workload(seed: int) -> Workload:
     own_draw = random.Random(seed + 3)
     if own_draw.random() < _WINDOWED_FRACTION:
         settings = with_windows(own_draw, settings)
+        layout = draw_states(random.Random(seed + 16), settings.layout)
+        settings = replace(settings, layout=layout)
     settings = with_step_groups(random.Random(seed + 4), settings)
     if random.Random(seed + 4).random() < _ROUTED_FRACTION:
         settings = replace(settings, policy=SchedulingPolicy.ROUTING_KEY)

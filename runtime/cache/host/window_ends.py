@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from raydix.runtime.cache.checkpoints import checkpoint_distance
 from raydix.runtime.cache.kv_match import first_needed, longest_prefix
+from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.kv_layout import KvLayout
 
 

@@ -131,7 +131,8 @@ class Admission:
     def _may_wait(self, request: RequestState, found: Assessment) -> bool:
         """Whether pages that the request lacks may be on their way from L3."""
         prefetch, view = request.prefetch, self._view
-        num_pending = request.chain.num_prompt_pages - found.prefix.num_pages
+        num_reusable = self._settings.reusable_pages(request.num_prompt)
+        num_pending = num_reusable - found.prefix.num_pages
         may_come = view.is_usable and view.has_storage is not False
         if not prefetch.is_pending or num_pending <= 0 or not may_come:
             return False
@@ -146,7 +147,8 @@ class Admission:
         self, request: RequestState, found: Assessment, now_s: float
     ) -> float | None:
         """When pages on their way are worth no more patience; None: they are in any case."""
-        num_pending = request.chain.num_prompt_pages - found.prefix.num_pages
+        num_reusable = self._settings.reusable_pages(request.num_prompt)
+        num_pending = num_reusable - found.prefix.num_pages
         num_tokens = num_pending * self._settings.page_size
         return prefetch_deadline_s(
             self._settings.prefetch,
@@ -185,7 +187,7 @@ def _start_of(settings: SchedulerSettings, request: RequestState, found: Assessm
         tiers=tiers_of(settings, num_pages, found.loads),
         loads=found.loads,
         num_left_pages=prefix.num_pages - num_pages,
-        checkpoints=places_to_return(request, prefix.num_known_pages),
+        checkpoints=places_to_return(settings, request, prefix.num_known_pages),
     )
 
 

@@ -124,7 +124,7 @@ class Hints:
 
     def _look_up(self, hint: PrefetchHint) -> bool:
         """Look a hint up whose keys are hashed; False: it has ended, as nobody can be asked."""
-        num_full = hint.chain.num_prompt_pages
+        num_full = self._settings.reusable_pages(hint.chain.num_prompt)
         if not num_full or not self._source.view.is_usable:
             num_groups = self._settings.num_groups
             hint.prefetch.rule_out(PageSource.IO_ERROR, num_full, num_groups=num_groups)

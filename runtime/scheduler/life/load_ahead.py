@@ -58,7 +58,8 @@ class LoadAhead:
         start = min(prefix.match.num_pages, prefix.num_known_pages)
         num_pages = self._num_ahead(prefix)
         # What goes through L2 by turns is loaded as a whole, or not at all.
-        num_weighed = request.chain.num_prompt_pages - start if is_halted else num_pages
+        num_reusable = settings.reusable_pages(request.num_prompt)
+        num_weighed = num_reusable - start if is_halted else num_pages
         num_loaded = [num_weighed if reach is None else 0 for reach in settings.reaches]
         num_bytes = settings.bytes_of(num_loaded)
         if not num_pages or not self._choice.is_load_cheaper(num_bytes, num_weighed, now_s):

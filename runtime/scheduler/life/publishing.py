@@ -25,6 +25,7 @@ from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.scheduler.pages.backups import NewPage, pages_with_keys
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.settings import SchedulerSettings
 
 
 def advance(lane: Lane, request: RequestState, now_s: float) -> None:
@@ -131,14 +132,18 @@ def _leave_windows(lane: Lane, request: RequestState, start: int, stop: int) -> 
     request.table.leave(first_needed(lane.settings.reaches, stop))
 
 
-def places_to_return(request: RequestState, num_known_pages: int) -> tuple[int, ...]:
+def places_to_return(
+    settings: SchedulerSettings, request: RequestState, num_known_pages: int
+) -> tuple[int, ...]:
     """The places, beside regular ones, before which a request leaves windows for later ones.
 
-    That is the end of its prompt, and where that parts from all before, which is learnt from what
-    outlived its window in L1 and L2 (`num_known_pages`) or L3, and from the prompts before.
+    That is the end of its prompt, the last place at which the same prompt could be taken up, and
+    where it parts from all before, which is learnt from what outlived its window in L1 and L2
+    (`num_known_pages`) or L3, and from the prompts before.
     """
     known = num_known_pages, request.prefetch.num_full_pages, request.num_shared_pages or 0
-    return max(known), request.chain.num_prompt_pages
+    num_reusable = settings.reusable_pages(request.num_prompt)
+    return max(known), request.chain.num_prompt_pages, num_reusable
 
 
 def keep_window(lane: Lane, request: RequestState, end: int) -> None:

@@ -139,12 +139,11 @@ class Transitions:
         request.start_from(start.num_pages * self._settings.page_size)
 
         if request.sources is None:
-            num_prompt_pages = request.chain.num_prompt_pages
             ranges = attribute(
                 request.num_prompt,
                 request.prefetch,
                 self._settings,
-                tiers=start.tiers[:num_prompt_pages],
+                tiers=start.tiers[: self._settings.reusable_pages(request.num_prompt)],
                 num_left_pages=start.num_left_pages,
             )
             request.note_sources(ranges, total_by_source(ranges))

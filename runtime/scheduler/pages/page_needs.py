@@ -4,12 +4,36 @@ A page of a chain takes one page in every group. To a WINDOW group a request giv
 goes on, so it never needs more than a window and what its steps in flight compute.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from raydix.runtime.cache.checkpoints import places_of_states
+from raydix.runtime.config.kv_layout import GroupKind
+from raydix.runtime.config.pool_sizes import pages_of_step
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 PageCounts = tuple[int, ...]
 """The number of pages of each KV group."""
+
+
+def places_to_take(
+    settings: SchedulerSettings, start: int, stop: int, checkpoints: Collection[int]
+) -> tuple[Sequence[int], ...]:
+    """Per KV group, which of the pages [start, stop) of a chain take one before they are computed.
+
+    That is all of them, but of STATE groups those after which the state is kept. `checkpoints`: the
+    places to return to.
+    """
+    if not settings.has_states:
+        return (range(start, stop),) * settings.num_groups
+    distance = settings.checkpoint_distance
+    assert distance is not None, "there are states"
+    states = places_of_states(start, stop, distance, checkpoints)
+    return tuple(
+        [
+            states if group.kind is GroupKind.STATE else range(start, stop)
+            for group in settings.layout.groups
+        ]
+    )
 
 
 def pages_to_compute(settings: SchedulerSettings, num_pages: int) -> PageCounts:
@@ -42,4 +66,7 @@ def _most(settings: SchedulerSettings) -> list[int | None]:
     and one that is begun. None: no bound.
     """
     num_step = -(-settings.max_step_tokens // settings.page_size)
-    return [None if reach is None else reach + num_step + 1 for reach in settings.reaches]
+    return [
+        None if reach is None else reach + pages_of_step(settings.layout, group, num_step) + 1
+        for group, reach in enumerate(settings.reaches)
+    ]

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, PageKey, RequestId, TransferId
-from raydix.runtime.cache.page_pools import PageIds, num_pages_of
+from raydix.runtime.cache.page_pools import PageIds, num_pages_of, spread
 from raydix.runtime.cache.radix_tree import Lock, Match
-from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.scheduler.counters import CopyTimes, Counters
 from raydix.runtime.scheduler.pages.backups import BackupQueue
 from raydix.runtime.scheduler.pages.l1 import L1, NO_STEP, duplicates
-from raydix.runtime.scheduler.pages.page_needs import PageCounts, total_pages_to_compute
+from raydix.runtime.scheduler.pages.page_needs import (
+    PageCounts,
+    places_to_take,
+    total_pages_to_compute,
+)
 from raydix.runtime.scheduler.pages.promotion import Promotions
 from raydix.runtime.scheduler.pages.prompt_needs import PromptNeeds
 from raydix.runtime.scheduler.pages.use_counts import UseCounts
@@ -161,14 +164,23 @@ class Lane:
         if request.table.has_unsent:
             self._changed_tables[request.request_id] = request
 
-    def extend_table(self, request: RequestState, page_ids: PageIds) -> None:
-        """Give a running request more pages."""
-        request.table.extend(page_ids)
+    def grow_table(self, request: RequestState, num_pages: int) -> bool:
+        """Take pages for a running request, whose table then has `num_pages`.
+
+        False, and no change, if they are not free yet.
+        """
+        start = len(request.table)
+        places = places_to_take(self.settings, start, num_pages, request.start.checkpoints)
+        page_ids = self.allocate(tuple(map(len, places)))
+        if page_ids is None:
+            return False
+        request.table.extend(spread(page_ids, places, start, num_pages))
         if request.is_decoding:
             self.batch.table_grew(request)
             self._changed_tables[request.request_id] = request
         else:
             self._needs.note(request)
+        return True
 
     def plan_row(self, request: RequestState, num_tokens: int) -> int | None:
         """Plan a row for a request that does not decode, as `RequestState.plan_row` does."""
@@ -253,26 +265,6 @@ class Lane:
             self._slots.note_told(slot)
         self._slots.give_back(slot)
         del self.running[request.request_id]
-
-    def start_backup(self, now_s: float) -> Backup | None:
-        """Make a copy to L2 of the oldest dirty pages for which there is room in L2."""
-        taken = self.backups.take(now_s)
-        if not any(keys for keys, _ in taken):
-            return None
-        connection = self._host.connection
-        assert connection is not None, "an attached HostMemory has granted the pages"
-        grants = [
-            self._host.take_pages(group, len(page_ids)) for group, (_, page_ids) in enumerate(taken)
-        ]
-
-        return Backup(
-            transfer_id=self.in_flight.new_transfer_id(),
-            page_ids=tuple([int32_array(page_ids) for _, page_ids in taken]),
-            host_page_ids=tuple([host_page_ids for host_page_ids, _ in grants]),
-            generations=tuple([generations for _, generations in grants]),
-            host_connection=connection,
-            keys=tuple([b"".join(keys) for keys, _ in taken]),
-        )
 
     def send(
         self,

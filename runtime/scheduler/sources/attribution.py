@@ -46,7 +46,7 @@ def attribute(
     but are computed because that is cheaper.
     """
     size = settings.page_size
-    num_full, num_cached = num_prompt // size, len(tiers)
+    num_full, num_cached = settings.reusable_pages(num_prompt), len(tiers)
     num_found = min(num_cached + num_left_pages, num_full)
     last = PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF
 

@@ -84,11 +84,13 @@ def ends_in_l1(settings: SchedulerSettings, match: Match, num_pages: int) -> tup
     num_path = min(match.num_pages, num_pages)
     ends = [
         num_path
-        if group.window is None
+        if reach is None
         else match_groups(
             (group,), (_in_l1(ids, num_path, num_path),), page_size=settings.page_size
         ).num_pages
-        for group, ids in zip(settings.layout.groups, match.page_ids, strict=True)
+        for group, reach, ids in zip(
+            settings.layout.groups, settings.reaches, match.page_ids, strict=True
+        )
     ]
     return tuple(ends)
 

@@ -79,8 +79,8 @@ class KvSource:
         view = self.view
         is_useful = view.is_usable and view.num_keys > 0 and self._settings.prefix_caching
         max_pages = request.max_cached_tokens // self._settings.page_size
-        if most_pages is not None:
-            max_pages = min(max_pages, most_pages)
+        max_pages = min(max_pages, self._settings.reusable_pages(request.num_tokens))
+        max_pages = max_pages if most_pages is None else min(max_pages, most_pages)
         return find_prefix(
             self._settings,
             view if is_useful else None,
@@ -238,7 +238,8 @@ class KvSource:
     def want_lookup(self, request: RequestState, found: CachedPrefix, place: OrderKey) -> None:
         """Have a waiting request looked up: at once, or in its turn if L3 may have some of it."""
         request.renew_prefetch()
-        num_full, num_groups = request.chain.num_prompt_pages, self._settings.num_groups
+        num_groups = self._settings.num_groups
+        num_full = self._settings.reusable_pages(request.num_prompt)
         if request.must_score:
             request.prefetch.rule_out(PageSource.PROMPT_LOGPROBS, num_full, num_groups=num_groups)
             return
@@ -281,7 +282,7 @@ class KvSource:
 
     def send_lookup(self, asker: Asker, match: Match, urgency: Urgency) -> None:
         """Ask HostMemory for the chain of a request or hint, of which L1 holds `match`."""
-        num_full = asker.chain.num_prompt_pages
+        num_full = self._settings.reusable_pages(asker.chain.num_prompt)
         num_l1_pages = ends_in_l1(self._settings, match, num_full)
         lookup_id, earlier_id = LookupId(next(self._ids)), asker.prefetch.lookup_id
         asker.prefetch.open(lookup_id, num_l1_pages, num_full)

@@ -138,9 +138,7 @@ class Drafter:
         """Give a decoding request its next page; if none can come free, retract the worst one."""
         while True:
             one_each = (1,) * self._settings.num_groups
-            pages = lane.allocate(one_each)
-            if pages is not None:
-                lane.extend_table(request, pages)
+            if lane.grow_table(request, len(request.table) + 1):
                 return
             # Pages in quarantine will be free soon: the request waits a step for them.
             if lane.l1.can_free(one_each):
@@ -206,12 +204,8 @@ class Drafter:
     def _draft_row(self, lane: Lane, draft: Draft, request: RequestState, num_tokens: int) -> bool:
         """Draft a row for `num_tokens` tokens of a request, if there are pages for them."""
         num_pages = -(-(request.num_planned + num_tokens) // self._settings.page_size)
-        missing = num_pages - len(request.table)
-        if missing > 0:
-            pages = lane.allocate((missing,) * self._settings.num_groups)
-            if pages is None:
-                return False
-            lane.extend_table(request, pages)
+        if num_pages > len(request.table) and not lane.grow_table(request, num_pages):
+            return False
 
         _add_row(lane, draft, request, num_tokens)
         return True

@@ -15,6 +15,7 @@ from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.request.transfers import Backup, Load, page_copies
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sources.host_view import HostView
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.steps.draft import Draft
 from raydix.runtime.scheduler.steps.drafts import Drafter
@@ -94,7 +95,8 @@ class Planner:
             loads = self._take_loads(lane)
             # While rows are in flight, backups wait for the next: they need no plan of their own.
             is_beside_rows = has_rows and lane.backups.is_worth_a_copy(now_s)
-            backups = _take_backups(lane, now_s) if is_beside_rows or not num_row_steps else []
+            may_copy = is_beside_rows or not num_row_steps
+            backups = _take_backups(lane, self._source.view, now_s) if may_copy else []
             if loads or backups:
                 has_copies = True
                 draft.add_copies(loads, backups)
@@ -136,9 +138,22 @@ class Planner:
         return wanted
 
 
-def _take_backups(lane: Lane, now_s: float) -> list[Backup]:
-    backup = lane.start_backup(now_s)
-    return [] if backup is None else [backup]
+def _take_backups(lane: Lane, host: HostView, now_s: float) -> list[Backup]:
+    """Make a copy to L2 of the oldest dirty pages for which there is room in L2."""
+    taken = lane.backups.take(now_s)
+    if not any(keys for keys, _ in taken):
+        return []
+    assert host.connection is not None, "an attached HostMemory has granted the pages"
+    grants = [host.take_pages(group, len(page_ids)) for group, (_, page_ids) in enumerate(taken)]
+    backup = Backup(
+        transfer_id=lane.in_flight.new_transfer_id(),
+        page_ids=tuple([int32_array(page_ids) for _, page_ids in taken]),
+        host_page_ids=tuple([host_page_ids for host_page_ids, _ in grants]),
+        generations=tuple([generations for _, generations in grants]),
+        host_connection=host.connection,
+        keys=tuple([b"".join(keys) for keys, _ in taken]),
+    )
+    return [backup]
 
 
 def _columns(rows: list[tuple[int, ...]], width: int) -> list[Int32Array]:

@@ -1,10 +1,7 @@
 """Where the windows of a chain are kept in L2 and L3."""
 
-from raydix.runtime.cache.checkpoints import (
-    checkpoint_distance,
-    checkpoints_between,
-    window_before,
-)
+from raydix.runtime.cache.checkpoints import checkpoints_between, window_before
+from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 
 
