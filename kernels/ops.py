@@ -28,6 +28,7 @@ from raydix.kernels.reference import (
     activation,
     expert_routes,
     experts,
+    gated_delta,
     kv_write,
     latent_attention,
     norm,
@@ -35,6 +36,8 @@ from raydix.kernels.reference import (
     sampling,
 )
 from raydix.kernels.sampling.columns import SamplingColumns
+from raydix.kernels.state.delta_form import DeltaForm
+from raydix.kernels.state.delta_inputs import DeltaInputs
 from raydix.kernels.weights.weight import Weight
 
 logger = logging.getLogger(__name__)
@@ -123,6 +126,19 @@ class ModelOps(Protocol):
         `rows.tiles_X4` has tiles of at most `tile_tokens`.
         """
 
+    def gated_delta(
+        self,
+        inputs: DeltaInputs,
+        pool_PLHZ: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: Sequence[PrefillRow],
+        form: DeltaForm,
+        *,
+        page_size: int,
+    ) -> Tensor:
+        """Ask and change the states of rows, as `reference.gated_delta.gated_delta` does."""
+
     def write_latent(
         self, latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor
     ) -> None:
@@ -201,6 +217,7 @@ class ReferenceOps:
     glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
     paged_attention = staticmethod(paged_attention.paged_attention)
+    gated_delta = staticmethod(gated_delta.gated_delta)
     write_latent = staticmethod(latent_attention.write_latent)
     latent_attention = staticmethod(latent_attention.latent_attention)
     expanded_latent_attention = staticmethod(expanded_latent_attention)

@@ -39,6 +39,7 @@ from raydix.kernels.moe.expert_routes import route_experts
 from raydix.kernels.moe.grouped_gemm import fused_experts
 from raydix.kernels.moe.topk_gating import topk_gating
 from raydix.kernels.reference import experts
+from raydix.kernels.reference.gated_delta import gated_delta
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
 from raydix.kernels.weights.weight import Weight
 
@@ -51,6 +52,7 @@ class TritonOps:
 
     is_capturable = True
     rotate_and_write_kv = staticmethod(rotate_and_write_kv)
+    gated_delta = staticmethod(gated_delta)
     write_latent = staticmethod(write_latent)
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)

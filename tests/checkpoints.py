@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma2Config,
@@ -26,6 +28,8 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SeedOssConfig,
@@ -71,11 +75,25 @@ def _olmo3(**fields: Any) -> PreTrainedConfig:
     return Olmo3Config(**fields, layer_types=types[: fields["num_hidden_layers"]])
 
 
+def _qwen3_5(**fields: Any) -> PreTrainedConfig:
+    """A Qwen3.5 whose language model has these fields, beside a tiny tower for images."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2}
+    sizes = {"out_hidden_size": fields["hidden_size"], "num_position_embeddings": 16}
+    return Qwen3_5Config(
+        text_config=fields,
+        vision_config={**vision, **sizes},
+        initializer_range=fields["initializer_range"],
+        tie_word_embeddings=fields["tie_word_embeddings"],
+    )
+
+
 _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.LLAMA: LlamaConfig,
     Family.QWEN2: Qwen2Config,
     Family.QWEN3: Qwen3Config,
     Family.QWEN3_MOE: Qwen3MoeConfig,
+    Family.QWEN3_5: _qwen3_5,
+    Family.QWEN3_5_TEXT: Qwen3_5TextConfig,
     Family.MISTRAL: MistralConfig,
     Family.MIXTRAL: MixtralConfig,
     Family.DEEPSEEK_V2: DeepseekV2Config,
@@ -149,6 +167,19 @@ _GEMMA4 = {
         },
     },
 }
+_QWEN3_5 = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 10,
+    "full_attention_interval": 2,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
 _PER_FAMILY: dict[Family, dict[str, Any]] = {
     Family.LLAMA: {},
     Family.QWEN2: {},
@@ -160,6 +191,8 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "norm_topk_prob": True,
     },
+    Family.QWEN3_5: _QWEN3_5,
+    Family.QWEN3_5_TEXT: _QWEN3_5,
     Family.MISTRAL: {"sliding_window": 20},
     Family.MIXTRAL: {"num_local_experts": 5, "num_experts_per_tok": 2},
     Family.DEEPSEEK_V2: {
@@ -286,8 +319,17 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         },
     },
 }
-_OFFSET_NORMS = (Family.GEMMA2, Family.GEMMA3, Family.GEMMA3_WITH_VISION)
+_OFFSET_NORMS = (
+    Family.GEMMA2,
+    Family.GEMMA3,
+    Family.GEMMA3_WITH_VISION,
+    Family.QWEN3_5,
+    Family.QWEN3_5_TEXT,
+)
 """Their norms have weights around zero, the others' around one."""
+STATEFUL = (Family.QWEN3_5, Family.QWEN3_5_TEXT)
+"""Some of their layers keep a state of all tokens."""
+_NEVER_OFFSET = "linear_attn.norm.weight"
 MIN_TOP2_GAP = 1e-3
 """Below this difference of the reference's two largest logits, rounding may choose either token."""
 LOGITS_TOLERANCE = 3e-5
@@ -304,12 +346,13 @@ def make_checkpoint(
     """
     torch.manual_seed(seed)
     config = _CONFIGS[family](**{**_COMMON, **_PER_FAMILY[family], **overrides})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = _model_class(config).from_config(config, dtype=torch.float32)
 
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if re.search(r"norm(_\d)?\.weight$", name):
-                centre = 0.0 if family in _OFFSET_NORMS else 1.0
+                is_offset = family in _OFFSET_NORMS and not name.endswith(_NEVER_OFFSET)
+                centre = 0.0 if is_offset else 1.0
                 parameter.uniform_(centre - 0.3, centre + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
@@ -319,12 +362,18 @@ def make_checkpoint(
     return folder
 
 
+def _model_class(config: PreTrainedConfig) -> Any:
+    """What transformers makes of a whole checkpoint: for text alone, it may leave out towers."""
+    has_towers = getattr(config, "vision_config", None) is not None
+    return AutoModelForImageTextToText if has_towers else AutoModelForCausalLM
+
+
 @torch.inference_mode()
 def reference_generate(
     folder: Path, token_ids: Sequence[int], num_tokens: int
 ) -> tuple[list[int], torch.Tensor]:
     """Greedy output of transformers on the CPU, and its logits [num_tokens, V]."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model = _model_class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
 

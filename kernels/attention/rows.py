@@ -51,6 +51,8 @@ class AttentionRows:
     """The rows of several tokens, cut into tiles by `cut_rows`; None: there are no such rows."""
     expanded: tuple[PrefillRow, ...] = ()
     """The rows of many tokens whose latents are expanded to keys and values, in no other field."""
+    sequences: tuple[PrefillRow, ...] = ()
+    """All rows, whole, be they of one token: for layers that keep states, if there are any."""
 
 
 def cut_rows(rows: Sequence[PrefillRow], tile_tokens: int) -> NDArray[np.int32]:

@@ -14,6 +14,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine
+from tests.checkpoints import STATEFUL
 from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, generate
 
 CACHING_KINDS = [Family.QWEN3, Family.MISTRAL, Family.GEMMA3, Family.DEEPSEEK_V3]
@@ -105,6 +106,11 @@ def count_tokens(outputs: Sequence[RequestOutput], source: str) -> int:
     return sum(output.metrics.cached_tokens_by_source.get(source, 0) for output in outputs)
 
 
-def cacheable_tokens(prompt: Prompt) -> int:
-    """Tokens that can come from a cache: those of full pages, but never the last token."""
+def cacheable_tokens(prompt: Prompt, family: Family | None = None) -> int:
+    """Tokens that can come from a cache: those of full pages, but never the last token.
+
+    A family that keeps states goes on from the border of a page before its last token.
+    """
+    if family in STATEFUL:
+        return (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
     return min(len(prompt) // PAGE_SIZE * PAGE_SIZE, len(prompt) - 1)

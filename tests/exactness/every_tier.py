@@ -3,20 +3,24 @@
 from collections.abc import Sequence
 
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import assert_all_exact, cacheable_tokens, count_tokens, run
 from tests.exactness.reference import NUM_TOKENS, Expected
 
 
 async def assert_exact_from_every_tier(
-    config: EngineConfig, expected: Sequence[Expected], num_tokens: int
+    config: EngineConfig,
+    expected: Sequence[Expected],
+    num_tokens: int,
+    family: Family | None = None,
 ) -> None:
     """Answers equal the reference's whether computed or found: in L1, L2, L3, after a restart.
 
     num_tokens: the length of answers, but for the first, which has all that are known.
     """
     prompts = [each.prompt for each in expected]
-    num_cacheable = sum(cacheable_tokens(prompt) for prompt in prompts)
+    num_cacheable = sum(cacheable_tokens(prompt, family) for prompt in prompts)
 
     async with in_process_engine(config) as engine:
         cold = await run(engine, prompts, NUM_TOKENS)

@@ -37,7 +37,7 @@ async def test_tokens_equal_those_of_transformers_from_every_tier(
     )
     num_tokens = NUM_TOKENS if tp == 1 else NUM_TOKENS_OF_RANKS
 
-    await assert_exact_from_every_tier(config, expected, num_tokens)
+    await assert_exact_from_every_tier(config, expected, num_tokens, family)
 
 
 @pytest.mark.part

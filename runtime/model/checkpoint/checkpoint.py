@@ -31,6 +31,7 @@ from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.decoder import Decoder, make_decoder
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.stored_experts import StoredExperts, open_stored_experts
+from raydix.runtime.model.families.fused_rows import take_apart
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name, own_name
 from raydix.runtime.model.formats.restoring import Tensors
@@ -227,7 +228,9 @@ def _fill_all(
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
     own = ((own_name(name), tensor) for name, tensor in floats)
-    for name, tensor in family.value.restore(own):
+    fused = family.value.fused(decoder.spec)
+    num_rows = {name: each.whole_shape[0] for name, each in targets.items()}
+    for name, tensor in take_apart(family.value.restore(own), fused, num_rows):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)

@@ -13,7 +13,7 @@ from raydix.runtime.model.checkpoint.quantization_config import find_quantisatio
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.definition import Quantisation
 from raydix.runtime.model.spec.rope_spec import REMEDY, longest_context, positive
-from raydix.runtime.model.spec.spec import ModelSpec
+from raydix.runtime.model.spec.spec import ModelSpec, ropes_of
 
 _SIZES = (
     "vocab_size",
@@ -72,7 +72,7 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
         quantisation=quantisation,
         spec=spec,
         max_position_embeddings=longest_context(
-            (layer.attention.rope for layer in spec.layers), config.max_position_embeddings
+            ropes_of(spec.layers), config.max_position_embeddings
         ),
         eos_token_ids=_read_eos_token_ids(folder, whole, config),
     )

@@ -17,7 +17,7 @@ from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.reference.kv_write import apply_rope
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.weight import empty_weight
+from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
@@ -36,6 +36,8 @@ class GroupBatch:
     """int32, page ids per row."""
     slot_mapping_T: Tensor
     """int64, page * S + offset where each token's keys and values go; to page 0 if not kept."""
+    page_size: int
+    """S, which a pool of states does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +73,7 @@ class Attention(nn.Module):
         self.layer_in_group = layer_in_group
         self.rope = rope
         self._ops = ops
-        share = RankShare(collectives.rank, collectives.size)
-        self._share = share
+        self._share = share = RankShare(collectives.rank, collectives.size)
         self._heads = share.heads(spec.num_heads)
         self._kv_heads = share.kv_heads(spec.num_kv_heads)
 
@@ -86,6 +87,7 @@ class Attention(nn.Module):
             device=device,
             dtype=dtype,
         )
+        self.gate = self._make_gate(hidden_size, device, dtype) if spec.has_gate else None
         self.values: Values | None = None
         if spec.values is not None and spec.source_layer is None:
             self.values = Values(spec.values, spec.head_dim, ops, device=device, dtype=dtype)
@@ -114,6 +116,10 @@ class Attention(nn.Module):
             scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks_Q=self.sinks_Q
         )
 
+    def _make_gate(self, hidden_size: int, device: torch.device, dtype: torch.dtype) -> Weight:
+        size, bias = len(self._heads) * self.spec.value_dim, self.spec.qkv_bias
+        return empty_weight(size, hidden_size, bias=bias, device=device, dtype=dtype)
+
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
         spec, row_counts = self.spec, self._row_counts()
@@ -127,6 +133,8 @@ class Attention(nn.Module):
             if size:
                 weights |= prefixed(name, weight.head_parts(self._kv_heads, spec.num_kv_heads))
 
+        if self.gate is not None:
+            weights |= prefixed("gate", self.gate.head_parts(self._heads, spec.num_heads))
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:
                 weights[f"{name}.weight"] = WeightPart(norm.weight)
@@ -164,6 +172,8 @@ class Attention(nn.Module):
             q_TQD, group.pool, self.layer_in_group, group.block_tables_RN, batch.rows, self._form
         )
         out_TX = out_TQD[..., : self.spec.value_dim].flatten(1)
+        if self.gate is not None:
+            out_TX = out_TX * self._ops.linear(x_TC, self.gate).sigmoid_()
         # Summands are for the norm that follows, and not for other ranks.
         linear = self._ops.linear_summands if self._share.size == 1 else self._ops.linear
         return linear(out_TX, self.output)

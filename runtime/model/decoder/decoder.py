@@ -31,6 +31,7 @@ from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, kv
 from raydix.runtime.model.spec.rope_spec import Rope
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
+    GatedDeltaSpec,
     LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
@@ -86,7 +87,7 @@ class Decoder(nn.Module):
                 spec.hidden_size,
                 places[i],
                 ops,
-                rope=ropes.index(_rope_of(layer)),
+                rope=_rope_index(ropes, layer),
                 collectives=collectives,
                 experts=None if experts is None else experts.by_layer.get(i),
                 input_gate=self._input_gate(i),
@@ -140,9 +141,15 @@ class Decoder(nn.Module):
         experts = self.experts
         return (
             self.ops.is_capturable
+            and not self.has_states
             and self.collectives.is_capturable
             and (experts is None or DispatchForm.LOW_LATENCY in experts.dispatcher.captured_forms)
         )
+
+    @property
+    def has_states(self) -> bool:
+        """Do some layers keep a state in place of keys and values?"""
+        return any(isinstance(layer.attention, GatedDeltaSpec) for layer in self.spec.layers)
 
     def close(self) -> None:
         """End what connects the ranks, from any thread: none waits for another any longer."""
@@ -206,7 +213,7 @@ def make_decoder(
     ops = choose_ops(
         device,
         dtype,
-        head_counts={_head_counts(each.attention, share) for each in spec.layers},
+        head_counts={_head_counts(each, share) for each in _attentions(spec)},
         expert_sizes=_expert_sizes(spec, share if expert_ranks is None else RankShare()),
     )
 
@@ -225,6 +232,12 @@ def make_decoder(
     )
 
 
+def _attentions(spec: ModelSpec) -> list[AttentionSpec | LatentAttentionSpec]:
+    """Those of the layers that attend to keys and values."""
+    mixers = [layer.attention for layer in spec.layers]
+    return [each for each in mixers if not isinstance(each, GatedDeltaSpec)]
+
+
 def _head_counts(
     attention: AttentionSpec | LatentAttentionSpec, share: RankShare
 ) -> tuple[int, int]:
@@ -241,11 +254,17 @@ def _head_counts(
 
 def _distinct_ropes(spec: ModelSpec) -> list[tuple[Rope, int]]:
     """Rotary embeddings and how many dimensions they rotate, in the order of first layers."""
-    return list(dict.fromkeys(_rope_of(layer) for layer in spec.layers))
+    return list(dict.fromkeys(_rope_of(each) for each in _attentions(spec)))
 
 
-def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
-    match attention := layer.attention:
+def _rope_index(ropes: list[tuple[Rope, int]], layer: LayerSpec) -> int:
+    """The place of a layer's rotary embedding among those of the model; 0 if it has none."""
+    attention = layer.attention
+    return 0 if isinstance(attention, GatedDeltaSpec) else ropes.index(_rope_of(attention))
+
+
+def _rope_of(attention: AttentionSpec | LatentAttentionSpec) -> tuple[Rope, int]:
+    match attention:
         case AttentionSpec():
             return attention.rope, attention.rotary_dim or attention.head_dim
         case LatentAttentionSpec():

@@ -17,6 +17,7 @@ from raydix.moe.layer import LayerExperts
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.attention import Attention, AttentionBatch
+from raydix.runtime.model.decoder.gated_delta import GatedDelta
 from raydix.runtime.model.decoder.latent_attention import LatentAttention
 from raydix.runtime.model.decoder.layer_end import OutputScale
 from raydix.runtime.model.decoder.layer_inputs import InputGate
@@ -24,7 +25,14 @@ from raydix.runtime.model.decoder.mlp import InFlight, JoiningNorms, make_mlp
 from raydix.runtime.model.decoder.residual_stream import ResidualStream
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
 from raydix.runtime.model.spec.kv_groups import KvPlace
-from raydix.runtime.model.spec.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, NormSpec
+from raydix.runtime.model.spec.spec import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    Mixer,
+    NormSpec,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +165,7 @@ class DecoderLayer(nn.Module):
 
 
 def _make_attention(
-    spec: AttentionSpec | LatentAttentionSpec,
+    spec: Mixer,
     hidden_size: int,
     layer_in_group: int,
     ops: ModelOps,
@@ -166,7 +174,7 @@ def _make_attention(
     collectives: Collectives,
     device: torch.device,
     dtype: torch.dtype,
-) -> Attention | LatentAttention:
+) -> Attention | LatentAttention | GatedDelta:
     match spec:
         case AttentionSpec():
             return Attention(
@@ -186,6 +194,16 @@ def _make_attention(
                 layer_in_group,
                 ops,
                 rope=rope,
+                share=RankShare(collectives.rank, collectives.size),
+                device=device,
+                dtype=dtype,
+            )
+        case GatedDeltaSpec():
+            return GatedDelta(
+                spec,
+                hidden_size,
+                layer_in_group,
+                ops,
                 share=RankShare(collectives.rank, collectives.size),
                 device=device,
                 dtype=dtype,

@@ -22,6 +22,7 @@ from raydix.runtime.model.spec.spec import (
     LayerSpec,
     ModelSpec,
     NormSpec,
+    ropes_of,
 )
 
 
@@ -198,7 +199,7 @@ def _with_windows(
         raise CheckpointError(
             f"sliding_window is {config.sliding_window}; expected a whole number from 1. {REMEDY}"
         )
-    ropes = [layer.attention.rope for layer in layers]
+    ropes = ropes_of(layers)
     context = longest_context(ropes, config.max_position_embeddings)
     return tuple(
         # A window that no context outgrows is never noticed, and pages of full attention are

@@ -4,8 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raydix.runtime.model.families.fused_rows import FusedRows
 from raydix.runtime.model.formats.restoring import Restorer, unchanged
 from raydix.runtime.model.spec.spec import ModelSpec
+
+
+def nothing_fused(spec: ModelSpec) -> Mapping[str, FusedRows]:
+    """Each weight of a model is a tensor of its own."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +35,5 @@ class FamilyDefinition:
     """The section of config.json that describes the language model; None: the whole file."""
     restore: Restorer = unchanged
     """Turns the floats of a checkpoint into the tensors that `weight_names` names."""
+    fused: Callable[[ModelSpec], Mapping[str, FusedRows]] = nothing_fused
+    """What is left to take apart then, by the names of the tensors."""

@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.model.spec.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
+from raydix.runtime.model.spec.spec import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    Mixer,
+)
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -71,8 +77,16 @@ def source_layer(layer: LayerSpec) -> int | None:
     return attention.source_layer if isinstance(attention, AttentionSpec) else None
 
 
-def _group_without_layers(attention: AttentionSpec | LatentAttentionSpec) -> KvGroup:
+def _group_without_layers(attention: Mixer) -> KvGroup:
     """What layers must agree on to share a group."""
+    if isinstance(attention, GatedDeltaSpec):
+        form = attention.form
+        return KvGroup(
+            kind=GroupKind.STATE,
+            layers=(),
+            num_kv_heads=form.num_key_heads,
+            head_dim=form.head_elements,
+        )
     if isinstance(attention, LatentAttentionSpec):
         return KvGroup(
             kind=GroupKind.LATENT, layers=(), num_kv_heads=1, head_dim=attention.latent_dim

@@ -6,11 +6,13 @@ that there are, and never a question of the family.
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from raydix.kernels.dense.glu_form import GluForm, SiluGlu
 from raydix.kernels.moe.routing import Routing
+from raydix.kernels.state.delta_form import DeltaForm
 from raydix.runtime.model.spec.rope_spec import Rope
 
 
@@ -69,6 +71,8 @@ class AttentionSpec:
     """How values are made; None: by their matrix alone, as wide as keys."""
     source_layer: int | None = None
     """The earlier layer whose keys and values it reads; None: it has its own."""
+    has_gate: bool = False
+    """Is the output multiplied by the sigmoid of as many numbers, made as queries are?"""
 
     @property
     def value_dim(self) -> int:
@@ -110,6 +114,23 @@ class LatentAttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaSpec:
+    """A state in place of keys and values, which tokens change by the gated delta rule.
+
+    `raydix.kernels.reference.gated_delta` has the rule.
+    """
+
+    form: DeltaForm
+    """The heads of all ranks."""
+    norm: NormSpec
+    """The norm of what a value head gets, before it is gated."""
+
+
+Mixer = AttentionSpec | LatentAttentionSpec | GatedDeltaSpec
+"""What a layer may know of the tokens before, and how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DenseMlpSpec:
     """A gated feed-forward that every token takes. `bias`: of all three matrices."""
 
@@ -145,7 +166,7 @@ class MoeMlpSpec:
 class LayerSpec:
     """Attention, then a feed-forward, each after a norm and added to the residual stream."""
 
-    attention: AttentionSpec | LatentAttentionSpec
+    attention: Mixer
     mlp: DenseMlpSpec | MoeMlpSpec
     norm: NormSpec | None
     """The one before attention and the one before the feed-forward; None: neither is there."""
@@ -212,6 +233,12 @@ class ModelSpec:
         Names of types and fields are part of it, so that renaming one renames all stored pages.
         """
         return hashlib.sha256(json.dumps(_described(self), sort_keys=True).encode()).digest()
+
+
+def ropes_of(layers: Iterable[LayerSpec]) -> list[Rope]:
+    """The rotary embeddings of the layers that have one."""
+    mixers = [layer.attention for layer in layers]
+    return [mixer.rope for mixer in mixers if not isinstance(mixer, GatedDeltaSpec)]
 
 
 def _described(value: Any) -> Any:

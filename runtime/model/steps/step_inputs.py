@@ -55,7 +55,7 @@ class InputMaker:
         `sampling`: the rows that are sampled after it, be they of this batch or of one before.
         """
         tokens = token_columns(rows, self._slots)
-        is_decode = rows.num_tokens == 1
+        is_decode, is_all = rows.num_tokens == 1, rows.num_tokens > 0
         prefill, expanded = self._decoder.divide_rows(rows.attention_rows(~is_decode))
         tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
 
@@ -87,6 +87,7 @@ class InputMaker:
             decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
             tiles_X4=columns["tiles_X4"] if len(tiles_X4) else None,
             expanded=expanded,
+            sequences=rows.attention_rows(is_all) if self._decoder.has_states else (),
         )
 
         return BatchInputs(
@@ -109,7 +110,12 @@ class InputMaker:
                 columns["page_offset_T"], pages_T, alpha=self._slots.page_size
             )
             groups.append(
-                GroupBatch(pool=pool, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T)
+                GroupBatch(
+                    pool=pool,
+                    block_tables_RN=table_XN,
+                    slot_mapping_T=slot_mapping_T,
+                    page_size=self._slots.page_size,
+                )
             )
 
         ropes = tuple(

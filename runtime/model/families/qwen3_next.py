@@ -1,0 +1,157 @@
+"""Qwen3-Next, and Qwen3.5 and 3.6 after it: most layers keep a state by the gated delta rule.
+
+In every fourth layer attention sees everything, and its output is gated. Layers that guess tokens
+ahead are not loaded, nor is what only images need.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from raydix.errors import CheckpointError
+from raydix.kernels.state.delta_form import DeltaForm
+from raydix.runtime.model.families.config_fields import (
+    make_spec,
+    read_mlp,
+    read_norm,
+    read_partly_rotated_attention,
+    require_value,
+)
+from raydix.runtime.model.families.definition import FamilyDefinition
+from raydix.runtime.model.families.fused_rows import FusedRows
+from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
+from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.spec.rope_spec import REMEDY
+from raydix.runtime.model.spec.spec import (
+    AttentionSpec,
+    DenseMlpSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+    MoeMlpSpec,
+    NormSpec,
+)
+
+_ATTENTION, _DELTA = "model.layers.{}.self_attn", "model.layers.{}.linear_attn"
+_STATE_NAMES: Mapping[str, str] = {
+    "layers.{}.attention.q": f"{_ATTENTION}.q_proj.query",
+    "layers.{}.attention.gate": f"{_ATTENTION}.q_proj.gate",
+    "layers.{}.attention.delta": _DELTA,
+    "layers.{}.attention.delta.q": f"{_DELTA}.q_proj",
+    "layers.{}.attention.delta.k": f"{_DELTA}.k_proj",
+    "layers.{}.attention.delta.v": f"{_DELTA}.v_proj",
+    "layers.{}.attention.delta.gate": f"{_DELTA}.in_proj_z",
+    "layers.{}.attention.delta.beta": f"{_DELTA}.in_proj_b",
+    "layers.{}.attention.delta.decay": f"{_DELTA}.in_proj_a",
+    "layers.{}.attention.delta.q_taps": f"{_DELTA}.conv1d.q",
+    "layers.{}.attention.delta.k_taps": f"{_DELTA}.conv1d.k",
+    "layers.{}.attention.delta.v_taps": f"{_DELTA}.conv1d.v",
+    "layers.{}.attention.delta.norm": f"{_DELTA}.norm",
+    "layers.{}.attention.delta.output": f"{_DELTA}.out_proj",
+}
+"""Tensors that hold several weights have names of their own, see `_fused`."""
+_NAMES: Mapping[str, str] = {**DECODER_NAMES, **QK_NORM_NAMES, **_STATE_NAMES}
+
+
+def _read_dense(config: Any) -> ModelSpec:
+    return _read_spec(config, [read_mlp(config, bias=False)] * config.num_hidden_layers)
+
+
+def _read_spec(config: Any, mlps: list[DenseMlpSpec | MoeMlpSpec]) -> ModelSpec:
+    require_value("hidden_act", config.hidden_act, "silu")
+    norm = replace(read_norm(config), is_offset=True, is_float32=True)
+    mixers: Mapping[str, Mixer] = {
+        "full_attention": _read_attention(config, norm),
+        "linear_attention": _delta(config),
+    }
+    types = config.layer_types
+    if len(types) != config.num_hidden_layers or not set(types) <= mixers.keys():
+        raise CheckpointError(
+            f"layer_types is {types}; expected one of {sorted(mixers)} for each of the "
+            f"{config.num_hidden_layers} layers. {REMEDY}"
+        )
+    layers = [
+        LayerSpec(attention=mixers[each], mlp=mlp, norm=norm)
+        for each, mlp in zip(types, mlps, strict=True)
+    ]
+    return replace(make_spec(config, tuple(layers)), final_norm=norm)
+
+
+def _read_attention(config: Any, norm: NormSpec) -> AttentionSpec:
+    bias = bool(config.attention_bias)
+    attention = read_partly_rotated_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm)
+    return replace(attention, has_gate=True)
+
+
+def _delta(config: Any) -> GatedDeltaSpec:
+    num_keys, num_values = config.linear_num_key_heads, config.linear_num_value_heads
+    if num_values % num_keys:
+        raise CheckpointError(
+            f"linear_num_value_heads is {num_values}, linear_num_key_heads {num_keys}; expected a "
+            f"multiple. {REMEDY}"
+        )
+    return GatedDeltaSpec(
+        form=DeltaForm(
+            num_key_heads=num_keys,
+            values_per_key=num_values // num_keys,
+            key_dim=config.linear_key_head_dim,
+            value_dim=config.linear_value_head_dim,
+            num_taps=config.linear_conv_kernel_dim,
+        ),
+        norm=read_norm(config),
+    )
+
+
+def _fused(spec: ModelSpec) -> Mapping[str, FusedRows]:
+    return dict(_fused_of_layers(spec))
+
+
+def _fused_of_layers(spec: ModelSpec) -> Iterator[tuple[str, FusedRows]]:
+    for index, layer in enumerate(spec.layers):
+        match layer.attention:
+            case AttentionSpec(num_heads=num_heads):
+                name = f"{_ATTENTION.format(index)}.q_proj"
+                for kind in ("weight", "bias"):
+                    parts = (f"{name}.query.{kind}", f"{name}.gate.{kind}")
+                    yield f"{name}.{kind}", FusedRows(parts, num_heads)
+            case GatedDeltaSpec(form=form):
+                yield from _fused_of_states(_DELTA.format(index), form)
+
+
+def _fused_of_states(name: str, form: DeltaForm) -> Iterator[tuple[str, FusedRows]]:
+    """Qwen3.5 stores queries, keys and values together; Qwen3-Next all of a key head."""
+    inputs = tuple([f"{name}.{each}_proj.weight" for each in "qkv"])
+    taps = tuple([f"{name}.conv1d.{each}.weight" for each in "qkv"])
+    yield f"{name}.conv1d.weight", FusedRows(taps)
+    yield f"{name}.in_proj_qkv.weight", FusedRows(inputs)
+    num_heads = form.num_key_heads
+    yield f"{name}.in_proj_qkvz.weight", FusedRows((*inputs, f"{name}.in_proj_z.weight"), num_heads)
+    rates = (f"{name}.in_proj_b.weight", f"{name}.in_proj_a.weight")
+    yield f"{name}.in_proj_ba.weight", FusedRows(rates, num_heads)
+
+
+def _restore(tensors: Tensors) -> Tensors:
+    """Norms are stored less one, but for those of states; a bank of experts as one tensor."""
+    for name, tensor in tensors:
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            yield name, tensor.float() + 1.0
+        else:
+            yield name, tensor
+
+
+QWEN3_5_TEXT = FamilyDefinition(
+    model_type="qwen3_5_text",
+    architecture="Qwen3_5ForCausalLM",
+    read_spec=_read_dense,
+    weight_names=_NAMES,
+    restore=_restore,
+    fused=_fused,
+)
+QWEN3_5 = replace(
+    QWEN3_5_TEXT,
+    model_type="qwen3_5",
+    architecture="Qwen3_5ForConditionalGeneration",
+    text_section="text_config",
+)
+"""Its language model alone."""
