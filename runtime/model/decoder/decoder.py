@@ -233,7 +233,7 @@ def make_decoder(
 
 
 def _attentions(spec: ModelSpec) -> list[AttentionSpec | LatentAttentionSpec]:
-    """Those of the layers that attend to keys and values."""
+    """The specs of the layers that attend to keys and values."""
     mixers = [layer.attention for layer in spec.layers]
     return [each for each in mixers if not isinstance(each, GatedDeltaSpec)]
 

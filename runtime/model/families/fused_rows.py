@@ -18,7 +18,7 @@ class FusedRows:
     parts: tuple[str, ...]
     """What the family calls the weights."""
     num_turns: int = 1
-    """In each turn stand as many rows of a weight as in any other."""
+    """Each turn has as many rows of a weight as any other."""
 
 
 def take_apart(
