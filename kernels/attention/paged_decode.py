@@ -32,6 +32,9 @@ from raydix.kernels.device.early_launch import early_launch, let_next_come, wait
 
 MAX_TILE_ROWS = 128
 """The most query rows of a tile: its tokens times the query heads of a KV head."""
+_MAX_WIDE_TILE_ROWS = 64
+"""The same for heads of more than _WIDE_DIM dims, which fill shared memory."""
+_WIDE_DIM = 256
 PROGRAMS_PER_SM = 4
 """More programs than run at a time: as contexts differ, one that ends early takes another split."""
 _FEW_PROGRAMS = 32
@@ -62,7 +65,7 @@ def paged_decode(
     num_tiles, num_query_heads = len(tiles.rows_B), q_TQD.shape[1]
     group = num_query_heads // num_heads
     tile_rows = tiles.tokens_per_tile * group
-    _check_tile_rows(tiles, group)
+    _check_tile_rows(tiles, group, head_dim)
     if num_tiles == 0:
         return
     if fits(pool_PLH2SD, form) and tile_rows <= MAX_SHARED_ROWS:
@@ -110,7 +113,7 @@ def paged_decode(
         DIM=head_dim,
         BLOCK_DIM=block_dim,
         BLOCK_ROWS=block_rows,
-        BLOCK_KEYS=_block_keys(is_float32, is_wide),
+        BLOCK_KEYS=block_keys(is_float32=is_float32, block_dim=block_dim),
         PRECISION="ieee" if is_float32 else None,
         MIN_BLOCKS=_min_blocks(num_tiles * num_heads),
         IS_WHOLE=num_splits == 1,
@@ -122,11 +125,12 @@ def paged_decode(
         combine_splits(partial_XTQD, lse_XTQ, tiles, out_TQD)
 
 
-def _check_tile_rows(tiles: DecodeTiles, group: int) -> None:
-    if tiles.tokens_per_tile * group > MAX_TILE_ROWS:
+def _check_tile_rows(tiles: DecodeTiles, group: int, head_dim: int) -> None:
+    most = MAX_TILE_ROWS if head_dim <= _WIDE_DIM else _MAX_WIDE_TILE_ROWS
+    if tiles.tokens_per_tile * group > most:
         raise ValueError(
-            f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at "
-            f"most {MAX_TILE_ROWS} in product."
+            f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads of {head_dim} dims "
+            f"each; expected at most {most} in product."
         )
 
 
@@ -135,11 +139,11 @@ def _min_blocks(num_programs: int) -> int:
     return 1 if num_programs <= _FEW_PROGRAMS else 4
 
 
-def _block_keys(is_float32: bool, is_wide: bool) -> int:
-    """Keys at a time; shared memory holds two or three stages of them."""
+def block_keys(*, is_float32: bool, block_dim: int) -> int:
+    """Keys at a time; shared memory holds two or three stages of them, beside the queries."""
     if is_float32:
-        return 16 if is_wide else 32
-    return 64
+        return 16 if block_dim > 128 else 32
+    return 32 if block_dim > _WIDE_DIM else 64
 
 
 @triton.jit(do_not_specialize=["table_stride"])

@@ -31,6 +31,8 @@ from raydix.kernels.attention.scores import (
 TILE_TOKENS = 128
 _FLOAT32_TILE_TOKENS = 32
 _BOX_DIM = 128
+_MAX_WHOLE_DIM = 256
+"""The widest heads of which one program holds a whole tile: of wider ones two have a half each."""
 _MAX_BOX_ROWS = 2**31 - 1
 """The most rows that a tensor map can address, as its coordinates are int32."""
 
@@ -38,6 +40,11 @@ _MAX_BOX_ROWS = 2**31 - 1
 def tile_tokens(dtype: torch.dtype) -> int:
     """Query tokens per tile for queries of `dtype`."""
     return _FLOAT32_TILE_TOKENS if dtype == torch.float32 else TILE_TOKENS
+
+
+def tile_parts(head_dim: int) -> int:
+    """How many programs share the queries of a tile."""
+    return 2 if head_dim > _MAX_WHOLE_DIM else 1
 
 
 def check_tile_table(tiles_X4: Tensor) -> None:
@@ -86,10 +93,11 @@ def paged_prefill(
     is_float32 = q_TQD.dtype == torch.float32
     block_dim = max(16, triton.next_power_of_2(head_dim))
     is_wide = block_dim > _BOX_DIM
-    block_keys = 32 if is_float32 else 64
+    num_parts = tile_parts(head_dim)
+    block_keys = (32 if is_float32 else 64) // num_parts
     scale_log2, cap_log2 = score_scales(form)
     key_blocks = _key_blocks(pool_PLH2SD, block_keys)
-    _prefill_tile[(num_query_heads, num_tiles)](
+    _prefill_tile[(num_query_heads, num_tiles * num_parts)](
         q_TQD,
         pool_PLH2SD,
         key_blocks,
@@ -112,7 +120,8 @@ def paged_prefill(
         PAGE=page_size,
         DIM=head_dim,
         BLOCK_DIM=block_dim,
-        BLOCK_ROWS=tile_tokens(q_TQD.dtype),
+        PARTS=num_parts,
+        BLOCK_ROWS=tile_tokens(q_TQD.dtype) // num_parts,
         BLOCK_KEYS=block_keys,
         PRECISION="ieee" if is_float32 else None,
         STAGES=2 if is_float32 or is_wide or key_blocks is not None else 3,
@@ -243,19 +252,28 @@ def _prefill_tile(
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One tile of queries and one query head; neighbouring programs share keys through L2."""
+    """A part of a tile of queries, and one query head; neighbours share keys through L2."""
     query_head = tl.program_id(0)
-    tile_ptr = tiles_ptr + tl.program_id(1) * 4
+    tile_ptr = tiles_ptr + tl.program_id(1) // PARTS * 4
     table_ptr = tables_ptr + tl.load(tile_ptr).to(tl.int64) * table_stride
     first_token = tl.load(tile_ptr + 1).to(tl.int64)
     count = tl.load(tile_ptr + 2)
     stop = tl.load(tile_ptr + 3)
     first_position = stop - count
+    if PARTS > 1:
+        skipped = tl.program_id(1) % PARTS * BLOCK_ROWS
+        if skipped >= count:
+            return
+        first_token += skipped
+        first_position += skipped
+        count = tl.minimum(count - skipped, BLOCK_ROWS)
+        stop = first_position + count
 
     row = tl.arange(0, BLOCK_ROWS)
     dim = tl.arange(0, BLOCK_DIM)

@@ -1,9 +1,10 @@
-"""Compile every Gluon kernel for Hopper, which takes no GPU; print registers and spills.
+"""Compile kernels for Hopper, which takes no GPU; print registers, spills and shared memory.
 
     python -m tests.kernels.compile_for_hopper
 
-A kernel of Gluon is bound to the Triton that it was written for more than others are, and the
-interpreter does not know it.
+These are all kernels of Gluon, which are bound to the Triton that they were written for more than
+others are, and which the interpreter does not know; and attention of the widest heads, of which the
+interpreter does not tell whether they fit into shared memory.
 """
 
 import subprocess
@@ -15,10 +16,18 @@ from typing import Any
 import triton
 from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from raydix.kernels.attention import decode_hopper, hopper_blocks, latent_wide, prefill_hopper
+from raydix.kernels.attention import (
+    decode_hopper,
+    hopper_blocks,
+    latent_wide,
+    paged_decode,
+    paged_prefill,
+    prefill_hopper,
+)
 from raydix.kernels.dense import small_linear
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -56,7 +65,8 @@ def compile_kernel(
     attributes = {
         (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name in aligned
     }
-    source = GluonASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = make_source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=TARGET, options=options)
 
     ptxas = Path(nvidia.__file__).parent / "bin" / "ptxas"
@@ -65,7 +75,8 @@ def compile_kernel(
         file.flush()
         command = [str(ptxas), "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return " ".join(line.strip() for line in told.splitlines() if "spill" in line or "Used" in line)
+    lines = [line.strip() for line in told.splitlines() if "spill" in line or "Used" in line]
+    return " ".join([*lines, f"{compiled.metadata.shared} bytes shared"])
 
 
 def box_type(shape: tuple[int, int]) -> str:
@@ -116,7 +127,35 @@ def main() -> int:
         num_warps=latent_wide.NUM_WARPS,
     )
     print(f"latent_wide: {told}")
+    compile_wide_heads()
     return 0
+
+
+def compile_wide_heads() -> None:
+    """Compile what the launchers launch for heads of 512 dims in bf16."""
+    columns = dict.fromkeys(("rows_ptr", "tokens_ptr", "contexts_ptr", "counts_ptr"), "*i64")
+    block_keys = paged_decode.block_keys(is_float32=False, block_dim=512)
+    shape = {"GROUP": 8, "PAGE": 64, "DIM": 512, "BLOCK_DIM": 512, "PRECISION": None, "STAGES": 2}
+    nothing = dict.fromkeys(("sinks_ptr", "cap_log2", "window"))
+    decode = {"QUERY_HEADS": 32, "TILE_TOKENS": 8, "BLOCK_ROWS": 64, "BLOCK_KEYS": block_keys}
+    told = compile_kernel(
+        paged_decode._decode_split,
+        shape | nothing | decode | {"MIN_BLOCKS": 4, "IS_WHOLE": True, "EARLY": True},
+        columns,
+        num_warps=8,
+        launch_pdl=True,
+    )
+    print(f"wide heads, paged_decode: {told}")
+
+    parts = paged_prefill.tile_parts(512)
+    prefill = {"KV_HEADS": 4, "PARTS": parts, "BLOCK_ROWS": paged_prefill.TILE_TOKENS // parts}
+    told = compile_kernel(
+        paged_prefill._prefill_tile,
+        shape | nothing | prefill | {"BLOCK_KEYS": 64 // parts, "key_blocks": None},
+        {},
+        num_warps=8,
+    )
+    print(f"wide heads, paged_prefill: {told}")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,17 @@ def tiles_of(rows: PagedRows, tokens_per_tile: int) -> DecodeTiles:
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize("shape", [(2, 4, 128, 64), (2, 3, 80, 16), (1, 8, 64, 4), (3, 1, 16, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 4, 128, 64),
+        (2, 3, 80, 16),
+        (1, 8, 64, 4),
+        (3, 1, 16, 1),
+        (1, 4, 192, 16),
+        (1, 4, 512, 64),
+    ],
+)
 def test_one_query_per_row_sees_its_whole_context(
     device: torch.device, shape: tuple[int, int, int, int], num_splits: int
 ) -> None:
@@ -123,8 +133,10 @@ def test_bfloat16_is_as_exact_as_its_rounding(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens_per_tile", [1, 16])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("dim", "tokens_per_tile"),
+    [(dim, count) for dim in (64, 128, 192, 256) for count in (1, 16)] + [(512, 1), (512, 8)],
+)
 def test_windows_caps_and_sinks_fit_all_head_dims(
     dim: int, tokens_per_tile: int, dtype: torch.dtype
 ) -> None:
@@ -210,6 +222,21 @@ def test_impossible_tiles_are_refused(change: dict[str, object], message: str) -
 
     with pytest.raises(ValueError, match=message):
         decode(rows, DecodeTiles(**{**fields, **change}), 1)  # type: ignore[arg-type]
+
+
+def test_tiles_of_heads_that_fill_shared_memory_are_refused() -> None:
+    rows = PagedRows((1, 2, 512, 4), (9,), (1,), dtype=torch.float32, device=torch.device("cpu"))
+    column = torch.zeros(1, dtype=torch.int64)
+    tiles = DecodeTiles(
+        rows_B=column,
+        tokens_B=column,
+        context_tokens_B=column,
+        num_tokens_B=column,
+        tokens_per_tile=33,
+    )
+
+    with pytest.raises(ValueError, match=r"2 query heads of 512 dims .* at most 64"):
+        decode(rows, tiles, 1)
 
 
 @pytest.mark.parametrize("num_splits", [0, MAX_SPLITS + 1])

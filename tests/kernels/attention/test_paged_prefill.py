@@ -42,7 +42,17 @@ def make_row(num_tokens: int, context_tokens: int) -> PrefillRow:
     return PrefillRow(row=0, first_token=0, num_tokens=num_tokens, context_tokens=context_tokens)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 128, 64), (2, 3, 80, 16), (1, 2, 64, 4), (3, 1, 16, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 4, 128, 64),
+        (2, 3, 80, 16),
+        (1, 2, 64, 4),
+        (3, 1, 16, 1),
+        (1, 2, 192, 16),
+        (1, 2, 512, 64),
+    ],
+)
 def test_queries_see_their_prefix_and_what_precedes_them(
     device: torch.device, shape: tuple[int, int, int, int]
 ) -> None:
@@ -76,7 +86,9 @@ def test_keys_weigh_as_the_form_says(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [50, 300])
 @pytest.mark.parametrize(
-    "shape", [(2, 8, 64, 64), (2, 4, 128, 64), (2, 2, 256, 64), (1, 2, 256, 16)]
+    "shape",
+    [(2, 8, 64, 64), (2, 4, 128, 64), (2, 2, 256, 64), (1, 2, 256, 16), (2, 8, 192, 64)]
+    + [(2, 8, 512, 64), (1, 2, 512, 16)],
 )
 def test_windows_caps_and_sinks_fit_all_head_dims(
     shape: tuple[int, int, int, int], window: int, dtype: torch.dtype

@@ -64,7 +64,9 @@ class Inputs:
         return q, pool
 
 
-@pytest.mark.parametrize("heads", [(32, 4, 128), (6, 2, 80), (2, 2, 64), (8, 1, 16)])
+@pytest.mark.parametrize(
+    "heads", [(32, 4, 128), (6, 2, 80), (2, 2, 64), (8, 1, 16), (8, 1, 512), (4, 2, 192)]
+)
 def test_queries_are_rotated_and_keys_and_values_reach_their_slots(
     device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
