@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 _TRITON_DTYPES = (torch.bfloat16, torch.float32)
 _TRITON_VERSIONS = ("3.6", "3.7", "3.8")
 """Triton's versions in torch 2.11 to 2.14. Gluon, in which some kernels are written, varies."""
+_MAX_HEAD_DIM = 512
+"""The widest heads of which shared memory holds two stages of keys and values."""
 _ALIGNMENT_BYTES = 16
 """The size of which rows of experts' weights are multiples, as tensor maps demand."""
 _EXPERT_ROWS = 8
@@ -266,17 +268,18 @@ def choose_ops(
     dtype: torch.dtype,
     *,
     head_counts: Collection[tuple[int, int]],
+    head_dims: Collection[int],
     expert_sizes: Sequence[int],
 ) -> ModelOps:
     """The fastest operations for a model of these shapes.
 
-    `head_counts`: query and KV heads of its layers, which may differ. `expert_sizes`: hidden and
-    intermediate size of its experts; empty if it has none. Where a GPU has to do without Triton,
-    the log says why.
+    `head_counts`: query and KV heads of its layers, which may differ; so may `head_dims`, those of
+    cached keys. `expert_sizes`: hidden and intermediate size of its experts; empty if it has none.
+    Where a GPU has to do without Triton, the log says why.
     """
     if device.type != "cuda":
         return ReferenceOps()
-    obstacle = _obstacle(dtype, expert_sizes)
+    obstacle = _obstacle(dtype, head_dims, expert_sizes)
     if obstacle is not None:
         logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
         return ReferenceOps()
@@ -297,7 +300,9 @@ def _triton_version() -> str:
     return str(importlib.import_module("triton").__version__)
 
 
-def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
+def _obstacle(
+    dtype: torch.dtype, head_dims: Collection[int], expert_sizes: Sequence[int]
+) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed."
@@ -307,6 +312,8 @@ def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
 
+    if max(head_dims, default=0) > _MAX_HEAD_DIM:
+        return f"heads are {max(head_dims)} wide; the Triton kernels know {_MAX_HEAD_DIM} or less."
     if any(
         size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes
     ):

@@ -17,6 +17,7 @@ def make_ops(device: str, dtype: torch.dtype, expert_sizes: tuple[int, ...] = ()
         torch.device(device),
         dtype,
         head_counts=[(QUERY_HEADS, KV_HEADS)],
+        head_dims=[DIM],
         expert_sizes=expert_sizes,
     )
 

@@ -214,6 +214,7 @@ def make_decoder(
         device,
         dtype,
         head_counts={_head_counts(each, share) for each in _attentions(spec)},
+        head_dims={each.head_dim for each in _attentions(spec) if isinstance(each, AttentionSpec)},
         expert_sizes=_expert_sizes(spec, share if expert_ranks is None else RankShare()),
     )
 

@@ -112,7 +112,9 @@ def test_a_part_elsewhere_is_of_the_same_whole_and_keeps_nothing() -> None:
 
 
 def cuda_ops() -> ModelOps:
-    return choose_ops(torch.device("cuda"), torch.bfloat16, head_counts=[(8, 2)], expert_sizes=())
+    return choose_ops(
+        torch.device("cuda"), torch.bfloat16, head_counts=[(8, 2)], head_dims=[32], expert_sizes=()
+    )
 
 
 def added_up(out: Tensor) -> Tensor:
