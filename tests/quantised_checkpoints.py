@@ -15,8 +15,10 @@ from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 from tests.quantised_matrices import (
     QuantisedMatrix,
+    awq,
     fp8_in_blocks,
     fp8_per_tensor,
+    gptq,
     int8_per_output,
     mxfp4,
     nvfp4,
@@ -86,6 +88,22 @@ def _make_compressed(
     )
 
 
+def _make_gptq(*, version: int, group: int | None, **how: Any) -> Scheme:
+    """A checkpoint of GPTQModel, or of AutoGPTQ, which writes version 1."""
+    return Scheme(
+        partial(gptq, version=version, group=group, **how),
+        {
+            "quant_method": "gptq",
+            "bits": how["bits"],
+            "group_size": -1 if group is None else group,
+            "sym": how["is_symmetric"],
+            "desc_act": how.get("is_in_any_order", False),
+            "lm_head": False,
+            **({"checkpoint_format": "gptq_v2"} if version == 2 else {}),
+        },
+    )
+
+
 SCHEMES: Mapping[str, Scheme] = {
     "fp8 blocks": Scheme(
         lambda weight: fp8_in_blocks(weight, 24, 20),
@@ -150,6 +168,38 @@ SCHEMES: Mapping[str, Scheme] = {
         mxfp4,
         "mxfp4-pack-quantized",
         {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32},
+    ),
+    "gptq": _make_gptq(bits=4, group=16, is_symmetric=True, version=1),
+    "gptq v2, zero points": _make_gptq(bits=4, group=16, is_symmetric=False, version=2),
+    "gptq in any order": _make_gptq(
+        bits=4, group=16, is_symmetric=False, version=1, is_in_any_order=True
+    ),
+    "gptq of 8 bits": _make_gptq(bits=8, group=None, is_symmetric=True, version=2),
+    "awq": Scheme(
+        partial(awq, group=16),
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 16,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": ["gate", "vision_tower"],
+        },
+    ),
+    "modelopt fp8": Scheme(
+        lambda weight: fp8_per_tensor(weight, ".weight_scale", ".input_scale"),
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.mlp.gate"]},
+    ),
+    "modelopt nvfp4": Scheme(
+        partial(nvfp4, numbers_name=".weight", whole_name=".weight_scale_2", is_divisor=False),
+        {
+            "quant_method": "modelopt",
+            "quantization": {
+                "quant_algo": "NVFP4",
+                "group_size": 16,
+                "exclude_modules": ["lm_head", "model.layers.*.mlp.gate"],
+            },
+        },
     ),
 }
 """One of each kind, with blocks so small that tiny matrices have several."""

@@ -215,3 +215,47 @@ def mxfp4(weight: Tensor) -> QuantisedMatrix:
         {".weight_packed": bytes_, ".weight_scale": (exponents + 127).to(torch.uint8)},
         number_by_number(weight.shape, lambda n, k: values[n, k] * 2.0 ** powers[n][k // 32]),
     )
+
+
+def gptq(
+    weight: Tensor,
+    *,
+    bits: int,
+    group: int | None,
+    is_symmetric: bool,
+    version: int,
+    is_in_any_order: bool = False,
+) -> QuantisedMatrix:
+    """Words along the inputs, [inputs, outputs]; of version 1 zero points are stored less one."""
+    inputs = weight.shape[1]
+    groups_K = [0 if group is None else k // group for k in range(inputs)]
+    if is_in_any_order:
+        # Each group still has as many inputs.
+        groups_K = [groups_K[k * 5 % inputs] for k in range(inputs)]
+    groups = in_groups(
+        weight, bits=bits, groups_K=groups_K, is_symmetric=is_symmetric, dtype=torch.float16
+    )
+    stored_zero_points = groups.zero_points_NG - (1 if version == 1 else 0)
+    return QuantisedMatrix(
+        {
+            ".qweight": pack(groups.numbers_NK, bits).T.contiguous(),
+            ".qzeros": pack(stored_zero_points.T, bits),
+            ".scales": groups.scales_NG.T.contiguous(),
+            ".g_idx": torch.tensor(groups_K, dtype=torch.int32),
+        },
+        groups.restored,
+    )
+
+
+def awq(weight: Tensor, *, group: int) -> QuantisedMatrix:
+    """Words along the outputs, [inputs, outputs], which are not in turn."""
+    groups_K = [k // group for k in range(weight.shape[1])]
+    groups = in_groups(weight, bits=4, groups_K=groups_K, is_symmetric=False, dtype=torch.float16)
+    return QuantisedMatrix(
+        {
+            ".qweight": pack(groups.numbers_NK.T, 4, AWQ_NIBBLES),
+            ".qzeros": pack(groups.zero_points_NG.T, 4, AWQ_NIBBLES),
+            ".scales": groups.scales_NG.T.contiguous(),
+        },
+        groups.restored,
+    )

@@ -1,6 +1,5 @@
 """What the JSON files of a checkpoint say about the model, checked against what there is."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.checkpoint.hub import require_folder
+from raydix.runtime.model.checkpoint.json_file import read_json
 from raydix.runtime.model.checkpoint.late_import import import_late
 from raydix.runtime.model.checkpoint.quantization_config import find_quantisation
 from raydix.runtime.model.families.table import Family
@@ -87,24 +87,9 @@ def require_supported(folder: Path) -> tuple[Family, Quantisation]:
     raw = read_json(folder / "config.json")
     family = _find_family(raw)
     section = family.value.text_section
-    quantisation = find_quantisation(raw, family)
+    quantisation = find_quantisation(folder, raw, family)
     _check_sizes(raw if section is None else raw.get(section))
     return family, quantisation
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises CheckpointError if the file is missing or is not one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist; a checkpoint folder needs it.") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON: {error}. Fetch the checkpoint again."
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}; expected a JSON object.")
-    return value
 
 
 def _check_folder(folder: Path) -> None:

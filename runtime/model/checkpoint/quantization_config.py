@@ -1,22 +1,27 @@
 """Where a checkpoint's JSON files tell how its weights are quantised: there are several places."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from raydix.errors import CheckpointError
+from raydix.runtime.model.checkpoint.json_file import read_json
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.definition import Quantisation
 from raydix.runtime.model.formats.table import WEIGHT_FORMATS
 
 _METHOD = "quant_method"
+_OLD_NAME = "compression_config"
+"""What config.json called the object of compressed-tensors at first."""
+_MODELOPT_FILE = "hf_quant_config.json"
 
 
-def find_quantisation(raw: Mapping[str, Any], family: Family) -> Quantisation:
-    """How the weights beside this config.json are stored.
+def find_quantisation(folder: Path, raw: Mapping[str, Any], family: Family) -> Quantisation:
+    """How the weights in `folder` are stored, whose config.json is `raw`.
 
     Raises CheckpointError, naming what there is, for a method that is not known.
     """
-    config = _find_config(raw, family.value.text_section)
+    config = _find_config(folder, raw, family.value.text_section)
     # An object without a method tells of a quantisation, too, though not of which.
     told = None if config is None else str(config.get(_METHOD))
 
@@ -31,13 +36,27 @@ def find_quantisation(raw: Mapping[str, Any], family: Family) -> Quantisation:
     )
 
 
-def _find_config(raw: Mapping[str, Any], section: str | None) -> Mapping[str, Any] | None:
+def _find_config(
+    folder: Path, raw: Mapping[str, Any], section: str | None
+) -> Mapping[str, Any] | None:
     """The object that tells it, with its method; None if there is none."""
-    places = [raw] if section is None else [raw, raw.get(section)]
-    for place in places:
-        if not isinstance(place, Mapping):
-            continue
+    text = None if section is None else raw.get(section)
+    for place in (raw, text if isinstance(text, Mapping) else {}):
         config = place.get("quantization_config")
         if config is not None:
-            return config if isinstance(config, Mapping) else {_METHOD: config}
-    return None
+            return _with_method(config)
+        old = place.get(_OLD_NAME)
+        if isinstance(old, Mapping):
+            return {**old, _METHOD: "compressed-tensors"}
+
+    path = folder / _MODELOPT_FILE
+    return {**read_json(path), _METHOD: "modelopt"} if path.exists() else None
+
+
+def _with_method(config: object) -> Mapping[str, Any]:
+    if not isinstance(config, Mapping):
+        return {_METHOD: config}
+    if _METHOD not in config and ("quant_algo" in config or "quantization" in config):
+        # Some files of Model Optimizer leave it out.
+        return {**config, _METHOD: "modelopt"}
+    return config

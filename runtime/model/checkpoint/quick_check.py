@@ -12,7 +12,8 @@ from typing import Any
 from raydix.errors import CheckpointError
 from raydix.runtime.config.paths import HubName
 from raydix.runtime.config.sections import ModelSection
-from raydix.runtime.model.checkpoint.checkpoint_config import read_json, require_supported
+from raydix.runtime.model.checkpoint.checkpoint_config import require_supported
+from raydix.runtime.model.checkpoint.json_file import read_json
 from raydix.runtime.model.checkpoint.left_aside import purpose_left_aside
 from raydix.runtime.model.checkpoint.weight_files import list_weights
 from raydix.runtime.model.families.table import Family

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from raydix.errors import CheckpointError
-from raydix.runtime.model.checkpoint.checkpoint_config import read_json
+from raydix.runtime.model.checkpoint.json_file import read_json
 from raydix.runtime.model.checkpoint.stored_tensors import list_tensors
 from raydix.runtime.model.formats.stored_tensor import StoredTensor
 

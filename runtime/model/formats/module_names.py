@@ -61,3 +61,19 @@ def require_targets(targets: Sequence[str], key: str) -> None:
                 f"quantization_config.{key} has {each!r}, which is no pattern: {error}. Fetch "
                 "config.json again."
             ) from error
+
+
+def read_group_size(config: Mapping[str, Any], key: str) -> int | None:
+    """The inputs that share a scale; None for all, which configs write as -1.
+
+    Raises CheckpointError if it is no such number.
+    """
+    size = config.get(key)
+    if size == -1:
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise CheckpointError(
+            f"quantization_config.{key} is {size!r}; expected a whole number from 1, or -1 for all "
+            "inputs. Fetch config.json again."
+        )
+    return size

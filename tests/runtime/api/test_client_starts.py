@@ -133,7 +133,7 @@ async def test_a_broken_tokenizer_is_told_before_the_engine_starts(cluster, chec
 async def test_what_cannot_be_served_is_told_before_anything_starts(
     cluster, tmp_path, caplog, name, message
 ):
-    quantised = {"model_type": "llama", "quantization_config": {"quant_method": "awq"}}
+    quantised = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}}
     for each, text in (
         ("torn", "{"),
         ("unknown", json.dumps({"model_type": "mamba2"})),

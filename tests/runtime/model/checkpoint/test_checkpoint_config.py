@@ -225,10 +225,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["LlamaForSequenceClassification"]},
         "LlamaForSequenceClassification",
     ),
-    "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    "quantised": ({"quantization_config": {"quant_method": "aqlm", "bits": 2}}, "aqlm"),
     "quantised otherwise": (
-        {**GPT_OSS, "quantization_config": {"quant_method": "gptq"}},
-        r"quantised \(gptq\); supported for gpt_oss: .*mxfp4",
+        {**GPT_OSS, "quantization_config": {"quant_method": "aqlm"}},
+        r"quantised \(aqlm\); supported for gpt_oss: .*mxfp4",
     ),
     "quantised as another family is": (
         {"quantization_config": {"quant_method": "mxfp4"}},

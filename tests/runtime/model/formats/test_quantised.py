@@ -30,7 +30,7 @@ FAMILIES = (Family.LLAMA, Family.QWEN3_MOE, Family.MIXTRAL, Family.DEEPSEEK_V3, 
 SCHEME = "fp8 blocks"
 """The scheme of tests for which any would do."""
 MATRIX = "model.layers.0.self_attn.k_proj"
-SCALES = re.compile(rf"{MATRIX}\.weight_scale(_inv)?")
+SCALES = re.compile(rf"{MATRIX}\.(weight_scale(_inv)?|scales)")
 Changes = dict[str, Tensor | None]
 
 
