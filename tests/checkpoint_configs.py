@@ -23,9 +23,12 @@ from transformers import (
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
 )
 
@@ -69,11 +72,11 @@ def _olmo3(**fields: Any) -> PreTrainedConfig:
     return Olmo3Config(**fields, layer_types=types[: fields["num_hidden_layers"]])
 
 
-def _qwen3_5(**fields: Any) -> PreTrainedConfig:
+def _qwen3_5(whole: Callable[..., PreTrainedConfig], fields: dict[str, Any]) -> PreTrainedConfig:
     """A Qwen3.5 whose language model has these fields, beside a tiny tower for images."""
     vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2}
     sizes = {"out_hidden_size": fields["hidden_size"], "num_position_embeddings": 16}
-    return Qwen3_5Config(
+    return whole(
         text_config=fields,
         vision_config={**vision, **sizes},
         initializer_range=fields["initializer_range"],
@@ -86,7 +89,10 @@ CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.QWEN2: Qwen2Config,
     Family.QWEN3: Qwen3Config,
     Family.QWEN3_MOE: Qwen3MoeConfig,
-    Family.QWEN3_5: _qwen3_5,
+    Family.QWEN3_5: lambda **fields: _qwen3_5(Qwen3_5Config, fields),
+    Family.QWEN3_5_MOE: lambda **fields: _qwen3_5(Qwen3_5MoeConfig, fields),
+    Family.QWEN3_5_MOE_TEXT: Qwen3_5MoeTextConfig,
+    Family.QWEN3_NEXT: Qwen3NextConfig,
     Family.QWEN3_5_TEXT: Qwen3_5TextConfig,
     Family.MISTRAL: MistralConfig,
     Family.MIXTRAL: MixtralConfig,
@@ -174,6 +180,13 @@ _QWEN3_5 = {
         "partial_rotary_factor": 0.25,
     },
 }
+_QWEN3_5_MOE = {
+    **_QWEN3_5,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 24,
+}
 PER_FAMILY: dict[Family, dict[str, Any]] = {
     Family.LLAMA: {},
     Family.QWEN2: {},
@@ -186,6 +199,9 @@ PER_FAMILY: dict[Family, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     Family.QWEN3_5: _QWEN3_5,
+    Family.QWEN3_5_MOE: _QWEN3_5_MOE,
+    Family.QWEN3_5_MOE_TEXT: _QWEN3_5_MOE,
+    Family.QWEN3_NEXT: _QWEN3_5_MOE,
     Family.QWEN3_5_TEXT: _QWEN3_5,
     Family.MISTRAL: {"sliding_window": 20},
     Family.MIXTRAL: {"num_local_experts": 5, "num_experts_per_tok": 2},

@@ -16,16 +16,21 @@ from transformers import (
 from raydix.runtime.model.families.table import Family
 from tests.checkpoint_configs import COMMON, CONFIGS, PER_FAMILY
 
+STATEFUL = (
+    Family.QWEN3_5,
+    Family.QWEN3_5_TEXT,
+    Family.QWEN3_5_MOE,
+    Family.QWEN3_5_MOE_TEXT,
+    Family.QWEN3_NEXT,
+)
+"""Some of their layers keep a state of all tokens."""
 _OFFSET_NORMS = (
     Family.GEMMA2,
     Family.GEMMA3,
     Family.GEMMA3_WITH_VISION,
-    Family.QWEN3_5,
-    Family.QWEN3_5_TEXT,
+    *STATEFUL,
 )
 """Their norms have weights around zero, the others' around one."""
-STATEFUL = (Family.QWEN3_5, Family.QWEN3_5_TEXT)
-"""Some of their layers keep a state of all tokens."""
 _NEVER_OFFSET = "linear_attn.norm.weight"
 MIN_TOP2_GAP = 1e-3
 """Below this difference of the reference's two largest logits, rounding may choose either token."""

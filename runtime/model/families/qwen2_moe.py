@@ -26,13 +26,14 @@ def _read_spec(config: Any) -> ModelSpec:
     )
     norm = read_norm(config)
     layers = [
-        LayerSpec(attention=attention, mlp=_read_mlp(config, layer), norm=norm)
+        LayerSpec(attention=attention, mlp=read_mlp_beside_shared(config, layer), norm=norm)
         for layer in range(config.num_hidden_layers)
     ]
     return make_spec(config, window_by_type(config, layers))
 
 
-def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
+def read_mlp_beside_shared(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
+    """The feed-forward of a layer: where it has experts, a shared one has a gate."""
     mlp = read_mlp_of_layer(config, layer)
     if isinstance(mlp, DenseMlpSpec):
         return mlp

@@ -29,10 +29,11 @@ def _read_spec(config: Any) -> ModelSpec:
 
 def read_mlp_of_layer(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
     """The feed-forward of a layer: experts in every so many of them, but for some by number."""
+    # Qwen3.5's configs say nothing of layers without experts, nor of weights that do not add up.
     is_sparse = (
-        layer not in (config.mlp_only_layers or ())
+        layer not in (getattr(config, "mlp_only_layers", None) or ())
         and config.num_experts > 0
-        and (layer + 1) % config.decoder_sparse_step == 0
+        and (layer + 1) % getattr(config, "decoder_sparse_step", 1) == 0
     )
     if not is_sparse:
         return read_mlp(config, bias=False)
@@ -42,7 +43,7 @@ def read_mlp_of_layer(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
         num_experts=config.num_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
-        routing=SoftmaxRouting(renormalise=config.norm_topk_prob),
+        routing=SoftmaxRouting(renormalise=getattr(config, "norm_topk_prob", True)),
         shared=None,
         glu=read_glu(config.hidden_act),
     )

@@ -6,7 +6,7 @@ ahead are not loaded, nor is what only images need.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydix.errors import CheckpointError
 from raydix.kernels.state.delta_form import DeltaForm
@@ -19,7 +19,13 @@ from raydix.runtime.model.families.config_fields import (
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.fused_rows import FusedRows
-from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
+from raydix.runtime.model.families.qwen2_moe import read_mlp_beside_shared
+from raydix.runtime.model.families.weight_names import (
+    DECODER_NAMES,
+    EXPERT_NAMES,
+    QK_NORM_NAMES,
+    SHARED_EXPERT_NAMES,
+)
 from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import (
@@ -32,6 +38,9 @@ from raydix.runtime.model.spec.spec import (
     MoeMlpSpec,
     NormSpec,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ATTENTION, _DELTA = "model.layers.{}.self_attn", "model.layers.{}.linear_attn"
 _STATE_NAMES: Mapping[str, str] = {
@@ -52,10 +61,16 @@ _STATE_NAMES: Mapping[str, str] = {
 }
 """Tensors that hold several weights have names of their own, see `_fused`."""
 _NAMES: Mapping[str, str] = {**DECODER_NAMES, **QK_NORM_NAMES, **_STATE_NAMES}
+_MOE_NAMES: Mapping[str, str] = {**_NAMES, **EXPERT_NAMES, **SHARED_EXPERT_NAMES}
 
 
 def _read_dense(config: Any) -> ModelSpec:
     return _read_spec(config, [read_mlp(config, bias=False)] * config.num_hidden_layers)
+
+
+def _read_moe(config: Any) -> ModelSpec:
+    mlps = [read_mlp_beside_shared(config, layer) for layer in range(config.num_hidden_layers)]
+    return _read_spec(config, mlps)
 
 
 def _read_spec(config: Any, mlps: list[DenseMlpSpec | MoeMlpSpec]) -> ModelSpec:
@@ -132,14 +147,36 @@ def _fused_of_states(name: str, form: DeltaForm) -> Iterator[tuple[str, FusedRow
 
 
 def _restore(tensors: Tensors) -> Tensors:
-    """Norms are stored less one, but for those of states; a bank of experts as one tensor."""
+    """Norms are stored less one, but for those of states; experts may be stored as one tensor."""
     for name, tensor in tensors:
+        bank, _, kind = name.rpartition(".")
         if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             yield name, tensor.float() + 1.0
+        elif bank.endswith(".experts") and kind in ("gate_up_proj", "down_proj"):
+            yield from _experts(bank, kind, tensor)
         else:
             yield name, tensor
 
 
+def _experts(bank: str, kind: str, stacked: "Tensor") -> Tensors:
+    """The matrices of all experts, of which gate and up lie one behind the other."""
+    for expert, rows in enumerate(stacked):
+        if kind == "down_proj":
+            yield f"{bank}.{expert}.down_proj.weight", rows
+        else:
+            gate, up = rows.chunk(2)
+            yield f"{bank}.{expert}.gate_proj.weight", gate
+            yield f"{bank}.{expert}.up_proj.weight", up
+
+
+QWEN3_NEXT = FamilyDefinition(
+    model_type="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    read_spec=_read_moe,
+    weight_names=_MOE_NAMES,
+    restore=_restore,
+    fused=_fused,
+)
 QWEN3_5_TEXT = FamilyDefinition(
     model_type="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",
@@ -152,6 +189,16 @@ QWEN3_5 = replace(
     QWEN3_5_TEXT,
     model_type="qwen3_5",
     architecture="Qwen3_5ForConditionalGeneration",
+    text_section="text_config",
+)
+"""Its language model alone."""
+QWEN3_5_MOE_TEXT = replace(
+    QWEN3_NEXT, model_type="qwen3_5_moe_text", architecture="Qwen3_5MoeForCausalLM"
+)
+QWEN3_5_MOE = replace(
+    QWEN3_NEXT,
+    model_type="qwen3_5_moe",
+    architecture="Qwen3_5MoeForConditionalGeneration",
     text_section="text_config",
 )
 """Its language model alone."""

@@ -17,7 +17,13 @@ from raydix.runtime.model.families.qwen2 import QWEN2
 from raydix.runtime.model.families.qwen2_moe import QWEN2_MOE
 from raydix.runtime.model.families.qwen3 import QWEN3
 from raydix.runtime.model.families.qwen3_moe import QWEN3_MOE
-from raydix.runtime.model.families.qwen3_next import QWEN3_5, QWEN3_5_TEXT
+from raydix.runtime.model.families.qwen3_next import (
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_TEXT,
+    QWEN3_NEXT,
+)
 from raydix.runtime.model.families.seed_oss import SEED_OSS
 
 
@@ -30,6 +36,9 @@ class Family(Enum):
     QWEN3_MOE = QWEN3_MOE
     QWEN3_5 = QWEN3_5
     QWEN3_5_TEXT = QWEN3_5_TEXT
+    QWEN3_5_MOE = QWEN3_5_MOE
+    QWEN3_5_MOE_TEXT = QWEN3_5_MOE_TEXT
+    QWEN3_NEXT = QWEN3_NEXT
     MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
     DEEPSEEK_V2 = DEEPSEEK_V2
