@@ -1,6 +1,5 @@
 """What a user may ask of one request's sampling, checked when it is made."""
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
@@ -18,6 +17,7 @@ from raydix.runtime.api.sampling_values import (
     read_stop_token_ids,
     require,
 )
+from raydix.runtime.config.nearest import nearest
 from raydix.runtime.messages.plan import DeviceSampling
 
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
@@ -236,11 +236,9 @@ def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
                 f"The sampling parameter {name!r} is not supported by this version. Leave it out."
             )
 
-        nearest = difflib.get_close_matches(str(name), _VALID_NAMES, n=1, cutoff=0.5)
+        near = nearest(str(name), _VALID_NAMES)
         advice = (
-            f"Did you mean {nearest[0]!r}?"
-            if nearest
-            else f"Use one of {', '.join(sorted(_VALID_NAMES))}."
+            f"Did you mean {near!r}?" if near else f"Use one of {', '.join(sorted(_VALID_NAMES))}."
         )
         raise BadRequest(f"{name!r} is no sampling parameter. {advice}")
 

@@ -1,11 +1,12 @@
 """Turn pydantic's errors into sentences that name the key, the value, and the nearest valid key."""
 
-import difflib
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+
+from raydix.runtime.config.nearest import nearest
 
 Model = type[BaseModel]
 _MAX_VALUE_CHARS = 200
@@ -73,8 +74,8 @@ def _backends_that_know(loc: tuple[int | str, ...], root: Model) -> list[str]:
 
 
 def _refuse_tag(key: str, tag: str, tags: list[str]) -> str:
-    near = difflib.get_close_matches(tag, tags, n=1, cutoff=0.6)
-    advice = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(tag, tags)
+    advice = f" Did you mean {near!r}?" if near else ""
     return f"{key} is {tag!r}; expected one of {', '.join(map(repr, tags))}.{advice}"
 
 
@@ -88,15 +89,15 @@ def _how_to_name_a_model(missing: str) -> str:
 def _suggest(key: str, siblings: list[str], root: Model) -> str:
     """Name the nearest key beside the unknown one, else the nearest anywhere."""
     parent, _, leaf = key.rpartition(".")
-    near = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)
+    near = nearest(leaf, siblings)
     if near:
-        return f"Did you mean {parent}.{near[0]}?" if parent else f"Did you mean {near[0]}?"
+        return f"Did you mean {parent}.{near}?" if parent else f"Did you mean {near}?"
     by_leaf: dict[str, str] = {}
     for path in all_keys(root):
         by_leaf.setdefault(path.rpartition(".")[2], path)
-    near = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
+    near = nearest(leaf, by_leaf)
     if near:
-        return f"Did you mean {by_leaf[near[0]]}?"
+        return f"Did you mean {by_leaf[near]}?"
     return f"Valid keys here: {', '.join(siblings)}."
 
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from raydix.errors import (
     RaydixError,
     UnknownRequest,
 )
+from raydix.runtime.config.nearest import nearest
 from raydix.runtime.server.connection import ClientGone
 from raydix.runtime.server.wire.errors import ErrorAnswer, ErrorDetails
 
@@ -104,14 +105,20 @@ def refused_as(param: str) -> Iterator[None]:
         raise RequestRefused(replace(told, details=details)) from error
 
 
-def failure_of_validation(errors: Sequence[Mapping[str, Any]]) -> HttpFailure:
-    """Names the fields that are not supported, or else those that are wrong."""
-    unknown = [_path(each) for each in errors if _is_unsupported(each)]
+def failure_of_validation(
+    errors: Sequence[Mapping[str, Any]], fields: Iterable[str]
+) -> HttpFailure:
+    """Names the fields that are not supported, or else those that are wrong.
+
+    fields: those of the body, of which an unknown one may be a misspelling.
+    """
+    unknown = [each for each in errors if _is_unsupported(each)]
     if unknown:
-        named = ", ".join(map(repr, unknown[:_MAX_NAMED]))
+        named = ", ".join(_named(each, fields) for each in unknown[:_MAX_NAMED])
         text = f"Not supported: {named}. Leave out what is named."
+        param = _path(unknown[0])
         return failure(
-            400, text, "invalid_request_error", param=unknown[0], code="unsupported_parameter"
+            400, text, "invalid_request_error", param=param, code="unsupported_parameter"
         )
 
     wrong = _problems(errors)
@@ -123,6 +130,14 @@ def _is_unsupported(error: Mapping[str, Any]) -> bool:
     """The field is none of ours, or it asks for more than nothing."""
     is_not_empty = error["type"].endswith("too_long") and error["ctx"]["max_length"] == 0
     return is_not_empty or error["type"] == "extra_forbidden"
+
+
+def _named(error: Mapping[str, Any], fields: Iterable[str]) -> str:
+    """The unsupported field, and of one that is unknown the field that was probably meant."""
+    path = _path(error)
+    is_unknown = error["type"] == "extra_forbidden" and len(error["loc"]) == 1
+    near = nearest(path, fields) if is_unknown else None
+    return f"{path!r} (did you mean {near!r}?)" if near else repr(path)
 
 
 def _problems(errors: Sequence[Mapping[str, Any]]) -> dict[str, str]:

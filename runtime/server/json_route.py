@@ -85,7 +85,7 @@ def _validated(model: type[BaseModel], body: bytes) -> BaseModel:
         return model.model_validate(from_json(body))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        raise RequestRefused(failure_of_validation(errors)) from error
+        raise RequestRefused(failure_of_validation(errors, model.model_fields)) from error
     except ValueError as error:
         text = f"The body is no JSON: {error}."
         raise RequestRefused(failure(400, text, "invalid_request_error", param="body")) from error

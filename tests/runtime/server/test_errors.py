@@ -26,7 +26,7 @@ def told(kind: type[BaseModel], body: Any) -> tuple[str, str | None, str | None]
     """Message, param and code for a body that is refused."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    failed = failure_of_validation(caught.value.errors())
+    failed = failure_of_validation(caught.value.errors(), kind.model_fields)
     assert failed.status == 400
     return failed.details.message, failed.details.param, failed.details.code
 
@@ -153,13 +153,30 @@ def test_values_that_ask_for_nothing_are_taken(kind: type[BaseModel], body: dict
     kind.model_validate(body)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_token", "Not supported: 'max_token' (did you mean 'max_tokens'?). Leave out"),
+        ("colour", "Not supported: 'colour'. Leave out"),
+        ("max_tokens" * 20, f"Not supported: '{'max_tokens' * 20}'. Leave out"),
+    ],
+)
+def test_an_unknown_field_is_told_with_the_one_that_was_probably_meant(
+    name: str, words: str
+) -> None:
+    message, param, code = told(ChatRequest, {"messages": [TURN], name: 1})
+
+    assert message.startswith(words)
+    assert (param, code) == (name, "unsupported_parameter")
+
+
 def test_null_is_as_good_as_absent() -> None:
     assert ChatRequest.model_validate({"messages": [TURN], "tools": None, "n": None}).n == 1
 
 
 def test_a_message_that_quotes_no_unicode_can_be_told() -> None:
     errors = [{"type": "extra_forbidden", "loc": ("\ud800",), "msg": "no"}]
-    body = failure_of_validation(errors).body()
+    body = failure_of_validation(errors, ()).body()
     assert json.loads(body)["error"]["message"] == "Not supported: 'body'. Leave out what is named."
     assert failure_of(BadRequest("It says \ud800.")).body().isascii()
 

@@ -142,7 +142,7 @@ def test_fields_of_other_servers_that_ask_for_something_are_refused(wrong: dict[
     with pytest.raises(ValidationError) as raised:
         chat(**wrong)
     errors = raised.value.errors(include_url=False, include_input=False)
-    assert failure_of_validation(errors).details.message.endswith("Leave out what is named.")
+    assert failure_of_validation(errors, ()).details.message.endswith("Leave out what is named.")
 
 
 def test_templates_get_variables_alone() -> None:
