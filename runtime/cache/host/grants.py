@@ -11,6 +11,15 @@ from raydix.runtime.messages.host import PagesGranted
 _MAX_GRANTED_PAGES = 256
 _GRANTED_DIVISOR = 8
 """Schedulers are kept stocked with one page in so many of L2, all of them together."""
+_SMALL_L2_DIVISOR = 4
+_SMALL_L2_PAGES = 64
+"""A small L2 grants one page in fewer, up to so many: a step may leave as many to be copied."""
+
+
+def _stock(num_pages: int) -> int:
+    """The pages of a KV group that Schedulers are kept stocked with, of those that it has."""
+    of_small_l2 = min(num_pages // _SMALL_L2_DIVISOR, _SMALL_L2_PAGES)
+    return max(1, of_small_l2, min(num_pages // _GRANTED_DIVISOR, _MAX_GRANTED_PAGES))
 
 
 class HostGrants:
@@ -20,9 +29,7 @@ class HostGrants:
         """Start without grants. `fair_share`: pages per KV group, if each has as many slabs."""
         self._index = index
         self._counters = counters
-        self._max_pages = [
-            max(1, min(pages // _GRANTED_DIVISOR, _MAX_GRANTED_PAGES)) for pages in fair_share
-        ]
+        self._max_pages = [_stock(pages) for pages in fair_share]
         self._pages: list[set[HostPageId]] = [set() for _ in fair_share]
 
     @property

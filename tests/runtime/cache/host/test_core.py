@@ -40,8 +40,13 @@ def columns(pairs: list[tuple[int, int]]) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(("num_pages", "stock"), [(4, 1), (64, 8), (4096, 256)])
-def test_scheduler_is_stocked_with_an_eighth_of_the_pages(num_pages: int, stock: int) -> None:
+@pytest.mark.parametrize(
+    ("num_pages", "stock"),
+    [(3, 1), (4, 1), (108, 27), (256, 64), (260, 64), (512, 64), (520, 65), (4096, 256)],
+)
+def test_scheduler_is_stocked_with_a_quarter_of_few_pages_and_an_eighth_of_many(
+    num_pages: int, stock: int
+) -> None:
     host = attached(num_pages)
     assert len(host.granted) == stock
     host.commit(["a"])
@@ -74,20 +79,20 @@ def test_lookup_without_storage_says_l1_l2_and_not_found_at_once() -> None:
 
 def test_lookup_keeps_the_head_of_its_chain_longest() -> None:
     host = attached(16)
-    host.commit(range(14))
-    host.lookup("r", range(14), num_l1_pages=14)
-    assert host.sources("r") == [PageSource.L1] * 14
+    host.commit(range(12))
+    host.lookup("r", range(12), num_l1_pages=12)
+    assert host.sources("r") == [PageSource.L1] * 12
     host.commit(["x", "y", "z"])
-    left = [name for name in range(14) if make_key(name)[:16] in host.mirror]
+    left = [name for name in range(12) if make_key(name)[:16] in host.mirror]
     assert left == list(range(len(left)))
-    assert 0 < len(left) < 14
+    assert 0 < len(left) < 12
 
 
 def test_chain_committed_together_loses_its_tail_first() -> None:
     host = attached(64)
     pairs = [host.granted.popleft() for _ in range(8)]
     host.say(CommitPages(keys=make_keys(range(8)), **columns(pairs)))
-    for name in range(50):
+    for name in range(42):
         host.commit([f"x{name}"])
     left = [name for name in range(8) if make_key(name)[:16] in host.mirror]
     assert 0 < len(left) < 8
@@ -125,14 +130,14 @@ def test_committed_twice_counts_once() -> None:
 
 def test_full_arena_under_lease_drops_new_pages_and_serves_on() -> None:
     host = attached(16)
-    host.commit(range(14))
-    assert len(host.lease(1, range(14))) == 14
+    host.commit(range(12))
+    assert len(host.lease(1, range(12))) == 12
     host.commit(["x", "y"])
-    assert host.mirror == {make_key(name)[:16] for name in range(14)}
-    assert len(host.granted) == 2
+    assert host.mirror == {make_key(name)[:16] for name in range(12)}
+    assert len(host.granted) == 4
     host.release(1)
-    host.lookup("r", range(14))
-    assert host.sources("r") == [PageSource.L2] * 14
+    host.lookup("r", range(12))
+    assert host.sources("r") == [PageSource.L2] * 12
 
 
 def test_leased_pages_survive_any_pressure() -> None:
@@ -156,7 +161,7 @@ def test_connection_that_replaces_another_unseen_counts_as_its_loss() -> None:
     host.attach_scheduler()
     assert not host.granted
     host.say(CopiesDrained())
-    assert len(host.granted) == 2
+    assert len(host.granted) == 4
 
 
 def test_whatever_an_earlier_connection_brings_is_dropped_and_counted() -> None:
@@ -178,7 +183,7 @@ def test_whatever_an_earlier_connection_brings_is_dropped_and_counted() -> None:
     host.tell(SchedulerLost(first))
     assert host.stat("stale_events") == len(late) + 1
     assert not host.granted
-    assert host.stat("pages_quarantined") == 2
+    assert host.stat("pages_quarantined") == 4
     assert host.num_undelivered == 0
 
 
@@ -270,5 +275,5 @@ def test_stats_sum_to_the_arena() -> None:
     host.commit(["a", "b"])
     stats = host.core.stats()
     by_state = [stats[f"pages_{name}"] for name in ("free", "filling", "ready", "quarantined")]
-    assert by_state == [54, 8, 2, 0]
+    assert by_state == [46, 16, 2, 0]
     assert stats["ready_bytes"] == 256

@@ -212,8 +212,8 @@ def test_staged_pages_stop_counting_when_leased_cancelled_dropped_or_old() -> No
 
 def test_prefetch_evicts_old_pages_but_no_leased_ones() -> None:
     host = with_storage(32, replace(STORAGE, max_write_batches=0))
-    host.commit(range(28))
-    host.lease(1, range(20))
+    host.commit(range(24))
+    host.lease(1, range(16))
     host.store([f"a{name}" for name in range(16)])
     host.lookup("r", [f"a{name}" for name in range(16)])
     host.answer_all()

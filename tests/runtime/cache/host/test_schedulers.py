@@ -79,7 +79,7 @@ def test_lost_scheduler_leaves_the_other_one_what_it_has() -> None:
     host.lease(1, ["a"])
     host.lookup("r", range(2))
     host.lose_scheduler()
-    assert host.stat("pages_quarantined") == 4
+    assert host.stat("pages_quarantined") == 8
     assert host.stat("leases") == 1
     assert host.stat("lookups") == 1
     host.turn_to(FIRST)
@@ -162,17 +162,17 @@ def test_process_that_exits_lets_go_of_what_either_abandoned() -> None:
 def test_stock_is_shared_equally_once_what_was_granted_before_is_used_up() -> None:
     host = HostScript(256)
     host.attach_scheduler()
-    assert len(host.granted) == 32
+    assert len(host.granted) == 64
     host.turn_to(SECOND)
     host.attach_scheduler()
-    assert len(host.granted) == 16
+    assert len(host.granted) == 32
     host.turn_to(FIRST)
-    host.commit(range(16))
-    assert len(host.granted) == 16
-    host.commit(range(16, 20))
-    assert len(host.granted) == 16
+    host.commit(range(32))
+    assert len(host.granted) == 32
+    host.commit(range(32, 36))
+    assert len(host.granted) == 32
     host.lose_scheduler()
-    assert len(host.ends[SECOND].granted_of[0]) == 32
+    assert len(host.ends[SECOND].granted_of[0]) == 64
 
 
 def test_however_many_schedulers_come_the_nth_stock_is_an_nth_at_most() -> None:

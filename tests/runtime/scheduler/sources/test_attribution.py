@@ -37,7 +37,11 @@ WORLDS: dict[PageSource, dict[str, Any]] = {
     PageSource.PARTIAL_PAGE: {},
     PageSource.NOT_FOUND: {},
     PageSource.BELOW_MIN_TOKENS: {"min_tokens": 64},
-    PageSource.TIMED_OUT: {"faults": SLOW, "prefetch": PrefetchSettings(base_s=0.1)},
+    # Long enough for a report, and whatever it would take to compute the pages.
+    PageSource.TIMED_OUT: {
+        "faults": SLOW,
+        "prefetch": PrefetchSettings(base_s=0.5, cap_at_recompute=False),
+    },
     PageSource.CANCELLED: {
         "faults": SLOW,
         "prefetch": PrefetchSettings(strategy=PrefetchStrategy.BEST_EFFORT),
