@@ -26,7 +26,7 @@ from tests.quantised_matrices import (
 )
 
 _MATRICES = re.compile(
-    r"(?!.*(vision_tower|multi_modal_projector)).*(_proj|_with_mqa|\.w[123])\.weight"
+    r"(?!.*(vision_tower|multi_modal_projector)).*(_proj|_with_mqa|\.w[123]|in_proj_(qkv|z))\.weight"
 )
 """Weights that tests quantise: those of attention and of feed-forwards, experts among them."""
 
@@ -45,14 +45,17 @@ class Scheme:
 
 
 def quantise_checkpoint(plain: Path, scheme: Scheme) -> Path:
-    """Quantise the matrices of a checkpoint, which then holds what restoring them gives.
+    """Quantise matrices of a checkpoint, which then holds what restoring them gives.
+
+    Some whose sizes make no whole words and blocks stay floats.
 
     Returns the folder of the quantised one.
     """
     tensors = load_file(plain / "model.safetensors")
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if _MATRICES.fullmatch(name):
+        has_whole_words = tensor.dim() == 2 and not (tensor.shape[0] % 8 or tensor.shape[1] % 32)
+        if has_whole_words and _MATRICES.fullmatch(name):
             matrix = scheme.quantise(tensor)
             tensors[name] = matrix.restored
             module = name.removesuffix(".weight")

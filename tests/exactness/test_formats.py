@@ -19,6 +19,7 @@ EACH_FAMILY = ("fp8 blocks", "int4 packed, zero points")
 """Schemes that are tried with every family, at every degree of parallelism."""
 CASES = [
     *((Family.QWEN3, scheme, {"tp": 1}) for scheme in SCHEMES),
+    (Family.QWEN3_5_TEXT, "fp8 blocks", {"tp": 1}),
     *(
         (family, scheme, places)
         for scheme in EACH_FAMILY
@@ -42,7 +43,7 @@ async def test_tokens_equal_those_of_the_restored_weights_from_every_tier(
     expected = Reference(plain).expect(PROMPTS)
     config = engine_config(quantised, tmp_path / "l3", parallel=places)
 
-    await assert_exact_from_every_tier(config, expected, NUM_TOKENS)
+    await assert_exact_from_every_tier(config, expected, NUM_TOKENS, family)
 
 
 async def test_two_scales_that_change_places_are_found(tmp_path: Path) -> None:

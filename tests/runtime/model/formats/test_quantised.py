@@ -26,7 +26,16 @@ from tests.checkpoints import make_checkpoint
 from tests.quantised_checkpoints import SCHEMES, make_quantised
 from tests.quantised_matrices import fp8_in_blocks
 
-FAMILIES = (Family.LLAMA, Family.QWEN3_MOE, Family.MIXTRAL, Family.DEEPSEEK_V3, Family.GEMMA3)
+FAMILIES = [
+    each for each in Family if each not in (Family.GEMMA4_WITH_TOWERS, Family.MIMO_V2_FLASH)
+]
+"""All but those whose small models must have sizes of their own."""
+CASES = sorted(
+    {
+        *itertools.product(("LLAMA", "QWEN3_MOE"), SCHEMES),
+        *((each.name, name) for each in FAMILIES for name in ("fp8 blocks", "gptq in any order")),
+    }
+)
 SCHEME = "fp8 blocks"
 """The scheme of tests for which any would do."""
 MATRIX = "model.layers.0.self_attn.k_proj"
@@ -68,12 +77,11 @@ def assert_refused(folder: Path, message: str) -> None:
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("family", "scheme"), CASES)
 def test_weights_are_those_of_the_formula_rounded_once(
-    family: Family, scheme: str, tmp_path: Path
+    family: str, scheme: str, tmp_path: Path
 ) -> None:
-    quantised, plain = make_quantised(tmp_path, family, scheme)
+    quantised, plain = make_quantised(tmp_path, Family[family], scheme)
     require_checkpoint(ModelSection(path=str(quantised)))
     check_weights(quantised, read_checkpoint_config(quantised))
 
