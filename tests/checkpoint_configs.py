@@ -7,18 +7,16 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma2Config,
-    Gemma3Config,
     Gemma3TextConfig,
-    Gemma4Config,
     Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
     MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
-    Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -33,64 +31,24 @@ from transformers import (
 )
 
 from raydix.runtime.model.families.table import Family
-
-
-def _with_vision(**fields: Any) -> PreTrainedConfig:
-    """A Gemma 3 whose language model has these fields, beside a tiny tower for images."""
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    sizes = {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
-    return Gemma3Config(
-        text_config=Gemma3TextConfig(**fields).to_dict(),
-        vision_config={"model_type": "siglip_vision_model", **vision, **sizes},
-        initializer_range=fields["initializer_range"],
-        tie_word_embeddings=fields["tie_word_embeddings"],
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-
-
-def _with_towers(**fields: Any) -> PreTrainedConfig:
-    """A Gemma 4 whose language model has these fields, beside a tiny tower for images."""
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 4}
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
-    return Gemma4Config(
-        # It puts this token where an image was, and does so even if there was none.
-        text_config=Gemma4TextConfig(**{**fields, "pad_token_id": 0}).to_dict(),
-        vision_config={"model_type": "gemma4_vision", **vision, **sizes},
-        initializer_range=fields["initializer_range"],
-        tie_word_embeddings=fields["tie_word_embeddings"],
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-
-
-def _olmo3(**fields: Any) -> PreTrainedConfig:
-    """An OLMo 3 every other layer of which has a window."""
-    types = ["sliding_attention", "full_attention"] * fields["num_hidden_layers"]
-    return Olmo3Config(**fields, layer_types=types[: fields["num_hidden_layers"]])
-
-
-def _qwen3_5(whole: Callable[..., PreTrainedConfig], fields: dict[str, Any]) -> PreTrainedConfig:
-    """A Qwen3.5 whose language model has these fields, beside a tiny tower for images."""
-    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2}
-    sizes = {"out_hidden_size": fields["hidden_size"], "num_position_embeddings": 16}
-    return whole(
-        text_config=fields,
-        vision_config={**vision, **sizes},
-        initializer_range=fields["initializer_range"],
-        tie_word_embeddings=fields["tie_word_embeddings"],
-    )
-
+from tests.family_configs import (
+    gemma3_with_tower,
+    gemma4_with_tower,
+    kimi_k25,
+    mistral3,
+    olmo3,
+    phi3,
+    qwen3_5,
+    qwen3_vl,
+)
 
 CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.LLAMA: LlamaConfig,
     Family.QWEN2: Qwen2Config,
     Family.QWEN3: Qwen3Config,
     Family.QWEN3_MOE: Qwen3MoeConfig,
-    Family.QWEN3_5: lambda **fields: _qwen3_5(Qwen3_5Config, fields),
-    Family.QWEN3_5_MOE: lambda **fields: _qwen3_5(Qwen3_5MoeConfig, fields),
+    Family.QWEN3_5: lambda **fields: qwen3_5(Qwen3_5Config, fields),
+    Family.QWEN3_5_MOE: lambda **fields: qwen3_5(Qwen3_5MoeConfig, fields),
     Family.QWEN3_5_MOE_TEXT: Qwen3_5MoeTextConfig,
     Family.QWEN3_NEXT: Qwen3NextConfig,
     Family.QWEN3_5_TEXT: Qwen3_5TextConfig,
@@ -100,15 +58,21 @@ CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.DEEPSEEK_V3: DeepseekV3Config,
     Family.GEMMA2: Gemma2Config,
     Family.GEMMA3: Gemma3TextConfig,
-    Family.GEMMA3_WITH_VISION: _with_vision,
+    Family.GEMMA3_WITH_VISION: gemma3_with_tower,
     Family.GEMMA4: Gemma4TextConfig,
-    Family.GEMMA4_WITH_TOWERS: _with_towers,
+    Family.GEMMA4_WITH_TOWERS: gemma4_with_tower,
     Family.GPT_OSS: GptOssConfig,
     Family.GLM4_MOE: Glm4MoeConfig,
     Family.MINIMAX_M2: MiniMaxM2Config,
-    Family.OLMO3: _olmo3,
+    Family.OLMO3: olmo3,
     Family.QWEN2_MOE: Qwen2MoeConfig,
     Family.SEED_OSS: SeedOssConfig,
+    Family.KIMI_K2: DeepseekV3Config,
+    Family.KIMI_K25: kimi_k25,
+    Family.MISTRAL3: mistral3,
+    Family.MINISTRAL3: Ministral3Config,
+    Family.QWEN3_VL: qwen3_vl,
+    Family.PHI3: phi3,
     Family.MIMO_V2_FLASH: MiMoV2FlashConfig,
 }
 COMMON = {
@@ -186,6 +150,39 @@ _QWEN3_5_MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 24,
+}
+_KIMI = {
+    **_DEEPSEEK,
+    "q_lora_rank": 14,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.8,
+    "num_mtp_layers": 0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 1.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+_MINISTRAL3 = {
+    "head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.3,
+    },
 }
 PER_FAMILY: dict[Family, dict[str, Any]] = {
     Family.LLAMA: {},
@@ -299,6 +296,20 @@ PER_FAMILY: dict[Family, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "shared_expert_intermediate_size": 28,
     },
+    Family.KIMI_K2: _KIMI,
+    Family.KIMI_K25: _KIMI,
+    Family.MISTRAL3: _MINISTRAL3,
+    Family.MINISTRAL3: _MINISTRAL3,
+    Family.QWEN3_VL: {
+        "head_dim": 12,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1000.0,
+            "mrope_section": [2, 2, 2],
+            "mrope_interleaved": True,
+        },
+    },
+    Family.PHI3: {},
     Family.SEED_OSS: {"head_dim": 12, "attention_out_bias": False},
     Family.MIMO_V2_FLASH: {
         "num_key_value_heads": 1,

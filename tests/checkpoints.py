@@ -1,11 +1,13 @@
 """Small random checkpoints of every family, and what transformers generates from them."""
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -13,6 +15,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from raydix.runtime.model.checkpoint.checkpoint_config import require_supported
 from raydix.runtime.model.families.table import Family
 from tests.checkpoint_configs import COMMON, CONFIGS, PER_FAMILY
 
@@ -61,7 +64,37 @@ def make_checkpoint(
             elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if family is Family.KIMI_K25:
+        _name_layers_as_published(folder)
+    if family.value.config_type is not None:
+        saved = json.loads((folder / "config.json").read_text())
+        saved["model_type"] = family.value.model_type
+        (folder / "config.json").write_text(json.dumps(saved))
     return folder
+
+
+def _name_layers_as_published(folder: Path) -> None:
+    """Undo that transformers saves layers of the language model by the name of a tower's."""
+    wrong, right = ".model.blocks.", ".model.layers."
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({name.replace(wrong, right): each for name, each in tensors.items()}, path)
+    for path in folder.glob("*.index.json"):
+        path.write_text(path.read_text().replace(wrong, right))
+
+
+def load_in_transformers(folder: Path) -> Any:
+    """A checkpoint as a model of transformers, on the cpu."""
+    family, _ = require_supported(folder)
+    config_type = family.value.config_type
+    if config_type is None:
+        config = AutoConfig.from_pretrained(folder)
+    else:
+        saved = json.loads((folder / "config.json").read_text())
+        config = AutoConfig.for_model(**{**saved, "model_type": config_type})
+    return _model_class(config).from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
 
 
 def _model_class(config: PreTrainedConfig) -> Any:
@@ -75,10 +108,7 @@ def reference_generate(
     folder: Path, token_ids: Sequence[int], num_tokens: int
 ) -> tuple[list[int], torch.Tensor]:
     """Greedy output of transformers on the CPU, and its logits [num_tokens, V]."""
-    model = _model_class(AutoConfig.from_pretrained(folder)).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-
+    model = load_in_transformers(folder)
     prompt = torch.tensor([list(token_ids)])
     output = model.generate(
         prompt,

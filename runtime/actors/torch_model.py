@@ -86,6 +86,7 @@ def load_gpu_model(
     )
     with phase(logger, "model found"):
         folder = find(config.model.path)
+    checkpoint = checkpoint or read_checkpoint_config(folder)
     with phase(logger, "weights drawn" if is_dummy else "weights read"):
         loaded = load(
             folder,
@@ -94,7 +95,7 @@ def load_gpu_model(
             collectives=collectives,
             expert_ranks=_expert_ranks(config, place, device),
             group_layers=group_layers,
-            config=checkpoint,
+            config=checkpoint.up_to(config.model.max_model_len),
         )
         if device.type == "cuda":
             # Those that are still being copied, or drawn, are not there yet.

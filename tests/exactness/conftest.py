@@ -24,6 +24,8 @@ _UNTIED = {**_HEADS, "tie_word_embeddings": False}
 _OVERRIDES = {
     Family.DEEPSEEK_V2: _LATENT_HEADS,
     Family.DEEPSEEK_V3: _LATENT_HEADS,
+    Family.KIMI_K2: _LATENT_HEADS,
+    Family.KIMI_K25: _LATENT_HEADS,
     Family.GEMMA2: _UNTIED,
     Family.GEMMA3: _UNTIED,
     Family.GEMMA3_WITH_VISION: _UNTIED,

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.model.families.table import Family
-from tests.checkpoints import MIN_TOP2_GAP
+from tests.checkpoints import MIN_TOP2_GAP, load_in_transformers
 
 NUM_TOKENS = 64
 Prompt = tuple[int, ...]
@@ -39,9 +38,7 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
+        self._model = load_in_transformers(folder)
         self._known: dict[Prompt, Expected] = {}
         self._known_with: dict[str, Expected] = {}
         """What is known by the prompt, how many tokens, and the options."""

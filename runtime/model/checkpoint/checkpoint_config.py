@@ -1,7 +1,7 @@
 """What the JSON files of a checkpoint say about the model, checked against what there is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -12,8 +12,8 @@ from raydix.runtime.model.checkpoint.late_import import import_late
 from raydix.runtime.model.checkpoint.quantization_config import find_quantisation
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.definition import Quantisation
-from raydix.runtime.model.spec.rope_spec import REMEDY, longest_context, positive
-from raydix.runtime.model.spec.spec import ModelSpec, ropes_of
+from raydix.runtime.model.spec.rope_spec import REMEDY, LongRope, longest_context, positive
+from raydix.runtime.model.spec.spec import AttentionSpec, LayerSpec, ModelSpec, ropes_of
 
 _SIZES = (
     "vocab_size",
@@ -55,6 +55,13 @@ class CheckpointConfig:
     """The longest context, that to which YaRN extends it."""
     eos_token_ids: tuple[int, ...]
 
+    def up_to(self, max_model_len: int | None) -> "CheckpointConfig":
+        """The same for requests of at most so many tokens; None: as many as the model knows."""
+        if max_model_len is None:
+            return self
+        layers = tuple(_layer_up_to(layer, max_model_len) for layer in self.spec.layers)
+        return replace(self, spec=replace(self.spec, layers=layers))
+
 
 def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     """Read and check the config of the checkpoint in `folder`.
@@ -64,9 +71,11 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     folder = Path(folder)
     family, quantisation = require_supported(folder)
     section = family.value.text_section
-    whole = _read_with_transformers(folder)
+    whole = _read_with_transformers(folder, family)
     config = whole if section is None else getattr(whole, section)
     spec = family.value.read_spec(config)
+    if section is not None:
+        spec = replace(spec, tied_embeddings=_are_tied(folder, whole, section))
     return CheckpointConfig(
         family=family,
         quantisation=quantisation,
@@ -100,11 +109,33 @@ def _check_folder(folder: Path) -> None:
         )
 
 
+def _layer_up_to(layer: LayerSpec, max_positions: int) -> LayerSpec:
+    match layer.attention:
+        case AttentionSpec(rope=LongRope() as rope) as attention:
+            return replace(layer, attention=replace(attention, rope=rope.up_to(max_positions)))
+        case _:
+            return layer
+
+
+def _are_tied(folder: Path, whole: Any, section: str) -> bool:
+    """Whether the embedding is the head, too, of a model whose config has sections.
+
+    The whole file wins over the section of the language model, and that over what transformers
+    takes the whole for if neither says anything.
+    """
+    raw = read_json(folder / "config.json")
+    for said in (raw, raw[section]):
+        if said.get("tie_word_embeddings") is not None:
+            return bool(said["tie_word_embeddings"])
+    return bool(whole.tie_word_embeddings)
+
+
 def _find_family(raw: Mapping[str, Any]) -> Family:
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
     for family in Family:
         known = family.value
-        if model_type == known.model_type and architectures in ([], [known.architecture]):
+        names = (known.architecture, *known.other_architectures)
+        if model_type == known.model_type and architectures in ([], *([name] for name in names)):
             return family
     supported = ", ".join(family.value.architecture for family in Family)
     raise CheckpointError(
@@ -113,13 +144,19 @@ def _find_family(raw: Mapping[str, Any]) -> Family:
     )
 
 
-def _read_with_transformers(folder: Path) -> Any:
+def _read_with_transformers(folder: Path, family: Family) -> Any:
     # Imported here because it takes seconds, and only the process that reads a checkpoint needs it.
     from huggingface_hub.errors import StrictDataclassError
 
     # Another thread may be reading the tokenizer with it.
     auto_config = import_late("transformers").AutoConfig
+    config_type = family.value.config_type
     try:
+        if config_type is not None:
+            raw = read_json(folder / "config.json")
+            return type(auto_config.for_model(config_type)).from_dict(
+                {**raw, "model_type": config_type}
+            )
         return auto_config.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (
         StrictDataclassError,

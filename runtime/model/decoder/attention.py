@@ -169,7 +169,12 @@ class Attention(nn.Module):
         else:
             q_TQD = self._rotated_queries(qkv_TX, rope)
         out_TQD = self._ops.paged_attention(
-            q_TQD, group.pool, self.layer_in_group, group.block_tables_RN, batch.rows, self._form
+            rope.scaled(q_TQD),
+            group.pool,
+            self.layer_in_group,
+            group.block_tables_RN,
+            batch.rows,
+            self._form,
         )
         out_TX = out_TQD[..., : self.spec.value_dim].flatten(1)
         if self.gate is not None:

@@ -10,6 +10,7 @@ from raydix.runtime.model.spec.rope_spec import (
     DefaultRope,
     LinearRope,
     Llama3Rope,
+    LongRope,
     ProportionalRope,
     Rope,
     YarnRope,
@@ -21,6 +22,7 @@ class RotaryEmbedding:
     """Cos and sin tables for positions. R is the number of dims that are rotated."""
 
     def __init__(self, rope: Rope, rotary_dim: int, device: torch.device) -> None:
+        self._rope = rope
         inverse_frequencies, self._scale = _frequencies(rope, rotary_dim)
         self._inverse_frequencies = inverse_frequencies.to(device)
 
@@ -32,6 +34,14 @@ class RotaryEmbedding:
         angles = positions_T[:, None].float() * self._inverse_frequencies
         angles_TR = torch.cat((angles, angles), dim=-1)
         return (angles_TR.cos() * self._scale).to(dtype), (angles_TR.sin() * self._scale).to(dtype)
+
+    def query_scales(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """What rotated queries are multiplied by, [T] in `dtype`; None: they are not."""
+        rope = self._rope
+        if not isinstance(rope, YarnRope) or rope.query_growth is None:
+            return None
+        laps_T = torch.floor(positions_T / rope.original_max_positions)
+        return (1 + rope.query_growth * torch.log(1 + laps_T)).to(dtype)
 
 
 def _frequencies(rope: Rope, rotary_dim: int) -> tuple[Tensor, float]:
@@ -46,6 +56,9 @@ def _frequencies(rope: Rope, rotary_dim: int) -> tuple[Tensor, float]:
             return _proportional(rope, 1.0 / powers), 1.0
         case Llama3Rope():
             return _llama3(rope, 1.0 / powers), 1.0
+        case LongRope():
+            factors = torch.tensor(rope.long_factors if rope.is_long else rope.short_factors)
+            return 1.0 / (factors * powers), rope.attention_factor
         case YarnRope():
             return _yarn(rope, powers, rotary_dim), _yarn_attention_factor(rope)
         case _:

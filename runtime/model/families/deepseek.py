@@ -1,6 +1,7 @@
-"""DeepSeek-V2 and V3: latent attention, and many small experts in groups."""
+"""DeepSeek-V2 and V3, and Kimi-K2: latent attention, and many small experts in groups."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raydix.errors import CheckpointError
@@ -131,3 +132,13 @@ DEEPSEEK_V3 = FamilyDefinition(
     weight_names={**DECODER_NAMES, **EXPERT_NAMES, **SHARED_EXPERTS_NAMES, **_NAMES},
     has_prediction_layers=True,
 )
+KIMI_K2 = replace(DEEPSEEK_V3, model_type="kimi_k2", config_type="deepseek_v3")
+"""DeepSeek-V3 by another name, which transformers does not know."""
+KIMI_K25 = replace(
+    DEEPSEEK_V3,
+    model_type="kimi_k25",
+    architecture="KimiK25ForConditionalGeneration",
+    other_architectures=("Kimi_K25ForConditionalGeneration",),
+    text_section="text_config",
+)
+"""Its language model alone, which is a Kimi-K2: what only images need is left in the checkpoint."""

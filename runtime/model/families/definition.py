@@ -22,6 +22,8 @@ class FamilyDefinition:
     """The `model_type` of config.json."""
     architecture: str
     """The one entry of config.json's `architectures`, if there is any."""
+    other_architectures: tuple[str, ...] = ()
+    """What else the entry may be: the same by another name."""
     read_spec: Callable[[Any], ModelSpec]
     """Reads the config of the language model as transformers presents it.
 
@@ -31,6 +33,8 @@ class FamilyDefinition:
     """What checkpoints call the decoder's weights: a table as in `weight_names`."""
     has_prediction_layers: bool = False
     """May checkpoints hold layers past the last, which guess tokens ahead? They are not loaded."""
+    config_type: str | None = None
+    """The model_type by whose class transformers reads the config; None: its own."""
     text_section: str | None = None
     """The section of config.json that describes the language model; None: the whole file."""
     restore: Restorer = unchanged

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raydix.errors import CheckpointError
@@ -61,9 +61,33 @@ class YarnRope:
     beta_slow: float
     original_max_positions: int
     truncate: bool
+    query_growth: float | None = None
+    """Rotated queries are multiplied by 1 + this · ln(1 + ⌊position / original_max_positions⌋)."""
 
 
-Rope = DefaultRope | LinearRope | ProportionalRope | Llama3Rope | YarnRope
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRope:
+    """LongRoPE (arXiv:2402.13753): each frequency is divided by a factor of its own.
+
+    Contexts beyond the original one have other factors. An engine uses one set for all requests, by
+    the longest context that it serves: keys of one set say nothing to queries of the other.
+    """
+
+    theta: float
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    attention_factor: float
+    """The factor on cos and sin."""
+    original_max_positions: int
+    is_long: bool
+    """Is the longest context that is served beyond the original one?"""
+
+    def up_to(self, max_positions: int) -> "LongRope":
+        """The same for contexts of at most so many tokens."""
+        return replace(self, is_long=max_positions > self.original_max_positions)
+
+
+Rope = DefaultRope | LinearRope | ProportionalRope | Llama3Rope | YarnRope | LongRope
 
 
 def yarn_mscale(factor: float, weight: float) -> float:
@@ -93,10 +117,12 @@ def read_rope(parameters: object, max_positions: int) -> Rope:
             return _llama3(theta, parameters)
         case "yarn":
             return _yarn(theta, parameters, max_positions)
+        case "longrope":
+            return _longrope(theta, parameters, max_positions)
         case other:
             raise CheckpointError(
                 f"rope_type is {other!r}; supported are 'default', 'linear', 'proportional', "
-                f"'llama3' and 'yarn'."
+                f"'llama3', 'yarn' and 'longrope'."
             )
 
 
@@ -174,6 +200,39 @@ def _llama3(theta: float, parameters: Mapping[str, Any]) -> Llama3Rope:
             f"{rope.high_freq_factor:g}; expected the second to be larger. {REMEDY}"
         )
     return rope
+
+
+def _longrope(theta: float, parameters: Mapping[str, Any], max_positions: int) -> LongRope:
+    original = int(positive(parameters, "original_max_position_embeddings"))
+    given = {name for name, value in parameters.items() if value is not None}
+    stretch = positive(parameters, "factor") if "factor" in given else max_positions / original
+    if "attention_factor" in given:
+        attention_factor = positive(parameters, "attention_factor")
+    else:
+        attention_factor = (
+            1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+        )
+    return LongRope(
+        theta=theta,
+        short_factors=_factors(parameters, "short_factor"),
+        long_factors=_factors(parameters, "long_factor"),
+        attention_factor=attention_factor,
+        original_max_positions=original,
+        is_long=max_positions > original,
+    )
+
+
+def _factors(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    """One factor for each pair of dims; transformers has checked how many there are."""
+    values = parameters.get(name)
+    if not isinstance(values, list) or any(
+        isinstance(each, bool) or not isinstance(each, int | float) or not 0 < each < math.inf
+        for each in values
+    ):
+        raise CheckpointError(
+            f"{name} of the rotary embedding is {values!r}; expected numbers above 0. {REMEDY}"
+        )
+    return tuple(float(each) for each in values)
 
 
 def _yarn(theta: float, parameters: Mapping[str, Any], max_positions: int) -> YarnRope:

@@ -47,7 +47,13 @@ class InputMaker:
         self._pools = pools
         self._slots = slots
         positions_X = torch.arange(slots.max_model_len, device=device)
-        self._ropes = [rotary.tables(positions_X, decoder.dtype) for rotary in decoder.rotaries]
+        self._ropes = [
+            (
+                *rotary.tables(positions_X, decoder.dtype),
+                rotary.query_scales(positions_X, decoder.dtype),
+            )
+            for rotary in decoder.rotaries
+        ]
 
     def batch(self, rows: StepRows, sampling: SamplingRows) -> BatchInputs:
         """All that a batch of these rows needs on the device, by one copy.
@@ -119,8 +125,13 @@ class InputMaker:
             )
 
         ropes = tuple(
-            RopeTables(cos_XR=cos_XR, sin_XR=sin_XR, positions_T=columns["positions_T"])
-            for cos_XR, sin_XR in self._ropes
+            RopeTables(
+                cos_XR=cos_XR,
+                sin_XR=sin_XR,
+                positions_T=columns["positions_T"],
+                query_scales_X=scales_X,
+            )
+            for cos_XR, sin_XR, scales_X in self._ropes
         )
         return AttentionBatch(rows=rows, ropes=ropes, groups=tuple(groups))
 

@@ -23,7 +23,8 @@ WAIT_S = 120
 _HEADS = {"num_attention_heads": 12}
 """Divisible by 4; with 2 KV heads, two of 4 ranks keep the same one."""
 _LATENT = {**_HEADS, "num_key_value_heads": 12}
-PER_FAMILY = {Family.DEEPSEEK_V2: _LATENT, Family.DEEPSEEK_V3: _LATENT}
+_WITH_LATENTS = (Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.KIMI_K2, Family.KIMI_K25)
+PER_FAMILY = dict.fromkeys(_WITH_LATENTS, _LATENT)
 CASES: list[tuple[str, Family, dict[str, Any]]] = [
     *((family.name.lower(), family, PER_FAMILY.get(family, _HEADS)) for family in Family),
     ("kv_heads_on_their_own_ranks", Family.QWEN3, {**_HEADS, "num_key_value_heads": 4}),
