@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 import random
 import re
 from collections.abc import Callable
@@ -237,3 +238,37 @@ def test_tensors_of_a_module_are_read_one_after_another(scheme: str, tmp_path: P
     assert len([name for name, _ in itertools.groupby(modules)]) == len(set(modules))
     as_listed = [each.name.rpartition(".")[0] for each in listed]
     assert len([name for name, _ in itertools.groupby(as_listed)]) > len(set(as_listed))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_was_read_of_a_quantisation_is_the_same_in_another_process(
+    scheme: str, tmp_path: Path
+) -> None:
+    folder, _ = make_quantised(tmp_path, Family.LLAMA, scheme)
+    read = read_checkpoint_config(folder)
+
+    assert pickle.loads(pickle.dumps(read)) == read
+
+
+def test_the_log_says_format_way_and_what_is_left_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = make_quantised(tmp_path, Family.LLAMA, "fp8 per tensor")
+
+    with caplog.at_level("INFO"):
+        load(folder, torch.bfloat16)
+
+    assert "weights: fp8, a scale per matrix (way: restore), to bfloat16" in caplog.text
+    assert "scales that nothing needs are left aside: model.layers.0.mlp.down_proj" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_gpu_restores_the_same_numbers(scheme: str, tmp_path: Path) -> None:
+    folder, _ = make_quantised(tmp_path, Family.QWEN3_MOE, scheme)
+    expected = dict(load(folder).decoder.named_parameters())
+
+    on_gpu = load_model(folder, device=torch.device("cuda"), dtype=torch.float32)
+
+    for name, parameter in on_gpu.decoder.named_parameters():
+        assert torch.equal(parameter.cpu(), expected[name]), name
