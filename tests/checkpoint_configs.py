@@ -133,8 +133,8 @@ _GEMMA4 = {
 }
 _QWEN3_5 = {
     "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 10,
     "full_attention_interval": 2,

@@ -64,16 +64,13 @@ def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[
     few for a single request.
     """
     scheduler = config.scheduler
-    if scheduler.chunked_prefill_tokens is None:
-        if layout.has_states:
-            raise ConfigError(
-                "scheduler.chunked_prefill_tokens is null; layers of the model keep a state, which "
-                "is left behind where chunks end. Set it to a number of tokens."
-            )
+    chunk_tokens = scheduler.chunked_prefill_tokens
+    if chunk_tokens is None and not layout.has_states:
         # A whole prompt is computed in one step: every group holds all of it for a moment.
         return (num_pages,) * len(layout.groups)
 
-    least = least_window_pages(layout, scheduler.chunked_prefill_tokens)
+    # Of a state, which is left after few pages, a prompt in one step takes few all the same.
+    least = least_window_pages(layout, chunk_tokens or num_pages * layout.page_size)
     reaches = layout.reaches
     widest = max([reach or 0 for reach in reaches])
     if None in reaches:

@@ -93,7 +93,7 @@ def test_key_heads_that_ranks_cannot_divide_are_refused(tmp_path: Path) -> None:
     layer = spec.layers[0].attention
     assert isinstance(layer, GatedDeltaSpec)
 
-    with pytest.raises(ConfigError, match=r"parallel\.tp is 4; 2 key heads"):
+    with pytest.raises(ConfigError, match=r"parallel\.tp is 3; 4 key heads"):
         GatedDelta(
-            layer, 48, 0, ReferenceOps(), share=RankShare(1, 4), device=CPU, dtype=torch.float32
+            layer, 48, 0, ReferenceOps(), share=RankShare(1, 3), device=CPU, dtype=torch.float32
         )
