@@ -69,6 +69,11 @@ def _read_attention(config: Any, layer_type: str) -> AttentionSpec:
             f"v_head_dim is {value_dim}; expected at most head_dim, {attention.head_dim}."
         )
     parameters = {"partial_rotary_factor": _ROTARY_FACTOR, **config.rope_parameters[layer_type]}
+    require_value(
+        "partial_rotary_factor",
+        getattr(config, "partial_rotary_factor", parameters["partial_rotary_factor"]),
+        parameters["partial_rotary_factor"],
+    )
     attention = replace(
         attention,
         values=ValueSpec(head_dim=value_dim, scale=1.0 if scale is None else float(scale)),

@@ -327,6 +327,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {**MIMO, "num_key_value_heads": 2, "add_full_attention_sink_bias": True},
         "add_full_attention_sink_bias is True; only False",
     ),
+    "another part of heads to rotate than transformers rotates": (
+        {**MIMO, "partial_rotary_factor": 0.5},
+        r"partial_rotary_factor is 0\.5; only 0\.334 is supported",
+    ),
     "no scale": ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected"),
     "language model of no size": (
         {**WITH_VISION, "text_config": {"hidden_size": 0}},
