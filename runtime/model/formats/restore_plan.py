@@ -4,7 +4,6 @@ A module is quantised if its tensors say so; where the config says otherwise the
 refused. Of a quantised module every tensor is used, or known as unused.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,9 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _WEIGHT, _BIAS = ".weight", "bias"
-_QUANTISED = re.compile(
-    r"_(blocks|scales)|\.(qweight|qzeros|scales|g_idx|weight_(scale|scale_inv|scale_2|packed|shape"
-    r"|zero_point|g_idx|global_scale))"
+_STACKED_PARTS = ("_blocks", "_scales")
+"""What names of stacked tensors end with, if they are bytes; floats may be called so, too."""
+_QUANTISED_PARTS = frozenset(
+    {
+        *(".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale"),
+        *(".weight_packed", ".weight_shape", ".weight_zero_point", ".weight_g_idx"),
+        *(".qweight", ".qzeros", ".scales", ".g_idx"),
+    }
 )
 """Parts that modules have only if they are quantised."""
 
@@ -94,7 +98,12 @@ class _Module:
         """Whether its tensors say so."""
         weight = self.stored.get(_WEIGHT)
         is_packed = weight is not None and weight.dtype not in FLOAT_DTYPES
-        return is_packed or any(_QUANTISED.fullmatch(part) for part in self.stored)
+        return is_packed or any(map(_is_quantised, self.stored.items()))
+
+
+def _is_quantised(item: tuple[str, StoredTensor]) -> bool:
+    part, stored = item
+    return (part in _STACKED_PARTS and stored.dtype == "U8") or part in _QUANTISED_PARTS
 
 
 def plan_restoring(
@@ -132,7 +141,7 @@ def _modules(stored: Iterable[StoredTensor]) -> Sequence[_Module]:
 
 def _split(name: str) -> tuple[str, str]:
     """The module and the part of a tensor."""
-    for part in ("_blocks", "_scales"):
+    for part in _STACKED_PARTS:
         if name.endswith(part):
             return name.removesuffix(part), part
     module, point, part = name.rpartition(".")
@@ -181,7 +190,7 @@ def _unexpected(module: _Module, description: str) -> CheckpointError:
     weight = module.stored.get(_WEIGHT)
     if weight is not None and weight.dtype not in FLOAT_DTYPES:
         return _other_dtype(weight, FLOAT_DTYPES, description)
-    marks = (each for part, each in module.stored.items() if _QUANTISED.fullmatch(part))
+    marks = (item[1] for item in module.stored.items() if _is_quantised(item))
     name = min(each.name for each in marks)
     return CheckpointError(
         f"The checkpoint has {name}, but its config.json tells of {description} where "

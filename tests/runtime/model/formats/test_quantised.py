@@ -199,6 +199,17 @@ def test_the_section_of_the_language_model_may_tell_the_quantisation(tmp_path: P
     assert all(torch.equal(part.target, expected[name].target) for name, part in weights.items())
 
 
+def test_floats_may_be_called_scales(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a family calls so; only bytes are scales of stacked experts."""
+    folder = make_checkpoint(tmp_path / "model", Family.LLAMA, seed=1)
+    edit(folder, {"model.layers.0.mlp.token_scales": torch.ones(4)})
+
+    require_checkpoint(ModelSection(path=str(folder)))
+    load(folder)
+
+    assert "left aside: model.layers.0.mlp.token_scales" in caplog.text
+
+
 def test_a_config_alone_makes_a_model_with_random_weights(tmp_path: Path) -> None:
     folder, plain = make_quantised(tmp_path, Family.QWEN3_MOE, SCHEME)
     (folder / "model.safetensors").unlink()
