@@ -1,6 +1,7 @@
 """Small quantised checkpoints, and beside each one of the floats for which its tensors stand."""
 
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class Scheme:
     quantise: Quantise
     config: Mapping[str, Any]
     """The `quantization_config` of such a checkpoint."""
+    multiples: tuple[int, int] = (8, 32)
+    """Outputs and inputs of matrices are multiples of these, so that words and blocks are whole."""
 
 
 def quantise_checkpoint(plain: Path, scheme: Scheme) -> Path:
@@ -54,8 +57,8 @@ def quantise_checkpoint(plain: Path, scheme: Scheme) -> Path:
     tensors = load_file(plain / "model.safetensors")
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        has_whole_words = tensor.dim() == 2 and not (tensor.shape[0] % 8 or tensor.shape[1] % 32)
-        if has_whole_words and _MATRICES.fullmatch(name):
+        fits = not any(map(operator.mod, tensor.shape, scheme.multiples))
+        if fits and _MATRICES.fullmatch(name):
             matrix = scheme.quantise(tensor)
             tensors[name] = matrix.restored
             module = name.removesuffix(".weight")
@@ -117,6 +120,7 @@ SCHEMES: Mapping[str, Scheme] = {
             "weight_block_size": [24, 20],
             "modules_to_not_convert": ["lm_head", "gate", "vision_tower", "model.absent"],
         },
+        multiples=(1, 1),
     ),
     "fp8 per tensor": Scheme(
         fp8_per_tensor,
@@ -206,7 +210,7 @@ SCHEMES: Mapping[str, Scheme] = {
     ),
 }
 """One of each kind, with blocks so small that tiny matrices have several."""
-SIZES: Mapping[str, Any] = {
+_SIZES: Mapping[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_attention_heads": 4,
@@ -214,8 +218,13 @@ SIZES: Mapping[str, Any] = {
     "head_dim": 16,
     "num_hidden_layers": 2,
 }
-"""Sizes of models whose matrices have whole words and blocks of four bits."""
-_OWN_SIZES: Mapping[Family, Mapping[str, Any]] = {
+"""Sizes of models whose matrices have whole words and blocks of four bits, as far as families have
+the same ones."""
+WHOLE_SIZES: Mapping[Family, Mapping[str, Any]] = {
+    Family.LLAMA: {},
+    Family.QWEN3: {},
+    Family.MIXTRAL: {},
+    Family.PHI3: {"head_dim": None},
     Family.QWEN3_MOE: {"moe_intermediate_size": 32},
     Family.DEEPSEEK_V3: {
         "num_key_value_heads": 4,
@@ -229,11 +238,13 @@ _OWN_SIZES: Mapping[Family, Mapping[str, Any]] = {
     Family.GEMMA3_WITH_VISION: {"tie_word_embeddings": False},
     Family.GEMMA3: {"tie_word_embeddings": False},
 }
+"""Families that every scheme is tried with, and the sizes that only they have; None: not given."""
 
 
 def make_quantised(folder: Path, family: Family, scheme: str, seed: int = 11) -> tuple[Path, Path]:
     """The same weights twice: quantised, and as the floats for which that stands."""
-    sizes = {**SIZES, **_OWN_SIZES.get(family, {})}
+    own = WHOLE_SIZES.get(family)
+    sizes = {} if own is None else {**_SIZES, **own}
     given = {name: size for name, size in sizes.items() if size is not None}
     plain = make_checkpoint(folder / "plain", family, seed=seed, **given)
     return quantise_checkpoint(plain, SCHEMES[scheme]), plain

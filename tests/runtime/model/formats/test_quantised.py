@@ -24,17 +24,14 @@ from raydix.runtime.model.checkpoint.weight_files import list_weights
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.scaled import ScaledLayout
 from tests.checkpoints import make_checkpoint
-from tests.quantised_checkpoints import SCHEMES, make_quantised
+from tests.quantised_checkpoints import SCHEMES, WHOLE_SIZES, make_quantised
 from tests.quantised_matrices import fp8_in_blocks
 
-FAMILIES = [
-    each for each in Family if each not in (Family.GEMMA4_WITH_TOWERS, Family.MIMO_V2_FLASH)
-]
-"""All but those whose small models must have sizes of their own."""
 CASES = sorted(
     {
         *itertools.product(("LLAMA", "QWEN3_MOE"), SCHEMES),
-        *((each.name, name) for each in FAMILIES for name in ("fp8 blocks", "gptq in any order")),
+        *itertools.product([each.name for each in WHOLE_SIZES], ["gptq in any order", "nvfp4"]),
+        *itertools.product([each.name for each in Family], ["fp8 blocks"]),
     }
 )
 SCHEME = "fp8 blocks"
