@@ -10,6 +10,7 @@ from raydix.runtime.model.checkpoint.hub import require_folder
 from raydix.runtime.model.checkpoint.json_file import read_json
 from raydix.runtime.model.checkpoint.late_import import import_late
 from raydix.runtime.model.checkpoint.quantization_config import find_quantisation
+from raydix.runtime.model.families.refused import NOT_COMPUTED
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.definition import Quantisation
 from raydix.runtime.model.spec.rope_spec import REMEDY, LongRope, longest_context, positive
@@ -137,6 +138,12 @@ def _find_family(raw: Mapping[str, Any]) -> Family:
         names = (known.architecture, *known.other_architectures)
         if model_type == known.model_type and architectures in ([], *([name] for name in names)):
             return family
+    lacking = NOT_COMPUTED.get(str(model_type))
+    if lacking is not None:
+        raise CheckpointError(
+            f"config.json says model_type {model_type!r}. Such models {lacking}, which Raydix does "
+            f"not compute. Serve another model."
+        )
     supported = ", ".join(family.value.architecture for family in Family)
     raise CheckpointError(
         f"config.json says model_type {model_type!r} and architectures {architectures}; supported "
