@@ -212,7 +212,7 @@ def _read_eos_token_ids(folder: Path, whole: Any, config: Any) -> tuple[int, ...
     if eos is None:
         eos = getattr(whole, "eos_token_id", None)
     if eos is None:
-        eos = config.eos_token_id
+        eos = getattr(config, "eos_token_id", None)
     if eos is None:
         return ()
 

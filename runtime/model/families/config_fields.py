@@ -33,7 +33,8 @@ def make_spec(config: Any, layers: tuple[LayerSpec, ...]) -> ModelSpec:
         hidden_size=config.hidden_size,
         layers=layers,
         final_norm=read_norm(config),
-        tied_embeddings=bool(config.tie_word_embeddings),
+        # Some sections of language models do not say it: the whole config does.
+        tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
     )
 
 
