@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raydix.errors import CheckpointError
 from raydix.kernels.moe.routing import SoftmaxRouting
@@ -22,7 +22,7 @@ from raydix.runtime.model.families.weight_names import (
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
-from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.restoring import Tensors, take_experts_apart
 from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
@@ -34,9 +34,6 @@ from raydix.runtime.model.spec.spec import (
     NormSpec,
     ValueSpec,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _NAMES: Mapping[str, str] = {
     "layers.{}": "model.layers.{}",
@@ -52,14 +49,14 @@ _NAMES: Mapping[str, str] = {
     "layers.{}.mlp.routed_norm": "model.layers.{}.pre_feedforward_layernorm_2",
     "layers.{}.mlp.router_norm": "model.layers.{}.router.norm",
     "layers.{}.mlp.router": "model.layers.{}.router.proj",
-    "layers.{}.mlp.experts.{}.gate": "model.layers.{}.experts.gate_up_proj[{}].gate",
-    "layers.{}.mlp.experts.{}.up": "model.layers.{}.experts.gate_up_proj[{}].up",
-    "layers.{}.mlp.experts.{}.down": "model.layers.{}.experts.down_proj[{}]",
+    "layers.{}.mlp.experts.{}.gate": "model.layers.{}.experts.{}.gate_proj",
+    "layers.{}.mlp.experts.{}.up": "model.layers.{}.experts.{}.up_proj",
+    "layers.{}.mlp.experts.{}.down": "model.layers.{}.experts.{}.down_proj",
     "layer_inputs.table": "model.embed_tokens_per_layer",
     "layer_inputs.projection": "model.per_layer_model_projection",
     "layer_inputs.norm": "model.per_layer_projection_norm",
 }
-"""The layer itself has a tensor, `layer_scalar`. Parts of stacked tensors are called by them."""
+"""The layer itself has a tensor, `layer_scalar`."""
 
 
 def _read_spec(config: Any) -> ModelSpec:
@@ -166,29 +163,16 @@ def _require_supported(config: Any) -> None:
 
 
 def _restore(tensors: Tensors) -> Tensors:
-    """Take stacked experts apart, and call the tensors of routers what the decoder asks for."""
-    for name, tensor in tensors:
+    """Take experts apart, and call the tensors of routers what the decoder asks for."""
+    for name, tensor in take_experts_apart(tensors):
         if name.endswith(".router.scale"):
             # It multiplies what a norm without a weight leaves, together with this root.
             weight = tensor.float() * tensor.shape[-1] ** -0.5
             yield name.removesuffix("scale") + "norm.weight", weight
         elif name.endswith(".router.per_expert_scale"):
             yield name.removesuffix("per_expert_scale") + "proj.expert_scales", tensor
-        elif name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
-            yield from _experts(name, tensor)
         else:
             yield name, tensor
-
-
-def _experts(name: str, stacked: "Tensor") -> Tensors:
-    """The matrices of all experts, of which gate and up lie one behind the other."""
-    for expert, rows in enumerate(stacked):
-        if name.endswith("down_proj"):
-            yield f"{name}[{expert}].weight", rows
-        else:
-            gate, up = rows.chunk(2)
-            yield f"{name}[{expert}].gate.weight", gate
-            yield f"{name}[{expert}].up.weight", up
 
 
 GEMMA4 = FamilyDefinition(

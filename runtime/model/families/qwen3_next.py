@@ -6,7 +6,7 @@ ahead are not loaded, nor is what only images need.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raydix.errors import CheckpointError
 from raydix.kernels.state.delta_form import DeltaForm
@@ -26,7 +26,7 @@ from raydix.runtime.model.families.weight_names import (
     QK_NORM_NAMES,
     SHARED_EXPERT_NAMES,
 )
-from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.restoring import Tensors, take_experts_apart
 from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
@@ -38,9 +38,6 @@ from raydix.runtime.model.spec.spec import (
     MoeMlpSpec,
     NormSpec,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ATTENTION, _DELTA = "model.layers.{}.self_attn", "model.layers.{}.linear_attn"
 _STATE_NAMES: Mapping[str, str] = {
@@ -148,25 +145,9 @@ def _fused_of_states(name: str, form: DeltaForm) -> Iterator[tuple[str, FusedRow
 
 def _restore(tensors: Tensors) -> Tensors:
     """Norms are stored less one, but for those of states; experts may be stored as one tensor."""
-    for name, tensor in tensors:
-        bank, _, kind = name.rpartition(".")
-        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-            yield name, tensor.float() + 1.0
-        elif bank.endswith(".experts") and kind in ("gate_up_proj", "down_proj"):
-            yield from _experts(bank, kind, tensor)
-        else:
-            yield name, tensor
-
-
-def _experts(bank: str, kind: str, stacked: "Tensor") -> Tensors:
-    """The matrices of all experts, of which gate and up lie one behind the other."""
-    for expert, rows in enumerate(stacked):
-        if kind == "down_proj":
-            yield f"{bank}.{expert}.down_proj.weight", rows
-        else:
-            gate, up = rows.chunk(2)
-            yield f"{bank}.{expert}.gate_proj.weight", gate
-            yield f"{bank}.{expert}.up_proj.weight", up
+    for name, tensor in take_experts_apart(tensors):
+        is_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        yield name, tensor.float() + 1.0 if is_offset else tensor
 
 
 QWEN3_NEXT = FamilyDefinition(

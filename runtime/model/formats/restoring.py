@@ -26,3 +26,22 @@ def add_one_to_norms(tensors: Tensors) -> Tensors:
     """Weights of norms are stored less one (`NormSpec.is_offset`)."""
     for name, tensor in tensors:
         yield name, tensor.float() + 1.0 if name.endswith("norm.weight") else tensor
+
+
+def take_experts_apart(tensors: Tensors) -> Tensors:
+    """Stacked experts, [experts, outputs, inputs], become the matrices of each.
+
+    Gate and up lie one behind the other; the names are those of experts that are stored each.
+    """
+    for name, tensor in tensors:
+        bank, _, kind = name.rpartition(".")
+        if bank.endswith(".experts") and kind == "down_proj":
+            for expert, rows in enumerate(tensor):
+                yield f"{bank}.{expert}.down_proj.weight", rows
+        elif bank.endswith(".experts") and kind == "gate_up_proj":
+            for expert, rows in enumerate(tensor):
+                gate, up = rows.chunk(2)
+                yield f"{bank}.{expert}.gate_proj.weight", gate
+                yield f"{bank}.{expert}.up_proj.weight", up
+        else:
+            yield name, tensor
