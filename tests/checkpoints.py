@@ -59,6 +59,9 @@ def make_checkpoint(
                 is_offset = family in _OFFSET_NORMS and not name.endswith(_NEVER_OFFSET)
                 centre = 0.0 if is_offset else 1.0
                 parameter.uniform_(centre - 0.3, centre + 0.3)
+            elif name.endswith("A_log"):
+                # States that forget slowly: a wrong one changes tokens for long.
+                parameter.uniform_(-6.0, -1.0)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
             elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
