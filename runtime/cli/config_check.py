@@ -151,6 +151,8 @@ def _lines(
         yield effective_summary(config, sizes.layout, sizes.num_pages)
     else:
         yield f"model  {config.model.path}: {sizes.layout.token_bytes:,} bytes of KV per token"
+        if sizes.layout.has_states:
+            yield f"states {format_bytes(sizes.layout.state_bytes)} each, of all layers together"
 
     read = "" if model.stored_bytes is None else f", {format_bytes(model.stored_bytes)} to read"
     stored = model.checkpoint.quantisation.description

@@ -69,13 +69,14 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequenc
 
 
 def _windows(layout: KvLayout, num_pages: Sequence[int]) -> str:
-    """The pools of WINDOW groups, which may be smaller."""
-    windows = [
-        f", {pages:,} pages for layers with a window of {group.window:,} tokens"
-        for group, pages in zip(layout.groups, num_pages, strict=True)
-        if group.window is not None
-    ]
-    return "".join(windows)
+    """The pools of WINDOW and STATE groups, which may be smaller."""
+    pools = []
+    for group, pages in zip(layout.groups, num_pages, strict=True):
+        if group.window is not None:
+            pools.append(f", {pages:,} pages for layers with a window of {group.window:,} tokens")
+        elif group.state_bytes:
+            pools.append(f", {pages:,} states of {format_bytes(group.state_bytes)}")
+    return "".join(pools)
 
 
 def _l2(config: EngineConfig, layout: KvLayout, host_bytes: int | None) -> str:

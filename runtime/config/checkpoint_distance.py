@@ -32,9 +32,8 @@ def checkpoint_distance(layout: KvLayout) -> int | None:
         if num_window > num_other > 0:
             num_tokens = -(-num_tokens * num_window // num_other)
     if layout.has_states:
-        state_bytes = sum(group.state_bytes for group in layout.groups)
         token_bytes = layout.token_bytes
-        num_between = -(-state_bytes // token_bytes) if token_bytes else _STATE_ONLY_TOKENS
+        num_between = -(-layout.state_bytes // token_bytes) if token_bytes else _STATE_ONLY_TOKENS
         num_tokens = max(num_tokens, num_between)
     return -(-num_tokens // layout.page_size)
 

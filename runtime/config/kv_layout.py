@@ -120,6 +120,11 @@ class KvLayout:
         return any(group.kind is GroupKind.STATE for group in self.groups)
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes that the states of all layers take after one token."""
+        return sum(group.state_bytes for group in self.groups)
+
+    @property
     def reaches(self) -> tuple[int | None, ...]:
         """Per group, the pages that hold the window of a prefix's last token; None: all."""
         return tuple([group.reach(self.page_size) for group in self.groups])
