@@ -108,16 +108,18 @@ def qwen3_vl(**fields: Any) -> PreTrainedConfig:
 def phi3(**fields: Any) -> PreTrainedConfig:
     """A Phi-3 that rotates half of each head, by the long factors from the second token on.
 
-    The first is not turned at all, so that transformers, which changes factors, agrees.
+    The first is not turned at all, so that transformers, which changes factors, agrees. So it does
+    if `fields` have an original context that no request outgrows.
     """
+    original = fields.pop("original_max_position_embeddings", 1)
     num_pairs = fields["hidden_size"] // fields["num_attention_heads"] // 4
     rope = {
         "rope_type": "longrope",
         "rope_theta": 1000.0,
         "partial_rotary_factor": 0.5,
-        "original_max_position_embeddings": 1,
+        "original_max_position_embeddings": original,
         "attention_factor": 1.1,
         "short_factor": [1.0] * num_pairs,
         "long_factor": [1.5 + pair for pair in range(num_pairs)],
     }
-    return Phi3Config(**fields, rope_parameters=rope, original_max_position_embeddings=1)
+    return Phi3Config(**fields, rope_parameters=rope, original_max_position_embeddings=original)

@@ -30,6 +30,7 @@ def _read_spec(config: Any) -> ModelSpec:
     require_value("use_qk_norm", getattr(config, "use_qk_norm", True), True)
     require_value("qk_norm_type", getattr(config, "qk_norm_type", "per_layer"), "per_layer")
     require_value("shared_intermediate_size", getattr(config, "shared_intermediate_size", 0), 0)
+    require_value("attn_type_list", set(getattr(config, "attn_type_list", [1])), {1})
     norm = read_norm(config)
     attention = read_partly_rotated_attention(
         config, qkv_bias=False, output_bias=False, qk_norm=None
