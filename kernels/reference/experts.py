@@ -51,11 +51,9 @@ def group_limited_gating(
     # The bias evens out the load of experts; what they add to the output goes by the score alone.
     choosing_TE = scores_TE if correction_bias_E is None else scores_TE + correction_bias_E
 
-    choosing_TGX = choosing_TE.unflatten(1, (routing.num_groups, -1))
-    group_scores_TG = choosing_TGX.topk(routing.scores_per_group, dim=-1).values.sum(-1)
-    groups_TX = group_scores_TG.topk(routing.groups_per_token, dim=-1).indices
-    is_out_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, groups_TX, False)
-    choosing_TE = choosing_TGX.masked_fill(is_out_TG[..., None], float("-inf")).flatten(1)
+    # Many models have one group, and a step of few tokens is as slow as its kernels are many.
+    if routing.groups_per_token < routing.num_groups:
+        choosing_TE = _of_best_groups(choosing_TE, routing)
 
     expert_ids_TK = choosing_TE.topk(num_experts_per_token, dim=-1).indices
     weights_TK = scores_TE.gather(1, expert_ids_TK)
@@ -63,6 +61,15 @@ def group_limited_gating(
         # Sigmoids may all be zero.
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
     return weights_TK * routing.scale, expert_ids_TK
+
+
+def _of_best_groups(choosing_TE: Tensor, routing: GroupLimitedRouting) -> Tensor:
+    """The same in each token's best groups; -inf in the others."""
+    choosing_TGX = choosing_TE.unflatten(1, (routing.num_groups, -1))
+    group_scores_TG = choosing_TGX.topk(routing.scores_per_group, dim=-1).values.sum(-1)
+    groups_TX = group_scores_TG.topk(routing.groups_per_token, dim=-1).indices
+    is_out_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, groups_TX, False)
+    return choosing_TGX.masked_fill(is_out_TG[..., None], float("-inf")).flatten(1)
 
 
 def _scores(logits_TE: Tensor, scoring: Scoring) -> Tensor:
