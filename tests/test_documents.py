@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from raydix.runtime.cli.main import app
+from raydix.runtime.model.families.refused import NOT_COMPUTED
 from raydix.runtime.model.families.table import Family
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,13 +41,14 @@ def test_readme_names_every_verb_of_the_command_line() -> None:
     assert verbs - named == set()
 
 
-def test_readme_names_every_family_of_models() -> None:
-    limits = (ROOT / "README.md").read_text().partition("- Models:")[2].partition("\n")[0]
-    named = limits.lower().replace("-", "_")
+def test_models_are_named_with_what_those_that_are_refused_need() -> None:
+    text = (ROOT / "docs" / "models.md").read_text()
 
     assert [
-        family.value.model_type for family in Family if family.value.model_type not in named
+        each.value.model_type for each in Family if f"`{each.value.model_type}`" not in text
     ] == []
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", text, flags=re.M))
+    assert {name: rows.get(name) for name in NOT_COMPUTED} == NOT_COMPUTED
 
 
 @pytest.mark.parametrize(
