@@ -6,7 +6,6 @@ Legend: T tokens of the step, C hidden, L layers, I dims that each layer is told
 import torch
 from torch import Tensor, nn
 
-from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.weights.weight import empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
@@ -18,7 +17,7 @@ from raydix.runtime.model.spec.spec import LayerInputSpec, ModelSpec
 
 
 class LayerInputs(nn.Module):
-    """Makes the inputs of all layers: the mean of a token's own and of what its embedding says."""
+    """Makes the inputs of all layers: of a token's own ones and of what its embedding says."""
 
     def __init__(
         self,
@@ -32,6 +31,7 @@ class LayerInputs(nn.Module):
     ) -> None:
         super().__init__()
         self._ops = ops
+        self._num_layers = model.num_layers
         self._size = spec.size
         self._hidden_scale = model.hidden_size**-0.5
         whole_size = model.num_layers * spec.size
@@ -49,9 +49,9 @@ class LayerInputs(nn.Module):
         projected_TX = self._ops.linear(embedded_TC, self.projection) * self._hidden_scale
         normed_NI = self.norm(projected_TX.view(-1, self._size))
         own_NI = self.table(token_ids_T).view(-1, self._size)
-        # A sum of two, as large as either.
-        mixed_NI = (normed_NI + own_NI) * 2.0**-0.5
-        return mixed_NI.view(len(token_ids_T), -1, self._size)
+        # The sum is made as large as either.
+        both_NI = (normed_NI + own_NI) * 2.0**-0.5
+        return both_NI.view(-1, self._num_layers, self._size)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -78,7 +78,7 @@ class InputGate(nn.Module):
         super().__init__()
         self._ops = ops
         self._layer = layer
-        self._glu: GluForm = spec.glu
+        self._glu = spec.glu
         self.gate = empty_weight(spec.size, hidden_size, bias=False, device=device, dtype=dtype)
         self.output = empty_weight(hidden_size, spec.size, bias=False, device=device, dtype=dtype)
         self.norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
