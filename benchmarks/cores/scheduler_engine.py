@@ -178,6 +178,11 @@ class Engine:
         """Drop what L1 holds."""
         self._to_core(events.FlushL1())
 
+    def num_cached_pages(self, group: int) -> int:
+        """Pages of a KV group that L1 and L2 hold, those of both counted twice."""
+        in_l1 = self._core.stats()[f"l1_cached_pages_{group}"]
+        return int(in_l1) + int(self.host_stats()[f"pages_ready_{group}"])
+
     def host_stats(self) -> dict[str, int | str]:
         """Figures of L2."""
         return self._host.stats()
