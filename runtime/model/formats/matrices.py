@@ -27,13 +27,17 @@ def spread_blocks(
 
     block: outputs and inputs of a block, None for all of them. The last ones may be short.
     """
-    (num_rows, rows_of), (num_columns, columns_of) = (
-        (1, torch.zeros(size, dtype=torch.long, device=values.device))
-        if length is None
-        else (-(-size // length), torch.arange(size, device=values.device) // length)
-        for size, length in zip(shape, block, strict=True)
+    outputs, inputs = shape
+    rows, columns = (
+        size if length is None else length for size, length in zip(shape, block, strict=True)
     )
-    return values.float().reshape(num_rows, num_columns)[rows_of][:, columns_of]
+    grid = values.float().reshape(-(-outputs // rows), -(-inputs // columns))
+    return _repeat(_repeat(grid, columns, inputs, dim=1), rows, outputs, dim=0)
+
+
+def _repeat(values: Tensor, times: int, length: int, dim: int) -> Tensor:
+    """Each value so many times, `length` of all."""
+    return values.repeat_interleave(times, dim).narrow(dim, 0, length)
 
 
 def unpack_four_bit_floats(bytes_: Tensor) -> Tensor:
@@ -60,27 +64,28 @@ def unpack_integers(words: Tensor, bits: int) -> Tensor:
 
 
 def scale_groups(
-    numbers_NK: Tensor, zero_points_NG: Tensor | int, scales_NG: Tensor, groups_K: Tensor
+    numbers_NK: Tensor, zero_points_NG: Tensor | int, scales_NG: Tensor, groups: Tensor | int | None
 ) -> Tensor:
-    """(number - zero point) * scale, float32, of the group of each input."""
-    if isinstance(zero_points_NG, Tensor):
-        zero_points_NG = zero_points_NG[:, groups_K]
-    return (numbers_NK - zero_points_NG).float() * scales_NG.float()[:, groups_K]
+    """(number - zero point) * scale, float32, of the group of each input.
 
-
-def groups_of_inputs(numbers_NK: Tensor, size: int | None, stored_K: Tensor | None) -> Tensor:
-    """The group of each input: of `size` inputs that follow each other, or as it is stored.
-
-    size: None for one group of all.
+    groups: the group of each input, [K]; or how many inputs that follow each other are one; or None
+    if all are. Raises ValueError if an input is of a group that is none, as far as can be told.
     """
-    if stored_K is not None:
-        return stored_K.long()
     num_inputs = numbers_NK.shape[1]
-    return torch.arange(num_inputs, device=numbers_NK.device) // (size or max(num_inputs, 1))
+    if isinstance(groups, Tensor):
+        _require_groups(groups, scales_NG.shape[1])
+
+    def spread(values_NG: Tensor) -> Tensor:
+        if isinstance(groups, Tensor):
+            return values_NG[:, groups.long()]
+        return _repeat(values_NG, groups or num_inputs, num_inputs, dim=1)
+
+    if isinstance(zero_points_NG, Tensor):
+        zero_points_NG = spread(zero_points_NG)
+    return (numbers_NK - zero_points_NG).float().mul_(spread(scales_NG.float()))
 
 
-def require_groups(groups_K: Tensor, num_groups: int) -> None:
-    """Raise ValueError if an input is of a group that is none. Only the host can tell."""
+def _require_groups(groups_K: Tensor, num_groups: int) -> None:
     if groups_K.is_meta or not groups_K.numel():
         return
     lowest, highest = int(groups_K.min()), int(groups_K.max())

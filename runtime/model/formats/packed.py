@@ -56,12 +56,7 @@ class PackedLayout:
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix, whose shape is stored, too."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import (
-            groups_of_inputs,
-            require_groups,
-            scale_groups,
-            unpack_integers,
-        )
+        from raydix.runtime.model.formats.matrices import scale_groups, unpack_integers
 
         numbers_NK = unpack_integers(parts[_PACKED], self.bits)
         outputs, inputs = numbers_NK.shape
@@ -71,11 +66,8 @@ class PackedLayout:
                 f"has shape {shape.tolist()} by {_SHAPE[1:]}, and {[outputs, inputs]} as it is "
                 "packed; expected full words of the same shape"
             )
-        scales_NG = parts[_SCALE]
-        groups_K = groups_of_inputs(numbers_NK, self.group, parts.get(_GROUPS))
-        require_groups(groups_K, scales_NG.shape[1])
-
         zero_points: Tensor | int = 1 << (self.bits - 1)
         if not self.is_symmetric:
             zero_points = unpack_integers(parts[_ZERO_POINT].T, self.bits)[:, :outputs].T
-        yield ".weight", scale_groups(numbers_NK, zero_points, scales_NG, groups_K)
+        groups = parts.get(_GROUPS, self.group)
+        yield ".weight", scale_groups(numbers_NK, zero_points, parts[_SCALE], groups)

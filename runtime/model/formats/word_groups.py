@@ -63,17 +63,10 @@ class GptqLayout:
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix, [outputs, inputs]: (number - zero point) * scale."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import (
-            groups_of_inputs,
-            require_groups,
-            scale_groups,
-            unpack_integers,
-        )
+        from raydix.runtime.model.formats.matrices import scale_groups, unpack_integers
 
         numbers_NK = unpack_integers(parts[_NUMBERS].T, self.bits)
         scales_GN = parts[_SCALES]
-        groups_K = groups_of_inputs(numbers_NK, self.group, parts.get(_GROUPS))
-        require_groups(groups_K, len(scales_GN))
 
         words = parts[_ZEROS]
         if self.is_less_one and not self.is_symmetric:
@@ -84,7 +77,8 @@ class GptqLayout:
         if self.is_symmetric:
             zero_points = 1 << (self.bits - 1)
             _require_middle(zeros_GN, zero_points)
-        yield ".weight", scale_groups(numbers_NK, zero_points, scales_GN.T, groups_K)
+        groups = parts.get(_GROUPS, self.group)
+        yield ".weight", scale_groups(numbers_NK, zero_points, scales_GN.T, groups)
 
 
 def _require_middle(zeros_GN: "Tensor", middle: int) -> None:
@@ -127,11 +121,7 @@ class AwqLayout:
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix, [outputs, inputs]: (number - zero point) * scale."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import (
-            groups_of_inputs,
-            scale_groups,
-            unpack_integers,
-        )
+        from raydix.runtime.model.formats.matrices import scale_groups, unpack_integers
 
         numbers_NK, zeros_NG = (
             unpack_integers(parts[part], _AWQ_BITS)
@@ -140,5 +130,4 @@ class AwqLayout:
             .T
             for part in (_NUMBERS, _ZEROS)
         )
-        groups_K = groups_of_inputs(numbers_NK, self.group, None)
-        yield ".weight", scale_groups(numbers_NK, zeros_NG, parts[_SCALES].T, groups_K)
+        yield ".weight", scale_groups(numbers_NK, zeros_NG, parts[_SCALES].T, self.group)
