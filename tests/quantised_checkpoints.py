@@ -126,6 +126,10 @@ SCHEMES: Mapping[str, Scheme] = {
         fp8_per_tensor,
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
     ),
+    "fp8 of autofp8": Scheme(
+        lambda weight: fp8_per_tensor(weight, ".weight_scale", ".input_scale"),
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    ),
     "float8 per tensor": _make_compressed(
         lambda weight: fp8_per_tensor(weight, ".weight_scale", ".input_scale"),
         "float-quantized",

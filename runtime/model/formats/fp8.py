@@ -10,12 +10,16 @@ from raydix.runtime.model.formats.layout import UNUSED_SCALES
 from raydix.runtime.model.formats.module_names import is_part_of_name, read_names
 from raydix.runtime.model.formats.scaled import PER_TENSOR, Block, ScaledLayout
 
+_BLOCK_SIZE = "weight_block_size"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fp8Modules:
     """`ModuleLayouts`: all modules alike, but for those that stay floats."""
 
     block: Block
+    scale: str
+    """The part with the scales."""
     kept: tuple[str, ...]
     """Names, or parts of names between points, of modules that stay floats."""
     named: frozenset[str] = frozenset()
@@ -29,22 +33,25 @@ class _Fp8Modules:
         return f"a scale per block of {self.block[0]} x {self.block[1]}"
 
     def layout(self, module: str) -> ScaledLayout | None:
-        """The scales are called inverse, but multiply."""
+        """Scales that are called inverse multiply, too."""
         if any(is_part_of_name(each, module) for each in self.kept):
             return None
         return ScaledLayout(
             dtype="F8_E4M3",
             block=self.block,
-            scale=".weight_scale_inv",
+            scale=self.scale,
         )
 
 
 def _read(config: Mapping[str, Any]) -> _Fp8Modules:
     if config.get("fmt", "e4m3") != "e4m3":
         raise CheckpointError(f"quantization_config.fmt is {config['fmt']!r}; supported: 'e4m3'.")
+    # AutoFP8, which came before, knows no blocks, and other names.
+    is_first = _BLOCK_SIZE not in config
     return _Fp8Modules(
-        block=_read_block(config.get("weight_block_size")),
-        kept=read_names(config, "modules_to_not_convert"),
+        block=_read_block(config.get(_BLOCK_SIZE)),
+        scale=".weight_scale" if is_first else ".weight_scale_inv",
+        kept=(*read_names(config, "modules_to_not_convert"), *read_names(config, "ignored_layers")),
     )
 
 

@@ -10,12 +10,15 @@ from raydix.runtime.model.formats.definition import WeightFormat
 from raydix.runtime.model.formats.four_bit import NVFP4_BLOCK, Nvfp4Layout
 from raydix.runtime.model.formats.layout import UNUSED_SCALES, Layout
 from raydix.runtime.model.formats.module_names import read_names
-from raydix.runtime.model.formats.scaled import PER_TENSOR, ScaledLayout
+from raydix.runtime.model.formats.scaled import PER_OUTPUT, PER_TENSOR, ScaledLayout
 
 _MIXED = "MIXED_PRECISION"
+_NVFP4 = Nvfp4Layout(numbers=".weight", whole_scale=".weight_scale_2", is_divisor=False)
 _LAYOUTS: Mapping[str, Layout] = {
     "FP8": ScaledLayout(dtype="F8_E4M3", block=PER_TENSOR),
-    "NVFP4": Nvfp4Layout(numbers=".weight", whole_scale=".weight_scale_2", is_divisor=False),
+    "FP8_PER_CHANNEL_PER_TOKEN": ScaledLayout(dtype="F8_E4M3", block=PER_OUTPUT),
+    "NVFP4": _NVFP4,
+    "W4A16_NVFP4": _NVFP4,
 }
 """The layouts by what `quant_algo` calls them."""
 _REMEDY = "Fetch its files again, or a checkpoint in another format."
@@ -74,7 +77,8 @@ def _read(config: Mapping[str, Any]) -> _ModelOptModules:
 def _read_algorithm(told: object) -> str:
     algorithm = told.get("quant_algo") if isinstance(told, Mapping) else told
     group = told.get("group_size") if isinstance(told, Mapping) else None
-    if algorithm not in _LAYOUTS or (algorithm == "NVFP4" and group not in (None, NVFP4_BLOCK)):
+    layout = _LAYOUTS.get(str(algorithm))
+    if layout is None or (layout == _NVFP4 and group not in (None, NVFP4_BLOCK)):
         raise CheckpointError(
             f"The checkpoint is quantised by quant_algo {algorithm!r}, group_size {group!r}; "
             f"supported are {', '.join(_LAYOUTS)}, and {_MIXED} of these. {_REMEDY}"
@@ -84,6 +88,6 @@ def _read_algorithm(told: object) -> str:
 
 MODELOPT = WeightFormat(
     quant_method="modelopt",
-    summary="float8 (e4m3) with a scale per matrix; NVFP4; both in one",
+    summary="float8 (e4m3) with a scale per matrix or output; NVFP4; both in one",
     read=_read,
 )

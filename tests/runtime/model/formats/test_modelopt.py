@@ -15,7 +15,7 @@ from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.formats.four_bit import Nvfp4Layout
 from raydix.runtime.model.formats.modelopt import MODELOPT
-from raydix.runtime.model.formats.scaled import PER_TENSOR, ScaledLayout
+from raydix.runtime.model.formats.scaled import PER_OUTPUT, PER_TENSOR, ScaledLayout
 from tests.quantised_checkpoints import make_quantised
 
 FP8 = ScaledLayout(dtype="F8_E4M3", block=PER_TENSOR)
@@ -25,6 +25,8 @@ MIXED = {
     "quantized_layers": {
         "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
         "model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16},
+        "model.layers.0.mlp.shared_expert": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "lm_head": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
     },
 }
 
@@ -34,6 +36,8 @@ MIXED = {
     [
         ("model.layers.0.self_attn.q_proj", FP8),
         ("model.layers.0.mlp.experts.11.up_proj", NVFP4),
+        ("model.layers.0.mlp.shared_expert.up_proj", NVFP4),
+        ("lm_head", ScaledLayout(dtype="F8_E4M3", block=PER_OUTPUT)),
         ("model.layers.0.mlp.experts_gate", None),
         ("model.layers.0.self_attn.q_proj_more", None),
     ],
@@ -62,7 +66,7 @@ def test_excluded_modules_are_named_as_shells_name_files() -> None:
     ],
 )
 def test_other_algorithms_are_refused_by_name(told: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=r"by quant_algo .*supported are FP8, NVFP4, and MIX"):
+    with pytest.raises(CheckpointError, match=r"by quant_algo .*supported are FP8, .*and MIX"):
         MODELOPT.read(told)
 
 
