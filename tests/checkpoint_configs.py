@@ -9,6 +9,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
@@ -33,6 +34,7 @@ from transformers import (
 from raydix.runtime.model.families.table import Family
 from tests.family_configs import (
     gemma3_with_tower,
+    gemma4_unified,
     gemma4_with_tower,
     kimi_k25,
     mistral3,
@@ -61,6 +63,8 @@ CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.GEMMA3_WITH_VISION: gemma3_with_tower,
     Family.GEMMA4: Gemma4TextConfig,
     Family.GEMMA4_WITH_TOWERS: gemma4_with_tower,
+    Family.GEMMA4_UNIFIED_TEXT: Gemma4UnifiedTextConfig,
+    Family.GEMMA4_UNIFIED: gemma4_unified,
     Family.GPT_OSS: GptOssConfig,
     Family.GLM4_MOE: Glm4MoeConfig,
     Family.MINIMAX_M2: MiniMaxM2Config,
@@ -130,6 +134,9 @@ _GEMMA4 = {
             "partial_rotary_factor": 0.25,
         },
     },
+}
+_GEMMA4_UNIFIED = {
+    name: value for name, value in _GEMMA4.items() if name != "hidden_size_per_layer_input"
 }
 _QWEN3_5 = {
     "head_dim": 16,
@@ -255,6 +262,19 @@ PER_FAMILY: dict[Family, dict[str, Any]] = {
             "full_attention",
         ],
     },
+    Family.GEMMA4_UNIFIED_TEXT: {
+        **_GEMMA4_UNIFIED,
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 2,
+        "layer_types": [
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+    },
+    Family.GEMMA4_UNIFIED: _GEMMA4_UNIFIED,
     Family.GPT_OSS: {
         "head_dim": 12,
         "num_local_experts": 5,

@@ -9,6 +9,8 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4Config,
     Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedTextConfig,
     Kimi_K25Config,
     Ministral3Config,
     Mistral3Config,
@@ -43,6 +45,20 @@ def gemma4_with_tower(**fields: Any) -> PreTrainedConfig:
         # It puts this token where an image was, and does so even if there was none.
         text_config=Gemma4TextConfig(**{**fields, "pad_token_id": 0}).to_dict(),
         vision_config={"model_type": "gemma4_vision", **vision, **sizes},
+        initializer_range=fields["initializer_range"],
+        tie_word_embeddings=fields["tie_word_embeddings"],
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def gemma4_unified(**fields: Any) -> PreTrainedConfig:
+    """A Gemma 4 that embeds images itself, whose language model has these fields."""
+    return Gemma4UnifiedConfig(
+        # It puts this token where an image was, and does so even if there was none.
+        text_config=Gemma4UnifiedTextConfig(**{**fields, "pad_token_id": 0}).to_dict(),
+        vision_config={"model_type": "gemma4_unified_vision", "mm_embed_dim": 16, "patch_size": 2},
         initializer_range=fields["initializer_range"],
         tie_word_embeddings=fields["tie_word_embeddings"],
         eos_token_id=None,

@@ -32,6 +32,8 @@ _OVERRIDES = {
     Family.GEMMA4: _UNTIED,
     # Of its five layers the last three have no keys and values of their own.
     Family.GEMMA4_WITH_TOWERS: {**_UNTIED, "num_hidden_layers": 5},
+    Family.GEMMA4_UNIFIED_TEXT: {**_UNTIED, "num_hidden_layers": 5},
+    Family.GEMMA4_UNIFIED: _UNTIED,
 }
 
 

@@ -12,6 +12,7 @@ _PARTS = {
     "vision_model.": "images",
     "visual.": "images",
     "embed_vision.": "images",
+    "vision_embedder.": "images",
     "multi_modal_projector.": "images",
     "mm_projector.": "images",
     "audio_tower.": "sounds",

@@ -102,7 +102,7 @@ def _read_mlp(config: Any, norm: NormSpec, *, has_source: bool) -> DenseMlpSpec 
     dense = DenseMlpSpec(
         intermediate_size=config.intermediate_size * (2 if is_double else 1), bias=False, glu=glu
     )
-    if not config.enable_moe_block:
+    if not getattr(config, "enable_moe_block", False):
         return dense
 
     for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
@@ -121,7 +121,8 @@ def _read_mlp(config: Any, norm: NormSpec, *, has_source: bool) -> DenseMlpSpec 
 
 
 def _read_layer_inputs(config: Any, norm: NormSpec) -> LayerInputSpec | None:
-    if not config.hidden_size_per_layer_input:
+    size = getattr(config, "hidden_size_per_layer_input", None)
+    if not size:
         return None
     vocab_size = config.vocab_size_per_layer_input
     if vocab_size < config.vocab_size:
@@ -130,7 +131,7 @@ def _read_layer_inputs(config: Any, norm: NormSpec) -> LayerInputSpec | None:
             f"{config.vocab_size}. {REMEDY}"
         )
     return LayerInputSpec(
-        size=config.hidden_size_per_layer_input,
+        size=size,
         vocab_size=vocab_size,
         norm=norm,
         glu=read_glu(config.hidden_activation),
@@ -189,3 +190,12 @@ GEMMA4_WITH_TOWERS = replace(
     text_section="text_config",
 )
 """Its language model alone: what only images and sounds need is left in the checkpoint."""
+GEMMA4_UNIFIED_TEXT = replace(
+    GEMMA4, model_type="gemma4_unified_text", architecture="Gemma4UnifiedForCausalLM"
+)
+"""It has neither experts nor inputs of layers, and its config knows nothing of them."""
+GEMMA4_UNIFIED = replace(
+    GEMMA4_WITH_TOWERS,
+    model_type="gemma4_unified",
+    architecture="Gemma4UnifiedForConditionalGeneration",
+)

@@ -4,7 +4,12 @@ from enum import Enum
 
 from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, KIMI_K25
 from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
-from raydix.runtime.model.families.gemma4 import GEMMA4, GEMMA4_WITH_TOWERS
+from raydix.runtime.model.families.gemma4 import (
+    GEMMA4,
+    GEMMA4_UNIFIED,
+    GEMMA4_UNIFIED_TEXT,
+    GEMMA4_WITH_TOWERS,
+)
 from raydix.runtime.model.families.glm4_moe import GLM4_MOE
 from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
@@ -49,6 +54,8 @@ class Family(Enum):
     GEMMA3_WITH_VISION = GEMMA3_WITH_VISION
     GEMMA4 = GEMMA4
     GEMMA4_WITH_TOWERS = GEMMA4_WITH_TOWERS
+    GEMMA4_UNIFIED_TEXT = GEMMA4_UNIFIED_TEXT
+    GEMMA4_UNIFIED = GEMMA4_UNIFIED
     GPT_OSS = GPT_OSS
     GLM4_MOE = GLM4_MOE
     MINIMAX_M2 = MINIMAX_M2

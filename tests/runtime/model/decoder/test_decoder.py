@@ -165,6 +165,12 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
+    (
+        "gemma4_unified_keys_and_values_shared",
+        Family.GEMMA4_UNIFIED_TEXT,
+        {"tie_word_embeddings": False},
+    ),
+    ("gemma4_unified", Family.GEMMA4_UNIFIED, {}),
     ("gpt_oss_in_shards", Family.GPT_OSS, {}),
     (
         "gpt_oss_unbiased_attention",
