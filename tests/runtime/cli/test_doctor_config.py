@@ -1,6 +1,7 @@
 """`raydix doctor CONFIG`: what this machine lacks for it."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from raydix.runtime.cli.findings import Finding
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
+from tests.quantised_checkpoints import make_quantised
 
 CUDA = {"model": {"device": "cuda"}, "cache": {"l2": {"bytes_per_node": "1GiB"}}}
 S3 = {"cache": {"l3": {"backend": "s3", "bucket": "pages"}}}
@@ -45,6 +47,24 @@ def test_a_configuration_that_fits_says_what_it_takes(
     [finding] = examine_config(load_config(model), 0, ())
     assert finding.is_ok
     assert "of weights" in finding.detail
+
+
+def test_of_a_quantised_model_format_and_way_are_told_and_what_is_wrong_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy = Machine(device_bytes=None, node_bytes=1 << 40, num_cpus=64)
+    monkeypatch.setattr(doctor_config, "machine_at_hand", lambda _: roomy)
+    folder, _ = make_quantised(tmp_path, Family.QWEN3, "awq")
+    [finding] = examine_config(load_config(str(folder)), 0, ())
+    assert finding.is_ok
+    assert "stored as awq, 4 bits in groups of 16 inputs (way: restore)" in finding.detail
+
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 32
+    (folder / "config.json").write_text(json.dumps(config))
+    [finding] = examine_config(load_config(str(folder)), 0, ())
+    assert not finding.is_ok
+    assert re.search(r"_proj\.\w+ in .* has shape .*; expected", finding.detail)
 
 
 def test_weights_that_are_missing_are_told(model: str, tmp_path: Path) -> None:
