@@ -34,10 +34,12 @@ class _AwqModules:
 
 
 def _read(config: Mapping[str, Any]) -> _AwqModules:
-    expected = {"bits": 4, "version": "gemm", "zero_point": True}
+    expected = {"bits": 4, "version": "gemm", "checkpoint_format": "gemm", "zero_point": True}
     told = {
         "bits": config.get("bits", config.get("w_bit")),
         "version": str(config.get("version", "gemm")).lower(),
+        # As GPTQModel calls it, which writes this layout, too.
+        "checkpoint_format": str(config.get("checkpoint_format", "gemm")).lower(),
         "zero_point": config.get("zero_point", True),
     }
     if told != expected:

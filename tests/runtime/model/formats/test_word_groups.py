@@ -69,7 +69,10 @@ def test_what_gptq_does_not_have_is_refused_by_name(changes: dict[str, Any], mes
         GPTQ.read({**CONFIG, **changes})
 
 
-@pytest.mark.parametrize("changes", [{"bits": 8}, {"version": "gemv"}, {"zero_point": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"bits": 8}, {"version": "gemv"}, {"checkpoint_format": "gemv_fast"}, {"zero_point": False}],
+)
 def test_what_awq_does_not_have_is_refused_by_name(changes: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=r"of AWQ has .*; supported is"):
         AWQ.read({"bits": 4, "group_size": 128, "version": "gemm", "zero_point": True, **changes})
