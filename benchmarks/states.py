@@ -1,6 +1,6 @@
 """How many hits a model with states finds, and with how few states: agents, on a virtual clock.
 
-    python -m benchmarks.states                        # the whole trace, in about two minutes
+    python -m benchmarks.states                        # the whole trace, in half a minute
     python -m benchmarks.states --sessions 10 --l1-states 64
 
 Sessions of coding agents are played against the real cores with the layout of Qwen3.6-35B-A3B: a

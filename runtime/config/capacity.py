@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from raydix.errors import ConfigError
 from raydix.kernels.pages.page_codec import Codec
+from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.experts import ExpertsSection
-from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.l3 import BoundedL3Section
 from raydix.runtime.config.values import Section
@@ -124,7 +125,18 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def _host_page_bytes(layout: KvLayout) -> int:
-    return sum(layout.host_page_bytes(group) for group in range(len(layout.groups)))
+    """Bytes of a page of all groups; of states, of which few pages have one, that share of one."""
+    groups = range(len(layout.groups))
+    state_bytes = sum(layout.host_page_bytes(each) for each in groups if _is_state(layout, each))
+    other_bytes = sum(
+        layout.host_page_bytes(each) for each in groups if not _is_state(layout, each)
+    )
+    distance = checkpoint_distance(layout)
+    return other_bytes + (0 if distance is None else -(-state_bytes // distance))
+
+
+def _is_state(layout: KvLayout, group: int) -> bool:
+    return layout.groups[group].kind is GroupKind.STATE
 
 
 def _tier(num_pages: int, page_size: int, num_bytes: int) -> str:

@@ -67,6 +67,18 @@ def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None
     assert "backend fake" in summary
 
 
+def test_states_count_as_much_as_few_pages_have_them(tmp_path: Path) -> None:
+    config = load_config(tmp_path, {"cache": {"l2": {"bytes_per_node": "1MiB"}}})
+    # As heavy as the keys and values of four pages: every fourth page has a state.
+    state = KvGroup(kind=GroupKind.STATE, layers=(2,), num_kv_heads=2, head_dim=4 * 1024)
+
+    summary = effective_summary(config, replace(LAYOUT, groups=(*LAYOUT.groups, state)), (100, 7))
+
+    assert "100 pages = 1,600 tokens" in summary
+    assert "7 states of 32KiB" in summary
+    assert f"{2**20 // (8192 + 64 + (4 * 8192 + 64) // 4)} pages" in summary
+
+
 def test_the_summary_says_what_rounds_pages(tmp_path: Path) -> None:
     config = load_config(tmp_path, {"cache": {"l2": {"bytes_per_node": "1MiB"}, "codec": "int8"}})
 
