@@ -1,11 +1,13 @@
-"""Plain PyTorch twin of a product with float8 in blocks: what kernels of the native way compute.
+"""Plain PyTorch twins of products with float8 in blocks: what kernels of the native way compute.
 
-Legend: T tokens of the step, C inputs, O outputs, D blocks of inputs.
+Legend: T tokens of the step, C inputs, O outputs, D blocks of inputs; K experts per token.
 """
 
 import torch
 from torch import Tensor
 
+from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.reference.activation import glu
 from raydix.kernels.weights.scaled_weight import ScaledWeight
 
 _DTYPE = torch.float8_e4m3fn
@@ -53,3 +55,28 @@ def scaled_linear(x_TC: Tensor, weight: ScaledWeight) -> Tensor:
     if bias_O is not None:
         out_TO += bias_O.float()
     return out_TO.to(x_TC.dtype)
+
+
+def scaled_experts(
+    x_TC: Tensor,
+    gate_up: ScaledWeight,
+    down: ScaledWeight,
+    weights_TK: Tensor,
+    expert_ids_TK: Tensor,
+    *,
+    form: GluForm,
+) -> Tensor:
+    """Weighted sum of the chosen experts' outputs, [T, C]; an id of -1 chooses none.
+
+    gate_up has gate rows, then up rows, in each slot. What an expert's hidden layer says is rounded
+    as its inputs are. The host waits for the device.
+    """
+    by_choice_TKC = x_TC.new_zeros(*expert_ids_TK.shape, x_TC.shape[1])
+    for slot in range(len(gate_up.numbers.matrix_OC)):
+        tokens_X, choices_X = (expert_ids_TK == slot).nonzero(as_tuple=True)
+        if len(tokens_X):
+            hidden_XI = glu(scaled_linear(x_TC[tokens_X], gate_up.slot(slot)), form)
+            weights_X1 = weights_TK[tokens_X, choices_X, None].to(x_TC.dtype)
+            out_XC = scaled_linear(hidden_XI, down.slot(slot))
+            by_choice_TKC[tokens_X, choices_X] = out_XC * weights_X1
+    return by_choice_TKC.sum(1)

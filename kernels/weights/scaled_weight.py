@@ -37,6 +37,13 @@ class ScaledWeight(nn.Module):
         """All that it consists of."""
         return (*self.numbers.tensors(), self.scales_BD)
 
+    def slot(self, index: int) -> "ScaledWeight":
+        """A view of the matrix in one slot of a bank."""
+        bias_SO = self.numbers.bias_O
+        bias_O = None if bias_SO is None else bias_SO[index]
+        numbers = Weight(self.numbers.matrix_OC[index], bias_O)
+        return ScaledWeight(numbers, self.scales_BD[index], self.block)
+
     def split(self, sizes: Sequence[int]) -> list["ScaledWeight"]:
         """Views of so many outputs each: matrices that one product takes and a checkpoint not."""
         rows, _ = self.block

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydix.kernels.reference.scaled_linear import quantise_inputs, scaled_linear
+from raydix.kernels.dense.glu_form import SiluGlu
+from raydix.kernels.reference.activation import glu
+from raydix.kernels.reference.experts import fused_experts
+from raydix.kernels.reference.scaled_linear import (
+    quantise_inputs,
+    scaled_experts,
+    scaled_linear,
+)
 from raydix.kernels.weights.scaled_weight import ScaledWeight
 from raydix.kernels.weights.weight import Weight
 
@@ -100,3 +107,35 @@ def test_a_token_is_the_same_whatever_is_beside_it() -> None:
     weight, x = random_weight(64, 256), torch.randn(4, 256)
     louder = torch.cat([x[:1], 1000 * x[1:]])
     torch.testing.assert_close(scaled_linear(louder, weight)[0], scaled_linear(x, weight)[0])
+
+
+def random_bank(slots: int, outputs: int, inputs: int) -> ScaledWeight:
+    each = [random_weight(outputs, inputs) for _ in range(slots)]
+    numbers = torch.stack([weight.numbers.matrix_OC for weight in each])
+    scales = torch.stack([weight.scales_BD / 16 for weight in each])
+    return ScaledWeight(Weight(numbers, None), scales, BLOCK)
+
+
+def test_an_expert_rounds_its_inputs_and_its_hidden_layer() -> None:
+    torch.manual_seed(0)
+    gate_up, down, x = random_bank(3, 512, 128), random_bank(3, 128, 256), torch.randn(2, 128)
+    ids, weights = torch.tensor([[2], [-1]]), torch.tensor([[0.5], [0.5]])
+
+    out = scaled_experts(x, gate_up, down, weights, ids, form=SiluGlu())
+
+    hidden = glu(scaled_linear(x[:1], gate_up.slot(2)), SiluGlu())
+    torch.testing.assert_close(out[:1], 0.5 * scaled_linear(hidden, down.slot(2)))
+    assert not out[1].any()
+
+
+def test_experts_are_near_those_of_the_restored_matrices() -> None:
+    torch.manual_seed(0)
+    gate_up, down, x = random_bank(4, 512, 128), random_bank(4, 128, 256), torch.randn(9, 128)
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(9)])
+    weights = torch.rand(9, 2)
+
+    out = scaled_experts(x, gate_up, down, weights, ids, form=SiluGlu())
+
+    floats = [torch.stack([restored(bank.slot(s)) for s in range(4)]) for bank in (gate_up, down)]
+    expected = fused_experts(x, *floats, weights, ids, form=SiluGlu(), biases=None)
+    assert 0.005 < float((out - expected).norm() / expected.norm()) < 0.08

@@ -106,10 +106,8 @@ def test_a_slot_of_a_bank_is_a_matrix_with_its_scales() -> None:
     parts = bank.row_parts(RankShare(1, 2), 16)
     fill({name: part.slot(2) for name, part in parts.items()}, wholes)
 
-    numbers, scales = bank.tensors()
-    slot = ScaledWeight(Weight(numbers[2], None), scales[2], BLOCK)
-    assert torch.equal(scaled_linear(x, slot), scaled_linear(x, whole(wholes))[:, 8:])
-    assert not numbers[:2].float().any()
+    assert torch.equal(scaled_linear(x, bank.slot(2)), scaled_linear(x, whole(wholes))[:, 8:])
+    assert not bank.numbers.matrix_OC[:2].float().any()
 
 
 def test_all_bytes_of_a_weight_are_in_its_parts() -> None:
