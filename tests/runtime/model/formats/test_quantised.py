@@ -1,5 +1,6 @@
 """Every quantised format restores what its formula says, bit for bit, for every family."""
 
+import dataclasses
 import itertools
 import json
 import pickle
@@ -172,6 +173,30 @@ def test_tensors_that_are_not_what_the_config_tells_are_refused_by_name(
     edit_config(folder, **config)
 
     assert_refused(folder, message)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_tensor_of_a_quantised_module_may_be_missing_or_too_many(
+    scheme: str, tmp_path: Path
+) -> None:
+    folder, _ = make_quantised(tmp_path, Family.LLAMA, scheme)
+    listed, quantisation = list_weights(folder), read_checkpoint_config(folder).quantisation
+    parts = [each for each in listed if each.name.startswith(f"{MATRIX}.")]
+    unused = quantisation.plan(listed).unused
+    # Without it groups are those of inputs side by side, as the config says.
+    may_lack = {f"{MATRIX}.g_idx"} if scheme != "gptq in any order" else set()
+
+    for part in parts:
+        without = [each for each in listed if each is not part]
+        if part.name in unused | may_lack:
+            quantisation.plan(without)
+        else:
+            with pytest.raises(CheckpointError, match=re.escape(MATRIX)):
+                quantisation.plan(without)
+
+        unknown = dataclasses.replace(part, name=f"{MATRIX}.weight_scale_3")
+        with pytest.raises(CheckpointError, match=rf"Nothing needs tensor {unknown.name}"):
+            quantisation.plan([*listed, unknown])
 
 
 def test_scales_beside_floats_are_refused(tmp_path: Path) -> None:
