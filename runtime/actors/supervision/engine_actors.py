@@ -150,9 +150,13 @@ class EngineActors:
         return await self._tell(self.host, method, *arguments)
 
     def close(self) -> None:
-        """Give back what is kept for the actors, all of which have ended."""
-        if self._expert_memory is not None:
-            self._expert_memory.close()
+        """Give back what is kept for the actors, all of which have ended. The second time nothing.
+
+        A start that fails stops the engine, and so does whoever asked for the start.
+        """
+        memory, self._expert_memory = self._expert_memory, None
+        if memory is not None:
+            memory.close()
 
     async def _tell(self, keeper: Keeper, method: str, *arguments: Any) -> Any:
         """Call an actor, whichever incarnation answers."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 import threading
 import weakref
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raydix.errors import AccountingError, EngineDead
+from raydix.errors import AccountingError, CheckpointError, EngineDead
 from raydix.runtime import garbage
 from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
 from raydix.runtime.actors.gpu_model import BuildModel, GpuModel, LoadedGpuModel, RankPlace
@@ -257,4 +258,19 @@ async def test_wrong_model_is_refused_at_start() -> None:
 
     with pytest.raises(AccountingError, match="no device"):
         async with in_process_engine(CONFIG, fail):
+            pass
+
+
+async def test_a_model_that_ranks_with_shared_experts_cannot_load_is_refused_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    make_checkpoint(tmp_path, Family.QWEN3_MOE, seed=0, num_hidden_layers=2)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "relu"}))
+    config = load_config(
+        {"model": {"path": str(tmp_path)}, "parallel": {"dp": 2, "ep": 2}, "cache": {"l2": None}}
+    )
+
+    with pytest.raises(CheckpointError, match="The activation is 'relu'"):
+        async with in_process_engine(config):
             pass
