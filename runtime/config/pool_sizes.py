@@ -8,7 +8,7 @@ import bisect
 from collections.abc import Sequence
 
 from raydix.errors import ConfigError
-from raydix.runtime.config.checkpoint_distance import most_states
+from raydix.runtime.config.checkpoint_distance import checkpoint_distance, most_states
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 
@@ -49,12 +49,27 @@ def max_context_pages(
 
     Where all layers have windows, that is any context whose prompt is computed in chunks.
     """
-    bounded = [
-        pages
-        for pages, reach in zip(num_pages, layout.reaches, strict=True)
+    bounds = [
+        _max_step_pages(layout, group, pages)
+        for group, (pages, reach) in enumerate(zip(num_pages, layout.reaches, strict=True))
         if reach is None or not is_chunked
     ]
-    return min(bounded, default=None)
+    return min(bounds, default=None)
+
+
+def _max_step_pages(layout: KvLayout, group: int, num_pages: int) -> int:
+    """The most pages of a chain that one step may compute with a pool of this size."""
+    if layout.groups[group].kind is not GroupKind.STATE:
+        return num_pages
+
+    def num_needed(num_step: int) -> int:
+        return least_window_pages(layout, num_step * layout.page_size)[group]
+
+    # A pool that has a page for each of a chain's is enough, as it is for other groups.
+    distance = checkpoint_distance(layout)
+    assert distance is not None, "there are states"
+    longer = range(num_pages + 1, num_pages * distance + 1)
+    return num_pages + bisect.bisect_right(longer, num_pages, key=num_needed)
 
 
 def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[int, ...]:

@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 from raydix.runtime.cache.host.settings import StorageSettings
-from raydix.runtime.config.pool_sizes import least_window_pages
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from tests.simulation.layouts import least_pages
 
 
 def extreme_settings(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
@@ -26,16 +26,8 @@ def extreme_settings(draw: random.Random, settings: SchedulerSettings) -> Schedu
         short_prompt_fraction=draw.choice([0.0, 0.25, 0.9]),
     )
 
-    max_pages = -(-settings.max_model_len // page_size)
-    least = least_window_pages(settings.layout, settings.prefill_budget_tokens)
-    fewest = [
-        max_pages if reach is None or not settings.chunked_prefill else num_pages
-        for reach, num_pages in zip(settings.reaches, least, strict=True)
-    ]
-    pairs = zip(fewest, least, strict=True)
-    return replace(
-        settings, num_pages=tuple([max(pair) + draw.choice([0, 0, 1, 3]) for pair in pairs])
-    )
+    num_pages = [pages + draw.choice([0, 0, 1, 3]) for pages in least_pages(settings)]
+    return replace(settings, num_pages=tuple(num_pages))
 
 
 def extreme_storage(draw: random.Random, page_size: int) -> StorageSettings:

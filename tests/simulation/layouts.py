@@ -78,17 +78,17 @@ def pool_sizes(
 ) -> tuple[int, ...]:
     """Pages of each group's pool. `sizes`: those that see everything have one of these.
 
-    WINDOW groups have room for one request, and often for no more.
+    WINDOW and STATE groups have room for one request, and often for no more.
     """
-    layout = settings.layout
-    max_pages = -(-settings.max_model_len // layout.page_size)
-    least = least_window_pages(layout, settings.prefill_budget_tokens)
+    max_pages = -(-settings.max_model_len // settings.page_size)
+    least = least_window_pages(settings.layout, settings.max_step_tokens)
     return tuple(
         [
             draw.choice(sizes)
             if reach is None
-            else (fewest if settings.chunked_prefill else max_pages) + draw.choice([0, 3, 20])
-            for reach, fewest in zip(layout.reaches, least, strict=True)
+            else (fewest if settings.chunked_prefill else min(max_pages, fewest))
+            + draw.choice([0, 3, 20])
+            for reach, fewest in zip(settings.reaches, least, strict=True)
         ]
     )
 
@@ -99,10 +99,10 @@ def least_pages(settings: SchedulerSettings) -> tuple[int, ...]:
     The configuration makes no pools that are smaller.
     """
     context = -(-settings.max_model_len // settings.page_size)
-    least = least_window_pages(settings.layout, settings.prefill_budget_tokens)
+    least = least_window_pages(settings.layout, settings.max_step_tokens)
     return tuple(
         [
-            context if reach is None or not settings.chunked_prefill else min(context, fewest)
+            context if reach is None else min(context, fewest)
             for reach, fewest in zip(settings.reaches, least, strict=True)
         ]
     )

@@ -21,6 +21,9 @@ FULL = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
 WINDOW = replace(FULL, kind=GroupKind.WINDOW, layers=(1, 2, 3), window=64)
 LAYOUT = KvLayout(page_size=16, dtype="float32", dtype_bytes=4, groups=(FULL,))
 MIXED = replace(LAYOUT, groups=(FULL, WINDOW))
+STATE = replace(FULL, kind=GroupKind.STATE, layers=(4,), head_dim=16 * 16 * 10)
+STATEFUL = replace(LAYOUT, groups=(FULL, STATE))
+"""A state weighs as much as the keys and values of ten pages."""
 ALL_WINDOW = replace(LAYOUT, groups=(WINDOW, replace(WINDOW, layers=(4,), window=16)))
 
 
@@ -97,3 +100,27 @@ def test_windows_bound_no_context_unless_prompts_are_computed_at_once() -> None:
     assert max_context_pages(MIXED, (1000, 60), is_chunked=True) == 1000
     assert max_context_pages(MIXED, (1000, 60), is_chunked=False) == 60
     assert max_context_pages(ALL_WINDOW, (1000, 400), is_chunked=True) is None
+
+
+def test_states_leave_prompts_that_are_computed_at_once_the_context_of_the_other_pages(
+    tmp_path: Path,
+) -> None:
+    pools = pool_pages(config_of(tmp_path, chunk=None, span=10**6), STATEFUL, 1000)
+
+    assert pools[1] < 200
+    assert max_context_pages(STATEFUL, pools, is_chunked=False) == 1000
+
+
+@pytest.mark.parametrize("num_states", [3, 9, 10, 20, 57])
+def test_the_longest_prompt_of_one_step_leaves_as_many_states_as_there_is_room_for(
+    num_states: int,
+) -> None:
+    longest = max_context_pages(STATEFUL, (10_000, num_states), is_chunked=False)
+    assert longest is not None
+
+    def fits(num_pages: int) -> bool:
+        return least_window_pages(STATEFUL, num_pages * 16)[1] <= num_states
+
+    assert longest == num_states or fits(longest)
+    assert longest >= num_states
+    assert not fits(longest + 1)
