@@ -120,9 +120,11 @@ def plan_arena(layout: KvLayout, size_bytes: int) -> ArenaGeometry:
     wanted_slabs = max(
         -(-size_bytes // MAX_SLAB_BYTES), 1 if num_groups == 1 else MIN_SLABS_PER_GROUP * num_groups
     )
-    num_slabs = min(wanted_slabs, num_pages)
+    # Pages of which few fill a slab leave much of it unused: more slabs of fewer pages use all.
+    largest_per_slab = num_pages // min(wanted_slabs, num_pages)
+    num_slabs = num_pages // largest_per_slab
 
-    slab_bytes = _round_up(num_pages // num_slabs * largest, ALIGNMENT_BYTES)
+    slab_bytes = _round_up(largest_per_slab * largest, ALIGNMENT_BYTES)
     pages_per_slab = max(slab_bytes // bytes_ for bytes_ in page_bytes)
     table_bytes = num_slabs * pages_per_slab * GENERATION_BYTES
 

@@ -39,6 +39,17 @@ def test_large_arena_is_cut_into_slabs() -> None:
     assert geometry.max_pages(0) * geometry.page_bytes[0] > 0.99 * (1 << 30)
 
 
+@pytest.mark.parametrize("page_mib", [18, 33, 50, 61, 150])
+def test_pages_of_which_few_fill_a_slab_leave_no_part_of_the_arena_unused(page_mib: int) -> None:
+    state = replace(
+        FULL, kind=GroupKind.STATE, layers=(2,), num_kv_heads=page_mib, head_dim=1 << 18
+    )
+    geometry = plan_arena(replace(ONE_GROUP, groups=(FULL, state)), 16 << 30)
+
+    assert geometry.max_pages(1) * geometry.page_bytes[1] > 0.98 * (16 << 30)
+    assert geometry.size_bytes < 1.02 * (16 << 30)
+
+
 @pytest.mark.parametrize("layout", [ONE_GROUP, TWO_GROUPS])
 def test_pages_of_a_group_do_not_overlap(layout: KvLayout) -> None:
     geometry = plan_arena(layout, 64 * layout.host_page_bytes(0))
