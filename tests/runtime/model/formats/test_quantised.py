@@ -91,6 +91,7 @@ def test_weights_are_those_of_the_formula_rounded_once(
             assert torch.equal(part.target, expected[name].target), name
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_quantised_and_a_plain_checkpoint_have_fingerprints_of_their_own(
     scheme: str, tmp_path: Path
@@ -101,6 +102,7 @@ def test_a_quantised_and_a_plain_checkpoint_have_fingerprints_of_their_own(
     assert quantised.weight_fingerprint != plain.weight_fingerprint
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_changed_scale_changes_the_fingerprint(scheme: str, tmp_path: Path) -> None:
     folder, _ = make_quantised(tmp_path, Family.LLAMA, scheme)
@@ -175,6 +177,7 @@ def test_tensors_that_are_not_what_the_config_tells_are_refused_by_name(
     assert_refused(folder, message)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_tensor_of_a_quantised_module_may_be_missing_or_too_many(
     scheme: str, tmp_path: Path
@@ -258,6 +261,7 @@ def test_the_last_blocks_are_as_short_as_published_ones(shape: tuple[int, int]) 
     assert torch.equal(restored, matrix.restored)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_tensors_of_a_module_are_read_one_after_another(scheme: str, tmp_path: Path) -> None:
     """Whoever restores holds one module, in whatever order files have the tensors."""
@@ -273,6 +277,7 @@ def test_tensors_of_a_module_are_read_one_after_another(scheme: str, tmp_path: P
     assert len([name for name, _ in itertools.groupby(as_listed)]) > len(set(as_listed))
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_was_read_of_a_quantisation_is_the_same_in_another_process(
     scheme: str, tmp_path: Path
