@@ -43,10 +43,15 @@ def load_tokenizer(path: str | Path) -> "Tokenizer | None":
     # Another thread may be reading the checkpoint's configuration with it.
     auto_tokenizer = import_late("transformers").AutoTokenizer
     try:
-        loaded = auto_tokenizer.from_pretrained(str(folder), local_files_only=True)
+        # Otherwise it would ask the terminal whether to run a program of the checkpoint's.
+        loaded = auto_tokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        # What it says often has several lines.
+        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}: {error}). "
+            f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}: {reason}). "
             "Expected the files that transformers' save_pretrained writes. Repair them, or remove "
             "them to work with token ids alone."
         ) from error

@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -18,6 +19,23 @@ def test_a_corrupt_tokenizer_is_a_checkpoint_error(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_is_a_program_is_refused_without_asking_anybody(tmp_path, monkeypatch):
+    def answer(prompt):
+        raise AssertionError(prompt)
+
+    monkeypatch.setattr("builtins.input", answer)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "kimi_k2"}))
+    named = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "TikTokenTokenizer", "auto_map": named})
+    )
+    (tmp_path / "tokenization_kimi.py").write_text("raise AssertionError('it ran')")
+
+    with pytest.raises(CheckpointError, match="cannot be loaded") as refusal:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_saved_tokenizer_is_loaded(tmp_path, byte_level):
