@@ -8,7 +8,14 @@ from safetensors.torch import load_file, save_file
 
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
-from tests.exactness.engines import assert_all_exact, engine_config, make_prompts, run
+from tests.exactness.engines import (
+    assert_all_exact,
+    cacheable_tokens,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
 from tests.exactness.every_tier import assert_exact_from_every_tier
 from tests.exactness.reference import Reference
 from tests.quantised_checkpoints import SCHEMES, make_quantised
@@ -61,3 +68,20 @@ async def test_two_scales_that_change_places_are_found(tmp_path: Path) -> None:
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
         with pytest.raises(AssertionError, match=r"token \d+ is \d+, not \d+"):
             await assert_all_exact(engine, Reference(plain).expect(PROMPTS), outputs)
+
+
+async def test_pages_of_the_restored_floats_are_never_taken_for_those_of_a_quantised_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """They are not found the other way round either, though both compute the same."""
+    quantised, plain = make_quantised(tmp_path, Family.QWEN3, "fp8 blocks")
+    sources = []
+    for folder in (plain, quantised, plain, quantised):
+        config = engine_config(folder, tmp_path / "l3")
+        async with in_process_engine(config) as engine:
+            outputs = await run(engine, PROMPTS, NUM_TOKENS)
+            await engine.settle()
+        sources.append(count_tokens(outputs, "l3"))
+
+    num_cacheable = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
+    assert sources == [0, 0, num_cacheable, num_cacheable]
