@@ -233,8 +233,10 @@ class BackupQueue:
 
     def is_worth_a_copy(self, now_s: float) -> bool:
         """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""
-        few = min(_FEW_PAGES, min(self._settings.num_pages) // _PAGES_PER_FEW)
-        return len(self) >= few or now_s - self._taken_s >= _GATHER_S
+        if len(self) >= _FEW_PAGES or now_s - self._taken_s >= _GATHER_S:
+            return True
+        pools = zip(self._dirty, self._settings.num_pages, strict=True)
+        return any(dirty and len(dirty) >= num // _PAGES_PER_FEW for dirty, num in pools)
 
     def take(self, now_s: float) -> list[tuple[list[PageKey], list[int]]]:
         """Per KV group, keys and ids of the oldest pages for which there are granted host pages."""

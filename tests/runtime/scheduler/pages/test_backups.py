@@ -1,11 +1,14 @@
 """Backups: which pages are copied to L2, and when."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.config.policies import WritePolicy
-from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.l2_driver import OTHER, PROMPT, driver_with, evict_from_l1, serve
 
 
@@ -83,6 +86,18 @@ def test_long_steps_and_small_pools_let_no_page_wait(
     backups = backups_of_steps(driver, step_s, 60)
     assert max(backups[3:]) == few
     assert set(np.diff(np.flatnonzero(backups[3:]))) == {4 * few}
+
+
+def test_a_small_pool_of_states_lets_other_pages_wait() -> None:
+    state = replace(BASE.layout.groups[0], kind=GroupKind.STATE, layers=(2,), head_dim=4096)
+    layout = replace(BASE.layout, groups=(*BASE.layout.groups, state))
+    driver = driver_with(layout=layout, num_pages=(1024, 32), max_model_len=1024)
+    driver.submit(PROMPT, max_tokens=100)
+    driver.host_turn()
+    # After its prompt no place to keep a state comes, and pages of a small pool wait for nothing.
+    copies = np.flatnonzero(backups_of_steps(driver, 0.001, 95))
+    assert len(copies) == 5
+    assert all(np.diff(copies) >= 20)
 
 
 def test_many_pages_do_not_wait_for_more() -> None:
