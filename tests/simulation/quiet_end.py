@@ -35,7 +35,8 @@ while L2 has these pages nothing reads them.
 """
 _LONGEST_SHARED = 48
 _SPARE_PAGES = 8
-"""The pages of L2 that are granted for backups or being written."""
+_SPARE_DIVISOR = 4
+"""What of L2 is granted for backups or being written: so many pages, or one in so many if more."""
 _SLOW_READ_S = 3.0
 _TOKEN_S = 0.01
 _QUICK_BYTES_PER_S = 1e9
@@ -208,7 +209,9 @@ class QuietEnd:
         """L2 has room for it, and once more for what L3 brings for a hint."""
         num_pages = -(-len(prompt) // self._settings.page_size)
         num_times = 2 if self._awaits_all else 4
-        return num_times * num_pages + _SPARE_PAGES <= self._cluster.num_l2_pages
+        num_l2_pages = self._cluster.num_l2_pages
+        num_spare = max(_SPARE_PAGES, num_l2_pages // _SPARE_DIVISOR)
+        return num_times * num_pages + num_spare <= num_l2_pages
 
     def _tokens(self, num_tokens: int) -> list[int]:
         return [self._random.randrange(VOCABULARY) for _ in range(num_tokens)]
