@@ -80,6 +80,7 @@ ACCEPTED: dict[str, tuple[Head, float]] = {
             "KimiK25ForConditionalGeneration",
             text_config={
                 "model_type": "kimi_k2",
+                "tie_word_embeddings": False,
                 **KIMI,
                 "quantization_config": INT4_OF_EXPERTS,
             },
@@ -93,7 +94,14 @@ ACCEPTED: dict[str, tuple[Head, float]] = {
             "Glm4MoeForCausalLM",
             **sizes(46, 4096, 96, 8, 10_944),
             **vocabulary(151_552, 131_072),
-            **{**MANY_EXPERTS, "n_group": 1, "topk_group": 1, "n_routed_experts": 128},
+            **{
+                **MANY_EXPERTS,
+                "n_group": 1,
+                "topk_group": 1,
+                "n_routed_experts": 128,
+                "moe_intermediate_size": 1408,
+                "first_k_dense_replace": 1,
+            },
             head_dim=128,
             attention_bias=True,
             use_qk_norm=False,
@@ -285,6 +293,28 @@ ACCEPTED: dict[str, tuple[Head, float]] = {
     ),
 }
 """What is served, and the KiB that a token takes in bf16, in layers that see all tokens."""
+
+BILLIONS: dict[str, float] = {
+    "qwen3_next": 79.7,
+    "qwen3_5_moe": 34.7,
+    "qwen3_5": 26.9,
+    "deepseek_v3 fp8": 671,
+    "kimi_k2 fp8": 1026,
+    "kimi_k25 compressed-tensors": 1026,
+    "glm4_moe": 106.9,
+    "minimax_m2 fp8": 228.7,
+    "gemma4": 30.7,
+    "ministral3": 8.5,
+    "gpt_oss mxfp4": 116.8,
+    "qwen3 fp8": 32.8,
+    "llama compressed-tensors": 70.6,
+    "qwen3_vl": 8.2,
+    "phi3": 3.84,
+    "olmo3": 7.3,
+    "seed_oss": 36.2,
+    "qwen2_moe": 14.3,
+}
+"""The weights of some of them, without towers and layers that guess tokens ahead."""
 
 REFUSED: dict[str, tuple[Head, str]] = {
     "deepseek_v32 fp8": (
