@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from raydix.kernels.attention.expanded_latents import expanded_latent_attention
 from raydix.kernels.attention.form import AttentionForm
-from raydix.kernels.attention.rows import AttentionRows, PrefillRow, cut_rows
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.moe.expert_biases import biases_of
@@ -56,7 +56,7 @@ _EXPERT_ROWS = 8
 class ModelOps(Protocol):
     """The operations that the model calls. Each rounds where its twin in `reference` rounds.
 
-    None waits for the device, but for two twins: `fused_experts`, past DENSE_EXPERT_TOKENS tokens,
+    None waits for the device, but for some twins: `fused_experts`, past DENSE_EXPERT_TOKENS tokens,
     and the samplers make the host wait.
     """
 
@@ -134,7 +134,7 @@ class ModelOps(Protocol):
         pool_PLHZ: Tensor,
         layer: int,
         block_tables_RN: Tensor,
-        rows: Sequence[PrefillRow],
+        rows: Sequence[DecodeRows],
         form: DeltaForm,
         *,
         page_size: int,

@@ -27,7 +27,10 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeRows:
-    """Rows, or tiles of rows, of a few tokens each; all int64. The host need not know them."""
+    """Rows, or tiles of rows, of one or a few tokens each; all int64. The host need not know them.
+
+    Among `AttentionRows.sequences` they may have many.
+    """
 
     rows_B: Tensor
     """The row of the block tables that each row of attention uses."""
@@ -51,8 +54,8 @@ class AttentionRows:
     """The rows of several tokens, cut into tiles by `cut_rows`; None: there are no such rows."""
     expanded: tuple[PrefillRow, ...] = ()
     """The rows of many tokens whose latents are expanded to keys and values, in no other field."""
-    sequences: tuple[PrefillRow, ...] = ()
-    """All rows, whole, be they of one token: for layers that keep states, if there are any."""
+    sequences: tuple[DecodeRows, ...] = ()
+    """All rows, whole, those of one token apart: for layers that keep states, if there are any."""
 
 
 def cut_rows(rows: Sequence[PrefillRow], tile_tokens: int) -> NDArray[np.int32]:

@@ -20,13 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.attention.rows import PrefillRow
-from raydix.kernels.state.delta_form import DeltaForm
+from raydix.kernels.attention.rows import DecodeRows
+from raydix.kernels.reference.paged_attention import rows_of_columns
+from raydix.kernels.state.delta_form import CHUNK_TOKENS, NORM_EPS, DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
-
-CHUNK_TOKENS = 64
-_EPS = 1e-6
-"""Added to the sum of squares by which queries and keys are normed."""
 
 
 def gated_delta(
@@ -34,7 +31,7 @@ def gated_delta(
     pool_PLHZ: Tensor,
     layer: int,
     block_tables_RN: Tensor,
-    rows: Sequence[PrefillRow],
+    rows: Sequence[DecodeRows],
     form: DeltaForm,
     *,
     page_size: int,
@@ -43,11 +40,11 @@ def gated_delta(
 
     A row goes on from the state in the page of the token before its first, and leaves one in each
     of its pages: after the page's last token, or its own. The first token of a sequence starts from
-    zeros. Pages that the table does not name get none.
+    zeros. Pages that the table does not name get none. Waits for the device.
     """
     channels_TX = inputs.channels_TX
     out_TVE = channels_TX.new_empty(len(channels_TX), form.num_value_heads, form.value_dim)
-    for row in rows:
+    for row in (each for some in rows for each in rows_of_columns(some)):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
         start = row.context_tokens - row.num_tokens
         table_N = block_tables_RN[row.row]
@@ -133,7 +130,7 @@ def _heads(mixed_TX: Tensor, form: DeltaForm) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _normed(x_THD: Tensor) -> Tensor:
-    return x_THD * torch.rsqrt(x_THD.square().sum(-1, keepdim=True) + _EPS)
+    return x_THD * torch.rsqrt(x_THD.square().sum(-1, keepdim=True) + NORM_EPS)
 
 
 def _read(

@@ -100,12 +100,21 @@ def rows_of_tiles(rows: AttentionRows) -> list[PrefillRow]:
 
     for decode in rows.decode:
         if decode.num_tokens_B is not None:
-            columns = decode.rows_B, decode.tokens_B, decode.num_tokens_B, decode.context_tokens_B
-            tiles += [
-                PrefillRow(row=row, first_token=first, num_tokens=count, context_tokens=context)
-                for row, first, count, context in zip(*(c.tolist() for c in columns), strict=True)
-            ]
+            tiles += rows_of_columns(decode)
     return [tile for tile in tiles if tile.context_tokens]
+
+
+def rows_of_columns(rows: DecodeRows) -> list[PrefillRow]:
+    """The rows that are not skipped, for the host. Waits for the device."""
+    counts_B = rows.num_tokens_B
+    if counts_B is None:
+        counts_B = torch.ones_like(rows.rows_B)
+    columns = rows.rows_B, rows.tokens_B, counts_B, rows.context_tokens_B
+    return [
+        PrefillRow(row=row, first_token=first, num_tokens=count, context_tokens=context)
+        for row, first, count, context in zip(*(c.tolist() for c in columns), strict=True)
+        if context
+    ]
 
 
 def _gather_pages(pool_PLH2SD: Tensor, layer: int, tables_BN: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+CHUNK_TOKENS = 64
+"""The most tokens that are computed at once: chunks end at its multiples, and where pages do."""
+NORM_EPS = 1e-6
+"""Added to the sum of squares by which queries and keys are normed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaForm:

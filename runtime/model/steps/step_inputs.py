@@ -1,6 +1,7 @@
 """What a step needs on the device.
 
-Legend: T tokens of the step, R sampled rows, B rows of one token, X slots or tiles, Y tiles.
+Legend: T tokens of the step, R sampled rows, B rows of one token, S rows of several, X slots or
+tiles, Y tiles.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,12 @@ from raydix.runtime.model.decoder.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.decoder.decoder import Decoder
 from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.slots.slot_sampling import SamplingRows
-from raydix.runtime.model.steps.step_rows import StepRows, tile_columns, token_columns
+from raydix.runtime.model.steps.step_rows import (
+    StepRows,
+    tile_columns,
+    token_columns,
+    whole_columns,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +67,7 @@ class InputMaker:
         `sampling`: the rows that are sampled after it, be they of this batch or of one before.
         """
         tokens = token_columns(rows, self._slots)
-        is_decode, is_all = rows.num_tokens == 1, rows.num_tokens > 0
+        is_decode = rows.num_tokens == 1
         prefill, expanded = self._decoder.divide_rows(rows.attention_rows(~is_decode))
         tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
 
@@ -76,6 +82,7 @@ class InputMaker:
                 "tokens_B": rows.last_tokens[is_decode],
                 "contexts_B": rows.ends[is_decode],
                 **tile_columns(extensions_4Y),
+                **whole_columns(rows, ~is_decode),
             }
         )
         singles = DecodeRows(
@@ -93,7 +100,7 @@ class InputMaker:
             decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
             tiles_X4=columns["tiles_X4"] if len(tiles_X4) else None,
             expanded=expanded,
-            sequences=rows.attention_rows(is_all) if self._decoder.has_states else (),
+            sequences=(singles, whole_rows(columns, rows)) if self._decoder.has_states else (),
         )
 
         return BatchInputs(
@@ -147,4 +154,16 @@ def decode_tiles(
         max_context_tokens=max_context_tokens,
         num_tokens_B=None if tokens_per_tile == 1 else columns["num_tokens_Y"],
         tokens_per_tile=tokens_per_tile,
+    )
+
+
+def whole_rows(columns: Mapping[str, Tensor], rows: StepRows) -> DecodeRows:
+    """The rows of several tokens, uncut, among a step's columns: see `whole_columns`."""
+    return DecodeRows(
+        rows_B=columns["slots_S"],
+        tokens_B=columns["first_tokens_S"],
+        context_tokens_B=columns["contexts_S"],
+        max_context_tokens=int(rows.ends.max(initial=0)),
+        num_tokens_B=columns["num_tokens_S"],
+        tokens_per_tile=int(rows.num_tokens.max(initial=1)),
     )

@@ -1,6 +1,6 @@
 """A plan's rows on the host: what a step computes, as columns that one copy takes to the device.
 
-Legend: T tokens of the step, R rows that sample, Y tiles of attention.
+Legend: T tokens of the step, R rows that sample, S rows of several tokens, Y tiles of attention.
 """
 
 from collections.abc import Sequence
@@ -252,6 +252,16 @@ def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepR
 def tile_columns(columns_4Y: Sequence[Column] | Column) -> dict[str, Column]:
     """Name the columns of tiles of few tokens, which are in the order of `TILE_NAMES`."""
     return dict(zip(TILE_NAMES, columns_4Y, strict=True))
+
+
+def whole_columns(rows: StepRows, is_chosen: NDArray[np.bool_]) -> dict[str, Column]:
+    """Some of the rows, uncut, as layers that keep states need them."""
+    return {
+        "slots_S": rows.slots[is_chosen],
+        "first_tokens_S": rows.first_tokens[is_chosen],
+        "num_tokens_S": rows.num_tokens[is_chosen],
+        "contexts_S": rows.ends[is_chosen],
+    }
 
 
 def _attention_columns(padded: StepRows, rows: StepRows, shape: StepShape) -> Columns:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.attention.rows import PrefillRow
 from raydix.kernels.reference.gated_delta import gated_delta
 from raydix.kernels.state.delta_form import DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
+from tests.kernels.state.delta_rows import whole_rows
 
 FORM = DeltaForm(num_key_heads=2, values_per_key=3, key_dim=8, value_dim=4, num_taps=4)
 NUM_TOKENS = 150
@@ -64,7 +64,7 @@ def run(seed: int, cuts: Sequence[int], table: Sequence[int]) -> tuple[Tensor, T
             pool_PLHZ,
             LAYER,
             torch.tensor([[0] * 5, table]),
-            [PrefillRow(row=1, first_token=0, num_tokens=end - start, context_tokens=end)],
+            whole_rows([(1, end - start, end)]),
             FORM,
             page_size=PAGE_SIZE,
         )
@@ -96,7 +96,7 @@ def test_a_page_has_the_state_after_its_last_token_and_others_go_on_from_it() ->
     assert not pool[:, 0].any(), "the other layer has no state"
 
     start, end = 2 * PAGE_SIZE, 2 * PAGE_SIZE + 10
-    rows = [PrefillRow(row=0, first_token=0, num_tokens=10, context_tokens=end)]
+    rows = whole_rows([(0, 10, end)])
     own = pool.clone()
     out_TVE = gated_delta(
         make_inputs(2, start, end),
@@ -121,7 +121,7 @@ def test_a_state_that_is_a_page_old_is_found() -> None:
         pool,
         LAYER,
         torch.tensor([[0, 7, 4, 0, 0]]),
-        [PrefillRow(row=0, first_token=0, num_tokens=10, context_tokens=74)],
+        whole_rows([(0, 10, 74)]),
         FORM,
         page_size=PAGE_SIZE,
     )
