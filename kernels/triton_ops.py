@@ -39,8 +39,8 @@ from raydix.kernels.moe.expert_routes import route_experts
 from raydix.kernels.moe.grouped_gemm import fused_experts
 from raydix.kernels.moe.topk_gating import topk_gating
 from raydix.kernels.reference import experts
-from raydix.kernels.reference.gated_delta import gated_delta
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
+from raydix.kernels.state.gated_delta import gated_delta
 from raydix.kernels.weights.weight import Weight
 
 _EXTENSION_TILE_ROWS = 64
