@@ -3,7 +3,6 @@
 Legend: T tokens of the step, R sampled rows, C hidden, V vocabulary.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import assert_never, cast
 
@@ -16,7 +15,7 @@ from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.dispatch.protocol import DispatchForm
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup
+from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.decoder_layer import DecoderLayer
@@ -38,8 +37,6 @@ from raydix.runtime.model.spec.spec import (
     ModelSpec,
     MoeMlpSpec,
 )
-
-logger = logging.getLogger(__name__)
 
 
 class Decoder(nn.Module):
@@ -144,7 +141,6 @@ class Decoder(nn.Module):
         experts = self.experts
         return (
             self.ops.is_capturable
-            and not self.has_states
             and self.collectives.is_capturable
             and (experts is None or DispatchForm.LOW_LATENCY in experts.dispatcher.captured_forms)
         )
@@ -222,11 +218,6 @@ def make_decoder(
     )
 
     kv_groups = group_layers(spec.layers)
-    if device.type == "cuda" and any(group.kind is GroupKind.STATE for group in kv_groups):
-        logger.warning(
-            "%s runs plain PyTorch operations, without graphs, in layers that keep states: slow",
-            device,
-        )
     experts = None
     if expert_ranks is not None:
         experts = place_experts(spec, expert_ranks, device=device, dtype=dtype)

@@ -43,7 +43,12 @@ class ColumnSteps:
         columns = shape.layout.split(packed)
         tiles = decode_tiles(columns, shape.tokens_per_tile, self._slots.max_model_len)
         tiles_X4 = columns["tiles_X4"] if shape.num_prompt_tiles else None
-        attention_rows = AttentionRows(decode=(tiles,), tiles_X4=tiles_X4)
+        attention_rows = AttentionRows(
+            decode=(tiles,),
+            tiles_X4=tiles_X4,
+            # States are kept in steps of single tokens alone: see `shapes_of`.
+            sequences=(tiles,) if shape.is_decode else (),
+        )
         batch = MicroBatch(
             token_ids_T=self._slots.tokens_XL.view(-1)[columns["token_index_T"]],
             attention=self._inputs.attention(attention_rows, columns),

@@ -18,11 +18,15 @@ def shapes_of(
     decoder: Decoder, place: GroupPlace | None, max_rows: int, max_model_len: int
 ) -> tuple[StepShape, ...]:
     """Shapes of the steps that are captured; a step takes the first that holds it."""
+    decodes = decode_shapes(max_rows)
+    if decoder.has_states:
+        # Other shapes have rows cut into tiles, and layers that keep states need them whole.
+        return decodes
     extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
     prompts = prompt_shapes(max_rows, min(decoder.ops.tile_tokens, max_model_len))
     if place is not None:
         prompts = tuple(shape for shape in prompts if place.captures(shape))
-    return (*decode_shapes(max_rows), *extensions, *prompts)
+    return (*decodes, *extensions, *prompts)
 
 
 def choose_own_shape(

@@ -21,6 +21,17 @@ def small_model(small_checkpoint: Path) -> LoadedModel:
     return load_model(small_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
 
 
+@pytest.fixture(scope="session")
+def state_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("states"), Family.QWEN3_5_TEXT, seed=5)
+
+
+@pytest.fixture
+def state_model(state_checkpoint: Path) -> LoadedModel:
+    """A model of which most layers keep states."""
+    return load_model(state_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+
+
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     """A decoder on a GPU."""

@@ -60,6 +60,22 @@ def test_decoding_goes_on_from_an_extension(small_model: LoadedModel) -> None:
     assert tokens == expected
 
 
+def test_decodes_of_a_model_that_keeps_states_read_columns_alone(state_model: LoadedModel) -> None:
+    plain, columns = PlanDriver(state_model), PlanDriver(state_model)
+    steps = capture(columns)
+
+    expected, tokens = (
+        driver.generate([driver.add(0, PROMPT[:40]), driver.add(1, PROMPT[:9])], 12)
+        for driver in (plain, columns)
+    )
+
+    assert tokens == expected
+    assert len(steps.replayed) >= 11
+    assert all(shape.is_decode for shape in steps.replayed)
+    for pools in zip(plain.pools, columns.pools, strict=True):
+        torch.testing.assert_close(*(pool[1:] for pool in pools), atol=1e-5, rtol=1e-5)
+
+
 def test_what_a_row_does_not_keep_goes_to_the_padding_page(small_model: LoadedModel) -> None:
     driver = PlanDriver(small_model)
     request = with_prefix(driver, 80)
