@@ -19,6 +19,20 @@ def checkpoint_distance(layout: KvLayout) -> int | None:
     The heavier a token is in WINDOW groups, compared with the others, the fewer there are. States
     weigh as much as what the tokens between two of them leave in the other groups.
     """
+    return _distance(layout, spans_per_state=1)
+
+
+def fetch_distance(layout: KvLayout) -> int | None:
+    """Pages from one checkpoint that a long chain's way to L2 takes in to the next; None as above.
+
+    Those before the last one are read in case that not all of it comes, so they are to be cheap:
+    that holds of every regular window, and of one regular state in eight.
+    """
+    return _distance(layout, spans_per_state=_WINDOWS_PER_CHECKPOINT)
+
+
+def _distance(layout: KvLayout, spans_per_state: int) -> int | None:
+    """`spans_per_state`: how many times a state's bytes other groups take between two states."""
     windows = [group for group in layout.groups if group.window is not None]
     if not windows and not layout.has_states:
         return None
@@ -34,7 +48,7 @@ def checkpoint_distance(layout: KvLayout) -> int | None:
     if layout.has_states:
         token_bytes = layout.token_bytes
         num_between = -(-layout.state_bytes // token_bytes) if token_bytes else _STATE_ONLY_TOKENS
-        num_tokens = max(num_tokens, num_between)
+        num_tokens = max(num_tokens, spans_per_state * num_between)
     return -(-num_tokens // layout.page_size)
 
 

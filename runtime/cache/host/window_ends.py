@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from raydix.runtime.cache.kv_match import first_needed, longest_prefix
-from raydix.runtime.config.checkpoint_distance import checkpoint_distance
+from raydix.runtime.config.checkpoint_distance import fetch_distance
 from raydix.runtime.config.kv_layout import KvLayout
 
 
@@ -50,8 +50,8 @@ class PrefixRule:
 
 
 def make_rule(layout: KvLayout) -> PrefixRule:
-    """The rule of a model's groups: windows are fetched as far apart as checkpoints are kept."""
-    return PrefixRule(reaches=layout.reaches, checkpoint_pages=checkpoint_distance(layout) or 1)
+    """The rule of a model's groups."""
+    return PrefixRule(reaches=layout.reaches, checkpoint_pages=fetch_distance(layout) or 1)
 
 
 @dataclass(frozen=True, slots=True)

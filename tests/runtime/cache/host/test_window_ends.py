@@ -10,6 +10,7 @@ from raydix.runtime.cache.host.window_ends import (
     make_rule,
     plan_fetch,
 )
+from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 
 HOPES = {".": PageHope.LOST, "?": PageHope.FETCHABLE, "2": PageHope.HERE}
@@ -112,3 +113,19 @@ def test_checkpoints_are_eight_windows_apart_and_farther_where_windows_are_large
     assert make_rule(layout((full, 1), (window, 5))) == rule_of(None, 4, apart=160)
     assert make_rule(layout((window, 3))) == rule_of(4, apart=32)
     assert make_rule(layout((full, 1), (full, 1))).reaches == (None, None)
+
+
+def test_states_on_the_way_to_the_end_of_a_chain_are_an_eighth_of_what_is_fetched() -> None:
+    full = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
+    state = KvGroup(kind=GroupKind.STATE, layers=(1,), num_kv_heads=1, head_dim=16 * 16 * 10)
+    layout = KvLayout(page_size=16, dtype="float32", dtype_bytes=4, groups=(full, state))
+    num_pages, apart = 800, checkpoint_distance(layout)
+    assert apart == 10
+
+    # L3 has the states at all regular checkpoints.
+    states = ("." * (apart - 1) + "?") * (num_pages // apart)
+    found = plan(make_rule(layout), "?" * num_pages, states)
+
+    assert found.best == num_pages
+    on_the_way = len(found.ends) - 1
+    assert 0 < on_the_way * layout.payload_bytes(1) <= num_pages * layout.payload_bytes(0) / 8
