@@ -30,7 +30,7 @@ _PACKAGES = (
     "transformers",
     "safetensors",
     "numpy",
-    "msgpack",
+    "msgspec",
     "pydantic",
     "xxhash",
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 
 
@@ -47,16 +47,15 @@ class ControlFailure:
 
 
 def pack_values(value: Any) -> bytes:
-    """Plain values to bytes; tuples become lists. Raises TypeError for anything else."""
-    packed: bytes = msgpack.packb(value, default=_plain)
-    return packed
+    """Plain values to bytes; tuples and sets become lists. Raises TypeError for others."""
+    return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
 def unpack_values(data: bytes) -> Any:
     """What `pack_values` was given. Raises ValueError for bytes that it did not make."""
     try:
-        return msgpack.unpackb(data, strict_map_key=False)
-    except (msgpack.UnpackException, TypeError) as error:
+        return msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{len(data)} bytes are no plain values: {error}") from error
 
 

@@ -130,7 +130,7 @@ def test_every_command_explains_itself(
     assert "Usage" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("package", ["typer", "ray", "msgpack"])
+@pytest.mark.parametrize("package", ["typer", "ray", "msgspec"])
 def test_a_package_that_is_not_installed_is_one_line_that_says_what_to_do(package: str) -> None:
     code = (
         f"import runpy, sys; sys.modules[{package!r}] = None; "

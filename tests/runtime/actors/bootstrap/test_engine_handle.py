@@ -113,7 +113,7 @@ async def test_an_error_keeps_its_type_and_text(engine: Engine) -> None:
         await engine.handle.call("no_such")
 
 
-@pytest.mark.parametrize("value", [object(), 2**80, {1, 2}])
+@pytest.mark.parametrize("value", [object(), 2**80, [object()]])
 async def test_an_argument_that_cannot_travel_is_refused_at_once(
     engine: Engine, value: Any
 ) -> None:
