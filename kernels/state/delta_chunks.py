@@ -6,12 +6,12 @@ a row are looked at side by side. Then the state goes along the row, from chunk 
 are IEEE float32: what is solved and what is asked of states loses too much in TF32.
 
 Chunks end at multiples of a divisor of pages from the sequence's first token on, so a state is
-the same, bit by bit, wherever steps cut the sequence along that grid. It is finer than the twin's,
-and keys are taken in parts: larger products of IEEE float32 do not fit into registers.
+the same, bit by bit, wherever steps cut the sequence along that grid.
 
 Legend: T tokens of the step, X channels, V value heads, E value dim, C tokens of a chunk.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,14 +21,12 @@ from raydix.kernels.state.delta_form import NORM_EPS, DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
 from raydix.kernels.state.state_pages import StatePages
 
-_BLOCK_VALUES = 32
-"""The columns of a state that a program takes along a row."""
-_CHUNK_TOKENS = 32
-"""A divisor of `CHUNK_TOKENS`, so that what ends on its grid ends on this one."""
-_KEY_PART = 32
-"""The dims of keys in a product."""
-_SMALLEST_BLOCK = 16
-"""The fewest rows and columns of a product."""
+BLOCK = 16
+"""The tokens of a chunk, the dims of keys in one product, and the columns of a state that a program
+takes along a row. It divides `CHUNK_TOKENS`, so what ends on the twin's grid ends on this one.
+
+Products of IEEE float32 with longer sides do not fit into the registers of Hopper.
+"""
 
 
 def run_chunks(
@@ -44,16 +42,9 @@ def run_chunks(
     `mixed_TX`: what `convolve` leaves. Shapes are those that `gated_delta` has checked.
     """
     num_tokens, num_rows = len(mixed_TX), len(rows.rows_B)
-    grid_tokens = min(_CHUNK_TOKENS, pages.page_size)
-    block_tokens = max(_SMALLEST_BLOCK, grid_tokens)
-    block_values, key_part = (
-        min(most, max(_SMALLEST_BLOCK, triton.next_power_of_2(dim)))
-        for most, dim in ((_BLOCK_VALUES, form.value_dim), (_KEY_PART, form.key_dim))
-    )
-    shape = (num_tokens, form.num_value_heads, block_tokens)
-    inverses_TVC, scores_TVC = (
-        mixed_TX.new_empty(shape, dtype=inputs.decays_TV.dtype) for _ in "is"
-    )
+    grid_tokens = min(BLOCK, pages.page_size)
+    shape = (num_tokens, form.num_value_heads, BLOCK)
+    inverses_TVC, scores_TVC = (mixed_TX.new_empty(shape, dtype=torch.float32) for _ in range(2))
     columns = (rows.tokens_B, rows.num_tokens_B, rows.context_tokens_B)
     strides = (mixed_TX.stride(0), inputs.decays_TV.stride(0), inputs.betas_TV.stride(0))
     sizes = {
@@ -62,9 +53,8 @@ def run_chunks(
         "KEY_DIM": form.key_dim,
         "EPS": NORM_EPS,
         "GRID": grid_tokens,
-        "CHUNK": block_tokens,
-        "KEY_PART": key_part,
-        "PARTS": triton.next_power_of_2(triton.cdiv(form.key_dim, key_part)),
+        "BLOCK": BLOCK,
+        "PARTS": triton.next_power_of_2(triton.cdiv(form.key_dim, BLOCK)),
     }
 
     # As many programs as the chunks of rows of equal length would need.
@@ -79,9 +69,9 @@ def run_chunks(
         *strides,
         form.key_dim**-0.5,
         **sizes,
-        num_warps=8,
+        num_warps=4,
     )
-    num_slices = triton.cdiv(form.value_dim, block_values)
+    num_slices = triton.cdiv(form.value_dim, BLOCK)
     _carry[(num_slices, form.num_value_heads, num_rows)](
         mixed_TX,
         inputs.decays_TV,
@@ -102,14 +92,13 @@ def run_chunks(
         VALUE_DIM=form.value_dim,
         HEAD=form.head_elements,
         PAGE=pages.page_size,
-        BLOCK_VALUES=block_values,
-        num_warps=8,
+        num_warps=4,
     )
 
 
 @triton.jit
 def _normed(ptr, is_wanted, EPS: tl.constexpr):
-    """Vectors [PARTS, CHUNK, KEY_PART] of length 1, float32; zeros where nothing is wanted."""
+    """Vectors [PARTS, BLOCK, BLOCK] of length 1, float32; zeros where nothing is wanted."""
     x = tl.load(ptr, mask=is_wanted, other=0.0).to(tl.float32)
     return x * tl.rsqrt(tl.sum(tl.sum(x * x, 2), 0) + EPS)[None, :, None]
 
@@ -139,8 +128,7 @@ def _relate(
     KEY_DIM: tl.constexpr,
     EPS: tl.constexpr,
     GRID: tl.constexpr,
-    CHUNK: tl.constexpr,
-    KEY_PART: tl.constexpr,
+    BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """Some chunks of one row, for one value head.
@@ -155,8 +143,8 @@ def _relate(
     if context == 0:
         return
     first_token = tl.load(tokens_ptr + row).to(tl.int64)
-    at = tl.arange(0, CHUNK)
-    key = tl.arange(0, PARTS)[:, None, None] * KEY_PART + tl.arange(0, KEY_PART)[None, None, :]
+    at = tl.arange(0, BLOCK)
+    key = tl.arange(0, PARTS)[:, None, None] * BLOCK + tl.arange(0, BLOCK)[None, None, :]
 
     for chunk in range(
         start // GRID + tl.program_id(1), tl.cdiv(context, GRID), tl.num_programs(1)
@@ -188,7 +176,7 @@ def _relate(
             before = tl.sum(lost_i[:, None] * inverse, 0)
             inverse = tl.where(at[:, None] == i, inverse - before[None, :], inverse)
 
-        tile = (token[:, None] * (KEY_HEADS * PER_KEY) + head) * CHUNK + at[None, :]
+        tile = (token[:, None] * (KEY_HEADS * PER_KEY) + head) * BLOCK + at[None, :]
         tl.store(inverses_ptr + tile, inverse, mask=is_token[:, None])
         tl.store(scores_ptr + tile, scores, mask=is_token[:, None])
 
@@ -219,13 +207,11 @@ def _carry(
     KEY_DIM: tl.constexpr,
     EPS: tl.constexpr,
     GRID: tl.constexpr,
-    CHUNK: tl.constexpr,
-    KEY_PART: tl.constexpr,
+    BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_VALUES: tl.constexpr,
 ):
     """Some columns of the state of one value head, along one row."""
     head = tl.program_id(1)
@@ -236,9 +222,9 @@ def _carry(
         return
     first_token = tl.load(tokens_ptr + row).to(tl.int64)
     table_ptr = tables_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
-    at = tl.arange(0, CHUNK)
-    key = tl.arange(0, PARTS)[:, None, None] * KEY_PART + tl.arange(0, KEY_PART)[None, None, :]
-    value = tl.program_id(0) * BLOCK_VALUES + tl.arange(0, BLOCK_VALUES)
+    at = tl.arange(0, BLOCK)
+    key = tl.arange(0, PARTS)[:, None, None] * BLOCK + tl.arange(0, BLOCK)[None, None, :]
+    value = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_value = value < VALUE_DIM
 
     state_key = tl.permute(key, (0, 2, 1))
@@ -261,7 +247,7 @@ def _carry(
         v = tl.load(v_ptr, mask=is_out, other=0.0).to(tl.float32)
         decay = tl.load(decays_ptr + token * decay_stride + head, mask=is_token, other=0.0)
         beta = tl.load(betas_ptr + token * beta_stride + head, mask=is_token, other=0.0)
-        tile = (token[:, None] * (KEY_HEADS * PER_KEY) + head) * CHUNK + at[None, :]
+        tile = (token[:, None] * (KEY_HEADS * PER_KEY) + head) * BLOCK + at[None, :]
         inverse = tl.load(inverses_ptr + tile, mask=is_token[:, None], other=0.0)
         scores = tl.load(scores_ptr + tile, mask=is_token[:, None], other=0.0)
 
@@ -279,7 +265,7 @@ def _carry(
         )
 
         later = tl.permute(k * tl.exp(whole - sums)[None, :, None], (0, 2, 1))
-        added = tl.broadcast_to(added[None, :, :], (PARTS, CHUNK, BLOCK_VALUES))
+        added = tl.broadcast_to(added[None, :, :], (PARTS, BLOCK, BLOCK))
         matrix = tl.dot(later, added, matrix * tl.exp(whole), input_precision="ieee")
         if (end % PAGE == 0) | (end == context):
             page = tl.load(table_ptr + (end - 1) // PAGE).to(tl.int64)

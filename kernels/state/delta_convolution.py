@@ -17,9 +17,9 @@ from raydix.kernels.state.delta_form import DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
 from raydix.kernels.state.state_pages import StatePages
 
-_STEP_BLOCK = (1, 128)
+STEP_BLOCK = (1, 128)
 """Tokens and channels at a time, of rows of one token."""
-_PROMPT_BLOCK = (64, 32)
+PROMPT_BLOCK = (64, 32)
 """The same of other rows: few channels, so that one row makes many programs."""
 
 
@@ -31,7 +31,7 @@ def convolve(
     `mixed_TX` takes the result, rounded after the convolution and after SiLU; tokens of no row are
     left alone. Shapes are those that `gated_delta` has checked.
     """
-    block_tokens, block_channels = _STEP_BLOCK if rows.num_tokens_B is None else _PROMPT_BLOCK
+    block_tokens, block_channels = STEP_BLOCK if rows.num_tokens_B is None else PROMPT_BLOCK
     _convolve[(triton.cdiv(form.num_channels, block_channels), len(rows.rows_B))](
         inputs.channels_TX,
         inputs.taps_XK,

@@ -13,7 +13,7 @@ from raydix.kernels.state.delta_form import NORM_EPS, DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
 from raydix.kernels.state.state_pages import StatePages
 
-_BLOCK_VALUES = 32
+BLOCK_VALUES = 32
 """The columns of a state that a program has: a line of memory of each key dim."""
 
 
@@ -29,7 +29,7 @@ def step_states(
 
     `mixed_TX`: what `convolve` leaves. Shapes are those that `gated_delta` has checked.
     """
-    block_values = min(_BLOCK_VALUES, triton.next_power_of_2(form.value_dim))
+    block_values = min(BLOCK_VALUES, triton.next_power_of_2(form.value_dim))
     num_slices = triton.cdiv(form.value_dim, block_values)
     _step[(num_slices, form.num_value_heads, len(rows.rows_B))](
         mixed_TX,

@@ -3,8 +3,8 @@
     python -m tests.kernels.compile_for_hopper
 
 These are all kernels of Gluon, which are bound to the Triton that they were written for more than
-others are, and which the interpreter does not know; and attention of the widest heads, of which the
-interpreter does not tell whether they fit into shared memory.
+others are, and which the interpreter does not know; and attention of the widest heads and states,
+of which the interpreter does not tell whether they fit into shared memory and registers.
 """
 
 import subprocess
@@ -29,6 +29,8 @@ from raydix.kernels.attention import (
     prefill_hopper,
 )
 from raydix.kernels.dense import small_linear
+from raydix.kernels.state import delta_chunks, delta_convolution, delta_step
+from raydix.kernels.state.delta_form import DeltaForm
 
 TARGET = GPUTarget("cuda", 90, 32)
 STRIDES = ("q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride")
@@ -41,13 +43,16 @@ POINTERS = {
     "out_ptr": "*bf16",
     "parts_ptr": "*fp32",
     "lse_ptr": "*fp32",
+    **dict.fromkeys(("channels_ptr", "taps_ptr", "mixed_ptr"), "*bf16"),
+    **dict.fromkeys(("decays_ptr", "betas_ptr", "inverses_ptr", "scores_ptr"), "*fp32"),
 }
 NUMBERS = {
     **dict.fromkeys(STRIDES, "i32"),
     **dict.fromkeys(("page_stride", "layer_offset", "table_stride"), "i32"),
     **dict.fromkeys(("layer", "num_layers", "num_tiles"), "i32"),
     **dict.fromkeys(("num_tokens", "outputs", "row_steps", "all_steps", "program_steps"), "i32"),
-    "scale_log2": "fp32",
+    **dict.fromkeys(("token_stride", "mixed_stride", "decay_stride", "beta_stride"), "i32"),
+    **dict.fromkeys(("scale_log2", "scale"), "fp32"),
 }
 
 
@@ -128,6 +133,7 @@ def main() -> int:
     )
     print(f"latent_wide: {told}")
     compile_wide_heads()
+    compile_states()
     return 0
 
 
@@ -156,6 +162,33 @@ def compile_wide_heads() -> None:
         num_warps=8,
     )
     print(f"wide heads, paged_prefill: {told}")
+
+
+def compile_states() -> None:
+    """Compile what the launchers launch for Qwen3-Next in bf16."""
+    columns = dict.fromkeys(("rows_ptr", "tokens_ptr", "contexts_ptr", "counts_ptr"), "*i64")
+    types = columns | {"pool_ptr": "*fp32"}
+    form = DeltaForm(num_key_heads=16, values_per_key=2, key_dim=128, value_dim=128, num_taps=4)
+    heads = {"KEY_HEADS": 16, "KEY_DIM": 128}
+    page = {"PAGE": 64, "HEAD": form.head_elements}
+    for tokens, channels in (delta_convolution.STEP_BLOCK, delta_convolution.PROMPT_BLOCK):
+        sizes = {"VALUES": 256, "MATRICES": form.matrix_elements, "TAPS": 4, "BLOCK_PAST": 4}
+        blocks = {"BLOCK_TOKENS": tokens, "BLOCK_CHANNELS": channels}
+        constants = heads | page | sizes | blocks | ({"counts_ptr": None} if tokens == 1 else {})
+        told = compile_kernel(delta_convolution._convolve, constants, types, num_warps=4)
+        print(f"states, convolution, {tokens} tokens: {told}")
+
+    rule = heads | {"PER_KEY": 2, "EPS": 1e-6}
+    sizes = {"VALUE_DIM": 128, "BLOCK_KEY": 128, "BLOCK_VALUES": delta_step.BLOCK_VALUES}
+    told = compile_kernel(delta_step._step, rule | page | sizes, types, num_warps=4)
+    print(f"states, one token: {told}")
+    chunk = rule | {"GRID": delta_chunks.BLOCK, "BLOCK": delta_chunks.BLOCK, "PARTS": 8}
+    told = compile_kernel(delta_chunks._relate, chunk, types, num_warps=4)
+    print(f"states, tokens of a chunk: {told}")
+    told = compile_kernel(
+        delta_chunks._carry, chunk | page | {"VALUE_DIM": 128}, types, num_warps=4
+    )
+    print(f"states, chunk by chunk: {told}")
 
 
 if __name__ == "__main__":
