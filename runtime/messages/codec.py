@@ -106,7 +106,7 @@ def _pack_foreign(value: Any) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack_foreign)
-_DECODERS = tuple(
+_DECODERS: tuple[msgspec.msgpack.Decoder[Message], ...] = tuple(
     [
         msgspec.msgpack.Decoder(cls, ext_hook=_int32_view, dec_hook=_require_column)
         for cls in MESSAGE_TYPES
