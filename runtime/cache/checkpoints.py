@@ -9,7 +9,7 @@ A prefix can be taken up again only where the window before its end is there. L2
 at few places: where a prompt ends and where its output does, where a prefix was taken up, where
 prompts part, and at regular distances, so that long prefixes can be shared in part. States are
 heavier than windows, and no token need be computed to leave one out: L1 has them there alone, too,
-and wherever a step ends.
+and wherever a step ends, but for decodes.
 """
 
 from collections.abc import Collection

@@ -258,6 +258,11 @@ class RadixTree:
             )
         return self._windows.heal(node, start, page_ids)
 
+    def drop_inner(self, lock: Lock, group: int, page: int) -> Victim | None:
+        """Take a page of a WINDOW group from a lock's last node, if no window there needs it."""
+        assert self._windows is not None, "a group has windows"
+        return self._windows.drop_inner(group, self._locked_node(lock), page)
+
     def touch(self, match: Match, *, now_s: float) -> None:
         """Count a match as a use of the nodes on its path, without a lock, a hit or a split."""
         if match.node is None:

@@ -137,6 +137,12 @@ class RadixWindows:
         """Take pages of one WINDOW group, in order, as `WindowPages.evict` does."""
         return self._groups[group].evict(num_pages, last_step)
 
+    def drop_inner(self, group: int, node: RadixNode, page: int) -> Victim | None:
+        """Take one page of a group, as `WindowPages.drop_inner` does, if it lies in this node."""
+        if not node.start <= page < node.end:
+            return None
+        return self._groups[group].drop_inner(node, page - node.start)
+
     def check(self, nodes: Sequence[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the tree and their locks."""
         found: dict[RadixNode, LockEnds] = defaultdict(LockEnds)

@@ -96,6 +96,16 @@ class WindowPages:
             num_pages -= num_going
             yield node, victim
 
+    def drop_inner(self, node: RadixNode, place: int) -> Victim | None:
+        """Take one page, counted from its node's start, if it is held and inner."""
+        share = self._shares.get(node, _NOTHING)
+        num_before = min(share.num_open, node.num_pages - self._num_kept_of(node))
+        if place >= num_before or not node.page_ids[self._group][place]:
+            return None
+        victim = node.give_up(self._group, place, place + 1)
+        self._note(node, self._count(node, share.num_open))
+        return victim
+
     def _first(self) -> RadixNode | None:
         """The node that loses pages next; None if no node can."""
         node = next(iter(self._inner), None)

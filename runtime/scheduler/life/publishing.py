@@ -20,6 +20,7 @@ from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.cache.page_pools import PageIds, pages_between
 from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.scheduler.pages.backups import NewPage, pages_with_keys
@@ -130,6 +131,23 @@ def _leave_windows(lane: Lane, request: RequestState, start: int, stop: int) -> 
     for end in checkpoints_between(start, stop, distance, request.start.checkpoints):
         keep_window(lane, request, end)
     request.table.leave(first_needed(lane.settings.reaches, stop))
+    if lane.settings.has_states and request.is_decoding:
+        _leave_states(lane, request, start - 1, stop - 1)
+
+
+def _leave_states(lane: Lane, request: RequestState, start: int, stop: int) -> None:
+    """Give up the states after pages [start, stop) of an answer but those before checkpoints.
+
+    A decode leaves one at each border. Kept, they would push out those that others return to.
+    """
+    lock, distance = request.lock, lane.settings.checkpoint_distance
+    assert lock is not None, "only a running request publishes"
+    assert distance is not None, "there are states"
+    kept = checkpoints_between(start, stop, distance, request.start.checkpoints)
+    for page in range(max(start, request.chain.num_prompt_pages), stop):
+        for group, each in enumerate(lane.settings.layout.groups):
+            if each.kind is GroupKind.STATE and page + 1 not in kept:
+                lane.l1.drop_inner(lock, group, page)
 
 
 def places_to_return(

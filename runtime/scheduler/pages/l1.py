@@ -124,6 +124,11 @@ class L1:
             self._backups.count_eviction(victim)
         self._release_victims(victims)
 
+    def drop_inner(self, lock: Lock, group: int, page: int) -> None:
+        """Give up a page of a WINDOW group behind `lock`, as `RadixTree.drop_inner` does."""
+        victim = self.tree.drop_inner(lock, group, page)
+        self._release_victims([] if victim is None else [victim])
+
     def flush_some(self, walk: FlushWalk) -> int:
         """Take a flush a few ms further; returns how many pages it dropped, of all KV groups."""
         num_before = sum(map(self.tree.num_cached_pages, range(self.pools.num_groups)))
