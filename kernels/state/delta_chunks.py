@@ -269,4 +269,6 @@ def _carry(
         matrix = tl.dot(later, added, matrix * tl.exp(whole), input_precision="ieee")
         if (end % PAGE == 0) | (end == context):
             page = tl.load(table_ptr + (end - 1) // PAGE).to(tl.int64)
+            # It may be the page that was read, and of a small state several threads read a number.
+            tl.debug_barrier()
             tl.store(state_ptr + page * page_stride, matrix, mask=is_state & (page > 0))

@@ -126,5 +126,6 @@ def _step(
 
     out_row_ptr = out_ptr + (token * (KEY_HEADS * PER_KEY) + head) * VALUE_DIM
     tl.store(out_row_ptr + value, out.to(out_ptr.dtype.element_ty), mask=is_value)
-    # Each number is made of the one in its place, so the page may be the one that was read.
+    # The page may be the one that was read, and of a small state several threads read a number.
+    tl.debug_barrier()
     tl.store(state_ptr + own * page_stride, matrix, mask=is_state & (own > 0))
