@@ -195,3 +195,20 @@ def test_a_prompt_that_a_longer_one_begins_with_keeps_its_window_once_it_was_ask
     assert usable(cache, tokens(1, 10), window=3) == 10
     assert usable(cache, tokens(1, 20), window=3) == 20
     cache.check()
+
+
+def test_only_pages_that_no_window_needs_are_dropped_on_demand() -> None:
+    cache = cache_of()
+    cache.run(tokens(1, 20))
+    lock = cache.tree.lock(cache.match(tokens(1, 20)), 20, now_s=0.0)
+    other = cache.tree.lock(cache.match(tokens(1, 20)), 20, now_s=0.0)
+
+    dropped = [page for page in range(20) if cache.tree.drop_inner(lock, WINDOW, page) is not None]
+
+    assert dropped == list(range(16)), "the last four are the window before the end of the lock"
+    assert live(cache, tokens(1, 20)) == [16, 17, 18, 19]
+    assert cache.tree.drop_inner(lock, WINDOW, 3) is None, "it is gone already"
+    assert cache.tree.drop_inner(lock, WINDOW, 20) is None, "it lies behind the node"
+    for each in (lock, other):
+        cache.tree.unlock(each, last_step=0)
+    cache.tree.check()
