@@ -5,6 +5,7 @@ from typing import Self
 
 from raydix.errors import BadParameter
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
+from raydix.runtime.config.policies import ToolFormatName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class ModelLimits:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_waiting_requests: int
+    tool_format: ToolFormatName = ToolFormatName.AUTO
 
     @classmethod
     def of(cls, facts: ClientFacts) -> Self:
@@ -24,6 +26,7 @@ class ModelLimits:
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
             max_waiting_requests=facts.max_waiting_requests,
+            tool_format=facts.tool_format,
         )
 
     def check_num_requests(self, number: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import BadRequest, CheckpointError
+from raydix.runtime.api.chat_messages import ARGUMENTS_TRIAL, with_argument_objects, with_text
 from raydix.runtime.api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from raydix.runtime.api.fair_turns import Steps, result_of
 from raydix.runtime.api.freed_memory import give_back_memory
@@ -162,7 +163,9 @@ class Tokenizer:
                 f"The messages are {messages!r:.80}; expected a list of dicts such as "
                 "{'role': 'user', 'content': 'Hello'}."
             )
-        turns = [_with_text(message, number) for number, message in enumerate(messages)]
+        turns = [with_text(message, number) for number, message in enumerate(messages)]
+        if any(turn.get("tool_calls") for turn in turns) and not self._keeps_arguments:
+            turns = [with_argument_objects(turn, number) for number, turn in enumerate(turns)]
 
         begins_a_turn = not template_arguments.get("continue_final_message", False)
         options = {
@@ -181,6 +184,29 @@ class Tokenizer:
                 "The chat holds half of a surrogate pair, which is no Unicode text. Remove it."
             )
         return text
+
+    @property
+    def tool_template(self) -> str | None:
+        """The chat template for conversations with tools; None: there is none."""
+        if self._wrapped.chat_template is None:
+            return None
+        template: str = self._wrapped.get_chat_template(tools=[])
+        return template
+
+    @functools.cached_property
+    def _keeps_arguments(self) -> bool:
+        """Whether the template writes the arguments of an earlier call as they are.
+
+        Other templates want an object, of which they write a JSON of their own.
+        """
+        from jinja2 import TemplateError
+
+        messages, arguments = ARGUMENTS_TRIAL
+        try:
+            text: str = self._wrapped.apply_chat_template(messages, tokenize=False)
+        except (TemplateError, *_TEMPLATE_ERRORS):
+            return False
+        return arguments in text
 
     def _encoding(
         self, text: str, max_tokens: int | None, *, with_special: bool
@@ -301,48 +327,6 @@ class Tokenizer:
             clean_up_tokenization_spaces=False,
         )
         return text
-
-
-def _with_text(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The message with one text for its content: parts become lines.
-
-    Raises BadRequest unless it has a role and text, and no more than text. Templates would leave a
-    mark of an image, and write None where there is nothing; most of them know no parts.
-    """
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise BadRequest(
-            f"Message {number} has no role; expected a dict such as "
-            "{'role': 'user', 'content': 'Hello'}."
-        )
-    content = message.get("content")
-    if content is None and not message.get("tool_calls"):
-        raise BadRequest(
-            f"Message {number}, of role {message['role']!r}, has no content; expected text."
-        )
-    if not isinstance(content, str | list | tuple | None):
-        raise BadRequest(
-            f"Message {number}, of role {message['role']!r}, has {content!r:.80} for its content; "
-            "expected text."
-        )
-    if not isinstance(content, list | tuple):
-        return dict(message)
-    return {**message, "content": "\n".join(_text_of(part) for part in content)}
-
-
-def _text_of(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if kind != "text":
-        raise BadRequest(
-            f"A message has a part of type {kind!r}; expected parts of type 'text' alone. "
-            "Remove it: models are served without images, sound and the like."
-        )
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise BadRequest(
-            f"A message has a part with {text!r:.80} for its text; expected a part such as "
-            "{'type': 'text', 'text': 'Hello'}."
-        )
-    return text
 
 
 def _is_token_id(value: Any) -> bool:

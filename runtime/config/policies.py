@@ -71,3 +71,10 @@ class Overlap(StrEnum):
     AUTO = "auto"
     ON = "on"
     OFF = "off"
+
+
+class ToolFormatName(StrEnum):
+    """How the model writes calls of tools; auto: as its chat template says."""
+
+    AUTO = "auto"
+    HERMES = "hermes"

@@ -11,6 +11,7 @@ from raydix.runtime.config.policies import (
     LoadPolicy,
     PrefetchStrategy,
     SchedulingPolicy,
+    ToolFormatName,
     WritePolicy,
 )
 from raydix.runtime.config.values import Choice, Count, Port, Seconds, Section, Size
@@ -37,6 +38,10 @@ class ModelSection(Section):
         None,
         description="Most tokens of prompt and output. "
         "null: as many as the model and the cache allow.",
+    )
+    tool_format: Choice[ToolFormatName] = Field(
+        ToolFormatName.AUTO,
+        description="How the model writes calls of tools. auto: as its chat template says.",
     )
 
 

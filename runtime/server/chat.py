@@ -1,12 +1,14 @@
 """The route `/v1/chat/completions`."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
@@ -17,6 +19,8 @@ from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
+from raydix.runtime.server.spoken import Spoken
+from raydix.runtime.server.tools_in_use import ToolsInUse, tools_in_use
 from raydix.runtime.server.wire.chat import (
     AnswerMessage,
     ChatChoice,
@@ -34,6 +38,7 @@ from raydix.runtime.server.wire.chat import (
 from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
 from raydix.runtime.server.wire.messages import template_messages
 from raydix.runtime.server.wire.prompt_logprobs import check_not_streamed, told_prompt_logprobs
+from raydix.runtime.server.wire.tools import template_tools
 from raydix.runtime.server.wire.usage import Usage, UsageMeter
 
 
@@ -44,6 +49,7 @@ class _Answer:
     served: Served
     request: ChatRequest
     generation: Generation
+    tools: ToolsInUse | None
     created: int
 
     @property
@@ -74,11 +80,16 @@ class _Answer:
         )
 
     def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
+        message, reason = AnswerMessage(content=output.text), output.finish_reason
+        if self.tools is not None:
+            spoken = self.tools.spoken()
+            spoken.add(output)
+            message, reason = spoken.message(), spoken.finish_reason(output)
         return ChatChoice(
             index=index,
-            message=AnswerMessage(content=output.text),
+            message=message,
             logprobs=chat_logprobs(output, num_logprobs_of(self.request)),
-            finish_reason=output.finish_reason,
+            finish_reason=reason,
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.request.return_token_ids else None,
         )
@@ -93,6 +104,31 @@ class _Answer:
             stop_reason=new.stop_reason,
             token_ids=new.token_ids if self.request.return_token_ids else None,
         )
+
+    def chunk_choices(
+        self, index: int, new: CompletionOutput, is_first: bool, spoken: Spoken
+    ) -> list[ChunkChoice]:
+        """The choices of as many chunks, where there are tools: one for each thing that is said.
+
+        The first one has the logprobs and the token ids; the end has one of its own.
+        """
+        deltas = spoken.add(new)
+        if is_first:
+            begin = deltas.pop(0) if deltas else Delta()
+            deltas.insert(0, begin.model_copy(update={"role": "assistant"}))
+        if new.is_finished or not deltas:
+            deltas.append(Delta())
+        told = [ChunkChoice(index=index, delta=each) for each in deltas]
+        if self.request.return_token_ids or new.logprobs is not None:
+            logprobs = chat_logprobs(new, num_logprobs_of(self.request))
+            ids = new.token_ids if self.request.return_token_ids else None
+            told[0] = told[0].model_copy(update={"logprobs": logprobs, "token_ids": ids})
+        elif deltas == [Delta()] and not new.is_finished:
+            return []
+        if new.is_finished:
+            end = {"finish_reason": spoken.finish_reason(new), "stop_reason": new.stop_reason}
+            told[-1] = told[-1].model_copy(update=end)
+        return told
 
     def chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
         """A piece of the answer."""
@@ -114,10 +150,11 @@ class _Events:
         self._meter = UsageMeter(answer.generation.num_samples)
         self._plain_chunks = PlainChunks(self._plain_chunk)
         self._begun: set[int] = set()
+        self._spoken: dict[int, Spoken] = {}
 
     def plain(self, index: int, output: RequestOutput) -> bytes | None:
         """The event of an output that has nothing but text, as `EventWriter.plain` says."""
-        if index not in self._begun or self._options.continuous_usage_stats:
+        if index not in self._begun or self._options.continuous_usage_stats or self._spoken:
             return None
         new = output.outputs[0]
         event = self._plain_chunks.event(index, new)
@@ -130,9 +167,16 @@ class _Events:
         self._meter.add(index, output)
         is_first = index not in self._begun
         self._begun.add(index)
-        choice = self._answer.chunk_choice(index, output.outputs[0], is_first)
         usage = self._meter.usage() if self._options.continuous_usage_stats else None
-        return data_event(self._answer.chunk([choice], usage))
+        choices = self._choices(index, output.outputs[0], is_first)
+        return b"".join(data_event(self._answer.chunk([each], usage)) for each in choices)
+
+    def _choices(self, index: int, new: CompletionOutput, is_first: bool) -> list[ChunkChoice]:
+        if self._answer.tools is None:
+            return [self._answer.chunk_choice(index, new, is_first)]
+        if is_first:
+            self._spoken[index] = self._answer.tools.spoken()
+        return self._answer.chunk_choices(index, new, is_first, self._spoken[index])
 
     def closing(self) -> bytes:
         """The events behind the last output, as `EventWriter.closing` says."""
@@ -157,9 +201,11 @@ def chat_routes(served: Served) -> APIRouter:
         """Answer a conversation."""
         served.check_model(body.model)
         check_stream_options(body, body.stream_options)
-        generation = await _generation(served, body, caller_of(request))
+        client = await served.engine.connected()
+        tools = tools_in_use(body, client)
+        generation = await _generation(client, body, caller_of(request))
 
-        answer = _Answer(served, body, generation, served.now())
+        answer = _Answer(served, body, generation, tools, served.now())
         if body.stream:
             return EventStream(partial(open_choices, served.engine, generation), _Events(answer))
         return json_answer(await while_connected(request.receive, answer.whole()))
@@ -167,7 +213,7 @@ def chat_routes(served: Served) -> APIRouter:
     return router
 
 
-async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Generation:
+async def _generation(client: EngineClient, body: ChatRequest, caller: Caller) -> Generation:
     """The generation that the request asks of the engine. Raises BadRequest."""
     num_prompt_logprobs = body.prompt_logprobs
     check_not_streamed(
@@ -180,10 +226,14 @@ async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Gene
         prompt_logprobs=num_prompt_logprobs,
         names=names_of_parameters(body),
     )
-    variables = template_arguments(body)
+    if body.tools:
+        # In most vocabularies, what marks a call is special.
+        params = replace(params, skip_special_tokens=False)
+    variables: dict[str, Any] = template_arguments(body)
+    if body.tools:
+        variables["tools"] = template_tools(body.tools)
     with refused_as("messages"):
-        desk = (await served.engine.connected()).texts
-        token_ids = await desk.encode_chat(
+        token_ids = await client.texts.encode_chat(
             template_messages(body.messages), variables, caller.tenant
         )
     generation = Generation(

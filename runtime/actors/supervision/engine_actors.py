@@ -113,6 +113,7 @@ class EngineActors:
             vocab_size=report.vocab_size,
             max_waiting_requests=self._config.scheduler.max_waiting_requests,
             eos_token_ids=report.eos_token_ids,
+            tool_format=self._config.model.tool_format,
         )
         return EngineFacts(
             client=client,

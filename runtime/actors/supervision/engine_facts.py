@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.policies import ToolFormatName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class ClientFacts:
     vocab_size: int
     max_waiting_requests: int
     eos_token_ids: tuple[int, ...]
+    tool_format: ToolFormatName = ToolFormatName.AUTO
 
     def to_values(self) -> dict[str, Any]:
         """The facts as they travel in an answer to a control call."""
@@ -27,7 +29,11 @@ class ClientFacts:
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Self:
         """What `to_values` gave, tuples being lists by now."""
-        return cls(**{**values, "eos_token_ids": tuple(values["eos_token_ids"])})
+        typed = {
+            "eos_token_ids": tuple(values["eos_token_ids"]),
+            "tool_format": ToolFormatName(values["tool_format"]),
+        }
+        return cls(**{**values, **typed})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """JSON of `/v1/chat/completions`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -8,6 +8,7 @@ from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.sampling_values import MAX_SAMPLES
 from raydix.runtime.server.wire.base import (
+    Items,
     Nothing,
     OrAbsent,
     Table,
@@ -20,6 +21,7 @@ from raydix.runtime.server.wire.generation import GenerationFields, StreamOption
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message, ending_of_prompt
 from raydix.runtime.server.wire.prompt_logprobs import PromptLogprobs
+from raydix.runtime.server.wire.tools import Tool, ToolCall, ToolCallDelta
 from raydix.runtime.server.wire.usage import Usage
 
 TemplateValue = bool | int | float | Text
@@ -56,15 +58,17 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     """Go on with the last message, instead of beginning one."""
 
+    tools: Items[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    """Whether more calls than the first are answered."""
+
     # Values that ask for nothing are taken, as clients send them.
     response_format: TextFormat | None = None
     store: Literal[False] = False
     modalities: list[Literal["text"]] | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none", "auto"] | None = None
     functions: Nothing | None = None
     function_call: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
 
 
@@ -93,7 +97,9 @@ class AnswerMessage(WireAnswer):
     """The whole answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """None where calls are all that was said."""
+    tool_calls: OrAbsent[list[ToolCall]] = None
 
 
 class Delta(WireAnswer):
@@ -101,6 +107,7 @@ class Delta(WireAnswer):
 
     role: OrAbsent[Literal["assistant"]] = None
     content: OrAbsent[str] = None
+    tool_calls: OrAbsent[list[ToolCallDelta]] = None
 
 
 class ChatChoice(WireAnswer):

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pydantic import Field, ValidationInfo, field_validator
+
 from raydix.errors import BadParameter
 from raydix.runtime.server.wire.base import Items, NoText, Nothing, Text, WireRequest
+from raydix.runtime.server.wire.tools import EarlierCall, template_calls
 
 
 class TextPart(WireRequest):
@@ -17,16 +20,29 @@ class TextPart(WireRequest):
 class Message(WireRequest):
     """One turn. A `developer` speaks as `system`, the word that templates know."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Items[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Items[EarlierCall] = Field(default_factory=list)
+    content: Text | Items[TextPart] | None = Field(default=None, validate_default=True)
+    """None in a turn that calls tools and says nothing."""
     name: Text | None = None
+    tool_call_id: Text | None = None
+    """The call that a tool answers."""
 
     # What an earlier answer, of whatever server, told beside its text, if that was nothing.
-    tool_calls: Nothing | None = None
     annotations: Nothing | None = None
     reasoning_content: NoText | None = None
     reasoning: NoText | None = None
     refusal: NoText | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _says_something(
+        cls, content: str | list[TextPart] | None, info: ValidationInfo
+    ) -> str | list[TextPart] | None:
+        # Of calls that are wrong there is an error of their own.
+        if content is None and not info.data.get("tool_calls", True):
+            raise ValueError("Field required")
+        return content
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -36,11 +52,17 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _template_message(message: Message) -> dict[str, Any]:
     content: Any = message.content
-    if not isinstance(content, str):
+    if isinstance(content, list):
         content = [{"type": "text", "text": part.text} for part in content]
     role = "system" if message.role == "developer" else message.role
     turn = {"role": role, "content": content}
-    return turn if message.name is None else {**turn, "name": message.name}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = template_calls(message.tool_calls)
+    return turn
 
 
 def ending_of_prompt(

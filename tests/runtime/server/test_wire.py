@@ -134,7 +134,7 @@ def test_fields_of_other_servers_that_ask_for_nothing_are_taken() -> None:
     "wrong",
     [
         {"functions": [{"name": "f"}]},
-        {"messages": [{"role": "assistant", "content": "b", "tool_calls": [{"id": "x"}]}]},
+        {"messages": [{"role": "assistant", "content": "b", "function_call": {"name": "x"}}]},
         {"messages": [{"role": "assistant", "content": "b", "reasoning_content": "x"}]},
     ],
 )

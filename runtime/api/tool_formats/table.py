@@ -1,0 +1,17 @@
+"""The formats of tool calls, and how a checkpoint's own is found."""
+
+from raydix.runtime.api.tool_formats.hermes import HERMES
+from raydix.runtime.api.tool_formats.tool_format import ToolFormat
+from raydix.runtime.config.policies import ToolFormatName
+
+TOOL_FORMATS: tuple[ToolFormat, ...] = (HERMES,)
+"""The first whose mark a template has is that of its checkpoint."""
+
+
+def tool_format_of(name: ToolFormatName, chat_template: str | None) -> ToolFormat | None:
+    """The format by its name, or by the template if that is `auto`; None: it has none of these."""
+    for each in TOOL_FORMATS:
+        is_in_template = chat_template is not None and each.template_mark in chat_template
+        if each.name is name or (name is ToolFormatName.AUTO and is_in_template):
+            return each
+    return None

@@ -1,0 +1,76 @@
+"""Every format: what a text says does not depend on the pieces in which it comes."""
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydix.runtime.api.tool_formats.events import (
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Event,
+)
+from raydix.runtime.api.tool_formats.table import TOOL_FORMATS
+from raydix.runtime.api.tool_formats.tool_format import ToolFormat
+from raydix.runtime.api.tool_formats.tool_parser import ToolParser
+from raydix.runtime.config.policies import ToolFormatName
+from tests.runtime.api.tool_formats.samples import SAMPLES, TOOLS
+
+BY_NAME = {each.name: each for each in TOOL_FORMATS}
+
+
+def parsed(tool_format: ToolFormat, pieces: Iterable[str]) -> list[Event]:
+    """What the pieces say, neighbouring texts joined."""
+    parser = ToolParser(tool_format, TOOLS)
+    events = list(itertools.chain.from_iterable(parser.push(each) for each in pieces))
+    joined: list[Event] = []
+    for event in [*events, *parser.finish()]:
+        match joined[-1:], event:
+            case ([Content() as last], Content()) | ([Arguments() as last], Arguments()):
+                joined[-1] = type(last)(last.text + event.text)
+            case _:
+                joined.append(event)
+    return joined
+
+
+def test_every_format_has_samples() -> None:
+    assert {name for name, *_ in SAMPLES} == set(BY_NAME)
+    assert set(BY_NAME) == set(ToolFormatName) - {ToolFormatName.AUTO}
+
+
+@pytest.mark.parametrize(("name", "text", "events"), SAMPLES)
+def test_samples_say_the_same_wherever_they_are_cut(
+    name: ToolFormatName, text: str, events: list[Event]
+) -> None:
+    assert parsed(BY_NAME[name], [text]) == events
+    assert parsed(BY_NAME[name], text) == events
+    for place in range(len(text)):
+        assert parsed(BY_NAME[name], [text[:place], text[place:]]) == events
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: str(each.name))
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_text_says_the_same_in_any_pieces(tool_format: ToolFormat, data: st.DataObject) -> None:
+    own = [text for name, text, _ in SAMPLES if name is tool_format.name]
+    text = data.draw(st.sampled_from(own)) + data.draw(st.sampled_from(own))
+    start = data.draw(st.integers(0, len(text)))
+    length = data.draw(st.integers(0, 12))
+    put_in = data.draw(st.text('{}"\\<>:,1 \n', max_size=3))
+    text = text[:start] + put_in + text[start + length :]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    assert parsed(tool_format, pieces) == parsed(tool_format, [text])
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    parser = ToolParser(BY_NAME[ToolFormatName.HERMES], TOOLS)
+    parser.push('<tool_call>\n{"name": "weather", "arguments": ')
+    assert parser.push('{"city": "Bo') == [CallBegun("weather"), Arguments('{"city": "Bo')]
+    assert parser.push('nn"}') == [Arguments('nn"}')]
+    assert parser.push("}\n</tool_call") == []
+    assert parser.push(">") == [CallEnded()]
