@@ -103,7 +103,7 @@ def load_gpu_model(
 
     layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
     shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
-    step_bytes, halving = 0, Halving(config.experts.overlap)
+    step_bytes, halving = 0, Halving(_overlap(config, loaded))
     if device.type == "cuda":
         step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
     num_pages = pages_with_room(config, shard, step_bytes, device)
@@ -261,6 +261,19 @@ def _make_runner(
     )
 
 
+def _overlap(config: EngineConfig, loaded: LoadedModel) -> Overlap:
+    """Which steps may be halved: none where layers keep states.
+
+    A half may end within a row, where no page is kept from which the other half could go on.
+    """
+    overlap = config.experts.overlap
+    if not loaded.decoder.has_states:
+        return overlap
+    if overlap is Overlap.ON:
+        logger.warning("experts.overlap is on; steps of layers that keep states are never halved")
+    return Overlap.OFF
+
+
 def _warm_up(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -282,7 +295,7 @@ def _warm_up(
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_reserved(device)
     pools = make_pools(shard, [1] * len(shard.layout.groups), device)
-    overlap = config.experts.overlap
+    overlap = _overlap(config, loaded)
     halving = Halving(overlap)
     runner = _make_runner(config, loaded, pools, max_model_len, device, halving=halving)
     with phase(logger, "kernels compiled, steps tried"):

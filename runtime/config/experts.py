@@ -23,7 +23,8 @@ class ExpertsSection(Section):
         Overlap.AUTO,
         description="Whether steps with prompts are computed in two halves, so that one computes "
         "while the other's tokens travel. auto: those that gain by it, as is measured at the start "
-        "on cuda; none on cpu. on: all that can be halved.",
+        "on cuda; none on cpu. on: all that can be halved. Those of models whose layers keep "
+        "states never are.",
     )
     host_store: bool = Field(
         True,

@@ -156,13 +156,13 @@ async def test_without_prefix_caching_prompts_are_scored_all_the_same(
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("family", [Family.QWEN3_MOE, Family.DEEPSEEK_V3])
+@pytest.mark.parametrize("family", [Family.QWEN3_MOE, Family.DEEPSEEK_V3, Family.QWEN3_NEXT])
 @pytest.mark.parametrize("places", [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}], ids=str)
 @pytest.mark.parametrize("is_halved", [False, True])
 async def test_ranks_that_share_experts_score_what_one_does(
     family: Family, places: dict[str, int], is_halved: bool, references: References
 ) -> None:
-    """The steps are of two halves, or those that graphs would hold."""
+    """The steps are of two halves, where they can be, or those that graphs would hold."""
     reference = references(family)
     overlap = "on" if is_halved else "off"
     config = engine_config(reference.folder, parallel=places, experts={"overlap": overlap})
