@@ -78,3 +78,10 @@ class ToolFormatName(StrEnum):
 
     AUTO = "auto"
     HERMES = "hermes"
+    LLAMA = "llama"
+    QWEN_CODER = "qwen_coder"
+    MISTRAL = "mistral"
+    DEEPSEEK = "deepseek"
+    GLM = "glm"
+    KIMI = "kimi"
+    MINIMAX = "minimax"

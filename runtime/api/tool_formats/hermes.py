@@ -24,4 +24,4 @@ def _call(text: Incoming) -> Reading[bool]:
     return (yield from text.takes(_END)) or (yield from text.is_over())
 
 
-HERMES = ToolFormat(name=ToolFormatName.HERMES, template_mark=_BEGIN, read=_read)
+HERMES = ToolFormat(name=ToolFormatName.HERMES, template_mark=_BEGIN, read=_read, gap="\n")

@@ -1,5 +1,7 @@
 """Calls that are JSON: `{"name": "f", "arguments": {...}}`, and arguments that are an object."""
 
+from collections.abc import Container
+
 from pydantic_core import from_json
 
 from raydix.runtime.api.tool_formats.events import Arguments, CallBegun, Reading
@@ -24,8 +26,19 @@ def arguments_object(text: Incoming) -> Reading[bool]:
     return (yield from _json_value(text))
 
 
-def json_call(text: Incoming) -> Reading[bool]:
-    """Read a call. Its arguments are told as they come once its name is known."""
+def object_call(text: Incoming, name: str, call_id: str | None = None) -> Reading[bool]:
+    """Read the arguments of a call whose name has been read. False: it is none."""
+    if not name or not (yield from text.sees("{")):
+        return False
+    yield CallBegun(name, call_id)
+    return (yield from arguments_object(text))
+
+
+def json_call(text: Incoming, names: Container[str] | None = None) -> Reading[bool]:
+    """Read a call. Its arguments are told as they come once its name is known.
+
+    names: of the tools, without one of which it is no call; None: it is one by any name.
+    """
     name: str | None = None
     arguments: str | None = None
     is_told = False
@@ -52,6 +65,8 @@ def json_call(text: Incoming) -> Reading[bool]:
                 return False
         elif key == "name":
             if name is not None or not (name := (yield from _string(text))):
+                return False
+            if names is not None and name not in names:
                 return False
         elif (yield from _held_value(text)) is None:
             return False

@@ -1,10 +1,26 @@
 """The formats of tool calls, and how a checkpoint's own is found."""
 
+from raydix.runtime.api.tool_formats.deepseek import DEEPSEEK
+from raydix.runtime.api.tool_formats.glm import GLM
 from raydix.runtime.api.tool_formats.hermes import HERMES
+from raydix.runtime.api.tool_formats.kimi import KIMI
+from raydix.runtime.api.tool_formats.llama import LLAMA
+from raydix.runtime.api.tool_formats.minimax import MINIMAX
+from raydix.runtime.api.tool_formats.mistral import MISTRAL
+from raydix.runtime.api.tool_formats.qwen_coder import QWEN_CODER
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat
 from raydix.runtime.config.policies import ToolFormatName
 
-TOOL_FORMATS: tuple[ToolFormat, ...] = (HERMES,)
+TOOL_FORMATS: tuple[ToolFormat, ...] = (
+    MINIMAX,
+    KIMI,
+    DEEPSEEK,
+    MISTRAL,
+    GLM,
+    QWEN_CODER,
+    HERMES,
+    LLAMA,
+)
 """The first whose mark a template has is that of its checkpoint."""
 
 

@@ -34,6 +34,8 @@ class ToolFormat:
     table."""
     read: Callable[[Incoming, Tools], Reading[None]]
     """Reads a whole answer."""
+    gap: str = ""
+    """What templates write between content and the first call."""
     new_call_id: Callable[[], str] = random_call_id
     """Draws an id for a call that the model gave none."""
 

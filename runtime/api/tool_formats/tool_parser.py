@@ -19,10 +19,11 @@ class ToolParser:
     """Owns: how far one answer was read.
 
     The blanks before a call are not told if nothing was said before them, or another call was; of
-    others one end of a line is left out, which templates put there.
+    others the format's gap is left out, which templates put there.
     """
 
     def __init__(self, tool_format: ToolFormat, tools: Tools) -> None:
+        self._gap = tool_format.gap
         self._text = Incoming()
         self._reading: Reading[None] = tool_format.read(self._text, tools)
         self._is_done = False
@@ -52,7 +53,7 @@ class ToolParser:
                     yield from self._content(event.text)
                 case CallBegun():
                     if self._has_content and not self._has_calls:
-                        yield from self._content_of(self._blanks.removesuffix("\n"))
+                        yield from self._content_of(self._blanks.removesuffix(self._gap))
                     self._blanks = ""
                     self._has_calls = True
                     yield event

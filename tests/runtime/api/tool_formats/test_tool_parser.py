@@ -14,13 +14,15 @@ from raydix.runtime.api.tool_formats.events import (
     Content,
     Event,
 )
-from raydix.runtime.api.tool_formats.table import TOOL_FORMATS
+from raydix.runtime.api.tool_formats.json_calls import is_object
+from raydix.runtime.api.tool_formats.table import TOOL_FORMATS, tool_format_of
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat
 from raydix.runtime.api.tool_formats.tool_parser import ToolParser
 from raydix.runtime.config.policies import ToolFormatName
 from tests.runtime.api.tool_formats.samples import SAMPLES, TOOLS
 
 BY_NAME = {each.name: each for each in TOOL_FORMATS}
+TAGGED = {ToolFormatName.GLM, ToolFormatName.QWEN_CODER}
 
 
 def parsed(tool_format: ToolFormat, pieces: Iterable[str]) -> list[Event]:
@@ -60,7 +62,7 @@ def test_any_text_says_the_same_in_any_pieces(tool_format: ToolFormat, data: st.
     text = data.draw(st.sampled_from(own)) + data.draw(st.sampled_from(own))
     start = data.draw(st.integers(0, len(text)))
     length = data.draw(st.integers(0, 12))
-    put_in = data.draw(st.text('{}"\\<>:,1 \n', max_size=3))
+    put_in = data.draw(st.text('{}[]"\\<>|:;,1 \n', max_size=3))
     text = text[:start] + put_in + text[start + length :]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
@@ -74,3 +76,22 @@ def test_arguments_are_told_as_they_come() -> None:
     assert parser.push('nn"}') == [Arguments('nn"}')]
     assert parser.push("}\n</tool_call") == []
     assert parser.push(">") == [CallEnded()]
+
+
+@pytest.mark.parametrize(("name", "text", "events"), SAMPLES)
+def test_arguments_of_whole_calls_are_objects(
+    name: ToolFormatName, text: str, events: list[Event]
+) -> None:
+    told = parsed(BY_NAME[name], [text])
+    whole = [before for before, after in itertools.pairwise(told) if isinstance(after, CallEnded)]
+    assert all(isinstance(each, Arguments) and is_object(each.text) for each in whole)
+    assert len(whole) == events.count(CallEnded())
+
+
+@pytest.mark.parametrize("each", TOOL_FORMATS, ids=lambda each: str(each.name))
+def test_a_format_is_found_by_its_mark_or_named(each: ToolFormat) -> None:
+    # Templates of several formats have the outer mark of Hermes, too.
+    template = f"<tool_call>{each.template_mark}" if each.name in TAGGED else each.template_mark
+    assert tool_format_of(ToolFormatName.AUTO, template) is each
+    assert tool_format_of(each.name, None) is each
+    assert tool_format_of(ToolFormatName.AUTO, "{{ messages }}") is None

@@ -1,0 +1,78 @@
+"""Arguments that are no JSON: a string stands as it is, and the schema says what is one."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import from_json
+
+from raydix.runtime.api.tool_formats.events import Arguments, Content, Reading
+from raydix.runtime.api.tool_formats.incoming import Incoming
+
+
+class RawArguments:
+    """Owns: how many arguments of one call were told, as members of a JSON object."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        """`schema`: of the tool's arguments."""
+        properties = schema.get("properties")
+        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._num_told = 0
+
+    def member(self, text: Incoming, name: str, *ends: str) -> Reading[bool]:
+        """Tell the argument whose value comes next, and read the end behind it. False: none came.
+
+        A string is told as it comes.
+        """
+        yield Arguments(
+            f"{', ' if self._num_told else '{'}{json.dumps(name, ensure_ascii=False)}: "
+        )
+        self._num_told += 1
+        if self._is_string(name):
+            if not (yield from _told_string(text, ends)):
+                return False
+        else:
+            written = yield from text.until(*ends)
+            if written is None:
+                return False
+            yield Arguments(_json_of(written))
+        for each in ends:
+            if (yield from text.takes(each)):
+                break
+        return True
+
+    def closing(self) -> Arguments:
+        """What ends the object."""
+        return Arguments("}" if self._num_told else "{}")
+
+    def _is_string(self, name: str) -> bool:
+        schema = self._properties.get(name)
+        return isinstance(schema, Mapping) and schema.get("type") == "string"
+
+
+def _told_string(text: Incoming, ends: tuple[str, ...]) -> Reading[bool]:
+    """Tell what comes before one of the ends as a JSON string."""
+    yield Arguments('"')
+    reading = text.content_until(ends)
+    while True:
+        try:
+            event = next(reading)
+        except StopIteration as ended:
+            if not ended.value:
+                return False
+            break
+        if isinstance(event, Content):
+            yield Arguments(json.dumps(event.text, ensure_ascii=False)[1:-1])
+        else:
+            yield None
+    yield Arguments('"')
+    return True
+
+
+def _json_of(written: str) -> str:
+    """The JSON that a value is, or else the string."""
+    try:
+        from_json(written, allow_inf_nan=False)
+    except ValueError:
+        return json.dumps(written, ensure_ascii=False)
+    return written.strip()
