@@ -1,6 +1,7 @@
 """`/tokenize` and `/detokenize`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -19,6 +20,7 @@ from raydix.runtime.server.wire.tokens import (
     TokenizeRequest,
     Tokens,
 )
+from raydix.runtime.server.wire.tools import template_tools
 
 
 def token_routes(served: Served) -> APIRouter:
@@ -69,9 +71,11 @@ async def _token_ids(served: Served, body: TokenizeRequest, tenant: str | None) 
         with refused_as("prompt"):
             return await desk.encode(body.prompt, tenant)
     assert body.messages is not None, "one of them is set"
-    ending = ending_of_prompt(
+    variables: dict[str, Any] = ending_of_prompt(
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )
+    if body.tools:
+        variables["tools"] = template_tools(body.tools)
     with refused_as("messages"):
-        return await desk.encode_chat(template_messages(body.messages), ending, tenant)
+        return await desk.encode_chat(template_messages(body.messages), variables, tenant)

@@ -2,6 +2,7 @@
 
 from raydix.runtime.server.wire.base import Items, Text, Turns, WireAnswer, WireRequest
 from raydix.runtime.server.wire.messages import Message
+from raydix.runtime.server.wire.tools import Tool
 
 
 class TokenizeRequest(WireRequest):
@@ -10,6 +11,8 @@ class TokenizeRequest(WireRequest):
     model: str | None = None
     prompt: Text | None = None
     messages: Turns[Message] | None = None
+    tools: Items[Tool] | None = None
+    """The tools of a chat with these messages."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -167,6 +167,9 @@ async def test_the_template_is_given_the_tools(served: tuple[Server, ScriptedMod
     answer = await server.client().chat.completions.create(**ASKED)
     expected = await server.llm.apply_chat_template(TURNS, tools=TOOLS)
     assert answer.usage.prompt_tokens == len(expected)
+    async with server.http() as http:
+        tokens = await http.post("/tokenize", json={"messages": TURNS, "tools": TOOLS})
+    assert tokens.json()["tokens"] == expected
     assert json.dumps(TOOLS[0]) in await server.llm.decode(expected)
 
 
