@@ -220,7 +220,7 @@ async def test_the_death_of_a_replica_ends_its_own_streams_alone(deployment: Dep
     async with deployment.http() as http:
         whole: set[bool] = set()
         # On a busy host HAProxy may hold one of them for dead for a while, and send it nothing.
-        for _ in range(3):
+        for _ in range(8):
             await until(lambda: len(set(deployment.replicas)) == NUM_REPLICAS)
             listeners = await listening_to(http, 8)
             victim = deployment.replicas[0]

@@ -268,7 +268,7 @@ def test_broken_rule_is_found(
 ) -> None:
     mutant(monkeypatch)
     search = settings(
-        max_examples=1000,
+        max_examples=4000,
         stateful_step_count=80,
         database=None,
         phases=[Phase.generate],
