@@ -40,10 +40,11 @@ def gated_delta(
 
     A row goes on from the state in the page of the token before its first, and leaves one in each
     of its pages: after the page's last token, or its own. The first token of a sequence starts from
-    zeros. Pages that the table does not name get none. Waits for the device.
+    zeros. Pages that the table does not name get none. Tokens of no row get zeros, unless all rows
+    have one token. Waits for the device.
     """
     channels_TX = inputs.channels_TX
-    out_TVE = channels_TX.new_empty(len(channels_TX), form.num_value_heads, form.value_dim)
+    out_TVE = channels_TX.new_zeros(len(channels_TX), form.num_value_heads, form.value_dim)
     for row in (each for some in rows for each in rows_of_columns(some)):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
         start = row.context_tokens - row.num_tokens

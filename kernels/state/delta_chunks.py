@@ -27,6 +27,8 @@ takes along a row. It divides `CHUNK_TOKENS`, so what ends on the twin's grid en
 
 Products of IEEE float32 with longer sides do not fit into the registers of Hopper.
 """
+_MIN_WORKERS = 32
+"""The programs that look at the chunks of one row and head, if there may be so many chunks."""
 
 
 def run_chunks(
@@ -57,8 +59,10 @@ def run_chunks(
         "PARTS": triton.next_power_of_2(triton.cdiv(form.key_dim, BLOCK)),
     }
 
-    # As many programs as the chunks of rows of equal length would need.
+    # As many programs as the chunks of rows of equal length would need. Of the rows of a captured
+    # step most may be empty, so that the others have more chunks.
     workers = triton.cdiv(num_tokens, num_rows * grid_tokens) + 1
+    workers = max(workers, min(_MIN_WORKERS, triton.cdiv(num_tokens, grid_tokens) + 1))
     _relate[(form.num_value_heads, workers, num_rows)](
         mixed_TX,
         inputs.decays_TV,

@@ -34,7 +34,7 @@ def gated_delta(
     """What the rows' tokens get from their states, [T, V, E] in the dtype of the channels.
 
     Does what `reference.gated_delta.gated_delta` does. A row may read a page that it writes, but
-    none that another row of the step writes; of tokens of no row the result is undefined.
+    none that another row of the step writes.
 
     Channels and taps: bf16 or float32; all tensors are contiguous in their last dimension. Raises
     ValueError if a shape, dtype or stride differs.
@@ -45,7 +45,10 @@ def gated_delta(
         pool_PLHZ=pool_PLHZ, layer=layer, block_tables_RN=block_tables_RN, page_size=page_size
     )
     mixed_TX = torch.empty_like(inputs.channels_TX)
-    out_TVE = mixed_TX.new_empty(len(mixed_TX), form.num_value_heads, form.value_dim)
+    # Beside prompts of a captured step there is padding of no row, which goes on to other layers.
+    has_prompts = any(some.num_tokens_B is not None for some in rows)
+    make = mixed_TX.new_zeros if has_prompts else mixed_TX.new_empty
+    out_TVE = make(len(mixed_TX), form.num_value_heads, form.value_dim)
     for some in rows:
         if not len(some.rows_B):
             continue

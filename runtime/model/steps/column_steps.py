@@ -1,10 +1,10 @@
 """Steps that are told all they need by columns on the device, so that CUDA graphs can hold them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from raydix.kernels.attention.rows import AttentionRows
+from raydix.kernels.attention.rows import AttentionRows, DecodeRows
 from raydix.kernels.sampling.columns import as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.decoder.decoder import Decoder
@@ -13,7 +13,7 @@ from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.staging.columns import Column
 from raydix.runtime.model.steps.captured_steps import CapturedOutput
 from raydix.runtime.model.steps.group_place import GroupPlace
-from raydix.runtime.model.steps.step_inputs import InputMaker, decode_tiles
+from raydix.runtime.model.steps.step_inputs import InputMaker, decode_tiles, whole_rows
 from raydix.runtime.model.steps.step_rows import padding_columns
 from raydix.runtime.model.steps.step_shapes import StepShape
 
@@ -46,8 +46,7 @@ class ColumnSteps:
         attention_rows = AttentionRows(
             decode=(tiles,),
             tiles_X4=tiles_X4,
-            # States are kept in steps of single tokens alone: see `shapes_of`.
-            sequences=(tiles,) if shape.is_decode else (),
+            sequences=self._sequences(shape, columns, tiles),
         )
         batch = MicroBatch(
             token_ids_T=self._slots.tokens_XL.view(-1)[columns["token_index_T"]],
@@ -72,6 +71,16 @@ class ColumnSteps:
     def padding(self, shape: StepShape) -> Column:
         """The columns of a step of this shape that has nothing but padding."""
         return padding_columns(self._slots, shape)
+
+    def _sequences(
+        self, shape: StepShape, columns: Mapping[str, Tensor], tiles: DecodeRows
+    ) -> tuple[DecodeRows, ...]:
+        """The rows whole. The tiles of an extension are parts of its only row."""
+        singles = (tiles,) if shape.is_decode or shape.num_prompt_tiles else ()
+        if not shape.num_sequences:
+            return singles
+        longest = min(shape.num_tokens, self._slots.max_model_len)
+        return (*singles, whole_rows(columns, longest, self._slots.max_model_len))
 
     def _padded(self, shape: StepShape, token_index_T: Tensor) -> SentRows | None:
         """What this rank sends in a captured step with these tokens."""

@@ -10,6 +10,7 @@ from raydix.runtime.model.steps.step_shapes import (
     choose_prompt_shape,
     decode_shapes,
     extension_shapes,
+    keeping_states,
     prompt_shapes,
 )
 
@@ -19,14 +20,12 @@ def shapes_of(
 ) -> tuple[StepShape, ...]:
     """Shapes of the steps that are captured; a step takes the first that holds it."""
     decodes = decode_shapes(max_rows)
-    if decoder.has_states:
-        # Other shapes have rows cut into tiles, and layers that keep states need them whole.
-        return decodes
     extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
     prompts = prompt_shapes(max_rows, min(decoder.ops.tile_tokens, max_model_len))
     if place is not None:
         prompts = tuple(shape for shape in prompts if place.captures(shape))
-    return (*decodes, *extensions, *prompts)
+    shapes = (*decodes, *extensions, *prompts)
+    return tuple(map(keeping_states, shapes)) if decoder.has_states else shapes
 
 
 def choose_own_shape(

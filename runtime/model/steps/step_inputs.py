@@ -96,11 +96,14 @@ class InputMaker:
             self._decoder.ops.extension_tokens,
             int(extensions_4Y[3].max(initial=0)),
         )
+        whole = whole_rows(
+            columns, int(rows.num_tokens.max(initial=1)), int(rows.ends.max(initial=0))
+        )
         attention_rows = AttentionRows(
             decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
             tiles_X4=columns["tiles_X4"] if len(tiles_X4) else None,
             expanded=expanded,
-            sequences=(singles, whole_rows(columns, rows)) if self._decoder.has_states else (),
+            sequences=(singles, whole) if self._decoder.has_states else (),
         )
 
         return BatchInputs(
@@ -157,13 +160,15 @@ def decode_tiles(
     )
 
 
-def whole_rows(columns: Mapping[str, Tensor], rows: StepRows) -> DecodeRows:
-    """The rows of several tokens, uncut, among a step's columns: see `whole_columns`."""
+def whole_rows(
+    columns: Mapping[str, Tensor], max_tokens: int, max_context_tokens: int
+) -> DecodeRows:
+    """The rows of several tokens, uncut, among a step's columns: see `SEQUENCE_NAMES`."""
     return DecodeRows(
         rows_B=columns["slots_S"],
         tokens_B=columns["first_tokens_S"],
         context_tokens_B=columns["contexts_S"],
-        max_context_tokens=int(rows.ends.max(initial=0)),
+        max_context_tokens=max_context_tokens,
         num_tokens_B=columns["num_tokens_S"],
-        tokens_per_tile=int(rows.num_tokens.max(initial=1)),
+        tokens_per_tile=max_tokens,
     )

@@ -16,7 +16,7 @@ from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.slots.slot_memory import run_offsets
 from raydix.runtime.model.slots.slot_sampling import SamplingRows, SlotSampling
 from raydix.runtime.model.staging.columns import Column, Columns
-from raydix.runtime.model.steps.step_shapes import TILE_NAMES, StepShape
+from raydix.runtime.model.steps.step_shapes import SEQUENCE_NAMES, TILE_NAMES, StepShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +179,7 @@ def step_columns(
     columns: Columns = {
         **tokens.by_name,
         **_attention_columns(padded, rows, shape),
+        **_sequence_columns(rows, shape),
         "last_tokens_R": last_tokens_R,
         "next_index_R": next_index_R,
         **sampling.columns,
@@ -255,13 +256,17 @@ def tile_columns(columns_4Y: Sequence[Column] | Column) -> dict[str, Column]:
 
 
 def whole_columns(rows: StepRows, is_chosen: NDArray[np.bool_]) -> dict[str, Column]:
-    """Some of the rows, uncut, as layers that keep states need them."""
-    return {
-        "slots_S": rows.slots[is_chosen],
-        "first_tokens_S": rows.first_tokens[is_chosen],
-        "num_tokens_S": rows.num_tokens[is_chosen],
-        "contexts_S": rows.ends[is_chosen],
-    }
+    """Some of the rows, uncut, as layers that keep states need them: see `SEQUENCE_NAMES`."""
+    columns = (rows.slots, rows.first_tokens, rows.num_tokens, rows.ends)
+    return dict(zip(SEQUENCE_NAMES, [each[is_chosen] for each in columns], strict=True))
+
+
+def _sequence_columns(rows: StepRows, shape: StepShape) -> Columns:
+    """Columns of rows whose states are changed, where some are. Padding has no state."""
+    if not shape.num_sequences:
+        return {}
+    # Single tokens beside prompts are tiles; an extension's only row may have a single one.
+    return whole_columns(rows, (rows.num_tokens > 1) | (not shape.num_prompt_tiles))
 
 
 def _attention_columns(padded: StepRows, rows: StepRows, shape: StepShape) -> Columns:

@@ -14,6 +14,8 @@ TOKEN_NAMES = ("token_index_T", "page_index_T", "page_offset_T", "positions_T")
 TILE_NAMES = ("slots_Y", "first_tokens_Y", "num_tokens_Y", "contexts_Y")
 """Columns by tile of few tokens: its slot, its first index in T, its tokens, and its context up to
 and including the last of them."""
+SEQUENCE_NAMES = ("slots_S", "first_tokens_S", "num_tokens_S", "contexts_S")
+"""The same of rows of several tokens, uncut, which layers that keep states need."""
 EXTENSION_TOKENS = (16, 32, 64, 128)
 """The captured lengths of a single row of a few tokens; longer ones are steps of prompts."""
 _MAX_PROMPT_ROWS = 128
@@ -30,6 +32,9 @@ _PROMPT_TOKENS = (
 Not 320 and 448: a layer's products alone take cuBLAS 162 us for 320 tokens and 129 for 384, and as
 long for 448 as for 512 (dense_l16, one run on an H100, 2026-11).
 """
+_MAX_SEQUENCES = 16
+"""Rows of several tokens beside which a step of prompts changes states. Kernels start for all of
+them, be there so many or not; of more prompts in one step each is short."""
 _MORE_TILES = 16
 """Tiles beyond those that tokens fill: each row, and the padding behind them, may end in a tile."""
 
@@ -45,6 +50,8 @@ class StepShape:
     num_prompt_tiles: int = 0
     """Tiles of rows of several tokens; if there are any, the others are for single tokens."""
     tokens_per_prompt_tile: int = 1
+    num_sequences: int = 0
+    """Rows of several tokens whose states it changes; 0: no layer keeps states, or no such row."""
 
     @property
     def is_decode(self) -> bool:
@@ -79,7 +86,10 @@ class StepShape:
         missing = self.num_tokens - int(num_tokens.sum())
         if not self.num_prompt_tiles or missing < 0 or len(num_tokens) > self.num_rows:
             return False
-        tiles = -(-num_tokens[num_tokens > 1] // self.tokens_per_prompt_tile)
+        several = num_tokens[num_tokens > 1]
+        if self.num_sequences and len(several) > self.num_sequences:
+            return False
+        tiles = -(-several // self.tokens_per_prompt_tile)
         padding = -(-missing // self.tokens_per_prompt_tile)
         return int(tiles.sum()) + padding <= self.num_prompt_tiles
 
@@ -90,11 +100,13 @@ def _layout(shape: StepShape) -> Layout:
     by_token = ColumnForm(INT64, (shape.num_tokens,))
     by_tile = ColumnForm(INT64, (shape.num_tiles,))
     by_row = ColumnForm(INT64, (shape.num_rows,))
+    by_sequence = ColumnForm(INT64, (shape.num_sequences,))
     return Layout(
         {
             **dict.fromkeys(TOKEN_NAMES, by_token),
             **dict.fromkeys(TILE_NAMES, by_tile),
             "tiles_X4": ColumnForm(INT32, (shape.num_prompt_tiles, 4)),
+            **(dict.fromkeys(SEQUENCE_NAMES, by_sequence) if shape.num_sequences else {}),
             "last_tokens_R": by_row,
             "next_index_R": by_row,
             **{name: replace(by_row, dtype=dtype) for name, dtype in COLUMN_DTYPES.items()},
@@ -132,6 +144,14 @@ def prompt_shapes(max_rows: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
         )
         for size in _PROMPT_TOKENS
     )
+
+
+def keeping_states(shape: StepShape) -> StepShape:
+    """The same for a model with layers that keep states."""
+    if shape.is_decode:
+        return shape
+    most = _MAX_SEQUENCES if shape.num_prompt_tiles else shape.num_rows
+    return replace(shape, num_sequences=min(most, shape.num_rows))
 
 
 def choose_prompt_shape(num_tokens: Column, shapes: Sequence[StepShape]) -> StepShape | None:

@@ -195,6 +195,48 @@ def test_a_state_of_another_page_is_found(device: torch.device) -> None:
     assert (out - expected).abs().max() > 1e-2
 
 
+def test_tokens_of_no_row_get_zeros_beside_prompts(device: torch.device) -> None:
+    """They are padding of a captured step, and go on to other layers."""
+    step = Step([(2, 20, 60), (0, 1, 70), (3, 30, 30)], SMALL, device)
+    expected, _ = step.run()
+    step.rows = tuple(_without_slot(some, 3) for some in step.rows)
+
+    out, _ = step.run()
+
+    assert not out[21:].any()
+    assert torch.equal(out[:21], expected[:21])
+
+
+def _without_slot(rows: DecodeRows, slot: int) -> DecodeRows:
+    contexts_B = rows.context_tokens_B.where(rows.rows_B != slot, 0)
+    return replace(rows, context_tokens_B=contexts_B)
+
+
+PROMPTS = [(0, 1, 70), (2, 40, 97), (1, 1, 9), (3, 9, 34)]
+MORE_PROMPTS = [(0, 1, 96), (2, 30, 70), (1, 1, 30), (3, 19, 19)]
+
+
+@pytest.mark.gpu
+def test_a_graph_of_prompts_replays_other_rows(dtype: torch.dtype, device: torch.device) -> None:
+    first, other = (Step(some, SMALL, device, dtype) for some in (PROMPTS, MORE_PROMPTS))
+    first.inputs = other.inputs
+    first.run()
+    graph, pool_PLHZ = torch.cuda.CUDAGraph(), first.pool_PLHZ.clone()
+    with torch.cuda.graph(graph):
+        out_TVE = first.run_in(pool_PLHZ)
+    for mine, others in zip(first.rows, other.rows, strict=True):
+        for name in ("rows_B", "tokens_B", "context_tokens_B", "num_tokens_B"):
+            if getattr(mine, name) is not None:
+                getattr(mine, name).copy_(getattr(others, name))
+    pool_PLHZ.copy_(first.pool_PLHZ)
+
+    graph.replay()
+
+    expected_out, expected_pool = other.run()
+    assert torch.equal(out_TVE, expected_out)
+    assert torch.equal(pool_PLHZ, expected_pool)
+
+
 @pytest.mark.gpu
 def test_a_graph_replays_other_rows(dtype: torch.dtype, device: torch.device) -> None:
     rows = [(0, 1, 70), (1, 1, 9), (2, 1, 34), (3, 1, 97)]

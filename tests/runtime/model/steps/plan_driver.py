@@ -56,6 +56,7 @@ class PlanDriver:
         num_pages: int = 120,
         max_slots: int = 40,
         rules: LogitRules = LOGIT_RULES,
+        device: torch.device = CPU,
     ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
@@ -63,7 +64,7 @@ class PlanDriver:
         layout = model.kv_layout(page_size, dtype)
         ranks = model.decoder.collectives
         shard = KvShard(layout=layout, rank=ranks.rank, num_ranks=ranks.size)
-        self.pools = make_pools(shard, [num_pages] * len(layout.groups), CPU)
+        self.pools = make_pools(shard, [num_pages] * len(layout.groups), device)
 
         self.runner = ModelRunner(
             model.decoder,
@@ -71,7 +72,7 @@ class PlanDriver:
             page_size=page_size,
             max_slots=max_slots,
             max_model_len=256,
-            device=CPU,
+            device=device,
             rules=rules,
         )
 

@@ -17,6 +17,12 @@ def capture(driver: PlanDriver) -> UncapturedSteps:
     return without_graphs(driver.runner)
 
 
+def assert_same_pools(driver: PlanDriver, other: PlanDriver) -> None:
+    """Do both hold the same, but for the padding page?"""
+    for pools in zip(driver.pools, other.pools, strict=True):
+        torch.testing.assert_close(*(pool[1:] for pool in pools), atol=1e-5, rtol=1e-5)
+
+
 def with_prefix(
     driver: PlanDriver, num_cached: int, sampling: DeviceSampling = GREEDY
 ) -> DrivenRequest:
@@ -71,9 +77,63 @@ def test_decodes_of_a_model_that_keeps_states_read_columns_alone(state_model: Lo
 
     assert tokens == expected
     assert len(steps.replayed) >= 11
-    assert all(shape.is_decode for shape in steps.replayed)
-    for pools in zip(plain.pools, columns.pools, strict=True):
-        torch.testing.assert_close(*(pool[1:] for pool in pools), atol=1e-5, rtol=1e-5)
+    assert {shape.is_decode for shape in steps.replayed} == {True, False}
+    assert_same_pools(plain, columns)
+
+
+@pytest.mark.parametrize("num_cached", [88, 80, 77, 41, 0])
+def test_an_extension_changes_states_as_the_same_rows_do(
+    state_model: LoadedModel, num_cached: int
+) -> None:
+    plain, columns = PlanDriver(state_model), PlanDriver(state_model)
+    requests = [with_prefix(driver, num_cached) for driver in (plain, columns)]
+    steps = capture(columns)
+
+    tokens = [
+        tokens_of(driver.step([Row(request=request, num_tokens=90 - num_cached)]))
+        for driver, request in zip((plain, columns), requests, strict=True)
+    ]
+
+    assert [shape.num_rows for shape in steps.replayed] == [1]
+    assert tokens[0] == tokens[1]
+    assert_same_pools(plain, columns)
+
+
+def test_prompts_beside_decodes_change_states_as_the_same_rows_do(
+    state_model: LoadedModel,
+) -> None:
+    plain, columns = (PlanDriver(state_model, num_pages=200) for _ in range(2))
+    steps = capture(columns)
+
+    tokens = []
+    for driver in (plain, columns):
+        decoding = [driver.add(slot, PROMPT[slot:40]) for slot in range(3)]
+        rows = [Row(request=each, num_tokens=each.num_prompt_tokens) for each in decoding]
+        tokens += [tokens_of(driver.step(rows))]
+
+        long, short = driver.add(3, PROMPT), driver.add(4, PROMPT[7:70])
+        for taken in (30, 33):
+            singles = [Row(request=each, num_tokens=1) for each in decoding]
+            prompts = Row(request=long, num_tokens=taken), Row(request=short, num_tokens=taken - 5)
+            tokens += [tokens_of(driver.step([prompts[0], *singles, prompts[1]]))]
+        everyone = [*decoding, short]
+        tokens += [tokens_of(driver.step([Row(request=each, num_tokens=1) for each in everyone]))]
+
+    assert [shape.num_tokens for shape in steps.replayed] == [128, 64, 64, 4]
+    assert tokens[:4] == tokens[4:]
+    assert_same_pools(plain, columns)
+
+
+def test_more_prompts_than_a_shape_has_states_for_run_row_by_row(state_model: LoadedModel) -> None:
+    driver = PlanDriver(state_model, num_pages=500)
+    steps = capture(driver)
+    requests = [driver.add(slot, PROMPT[:9]) for slot in range(17)]
+
+    driver.step([Row(request=each, num_tokens=2) for each in requests[:16]])
+    driver.step([Row(request=each, num_tokens=2) for each in requests[:16]])
+    driver.step([Row(request=each, num_tokens=2) for each in requests])
+
+    assert len(steps.replayed) == 2
 
 
 def test_what_a_row_does_not_keep_goes_to_the_padding_page(small_model: LoadedModel) -> None:

@@ -24,11 +24,13 @@ from raydix.runtime.model.steps.step_rows import (
     token_columns,
 )
 from raydix.runtime.model.steps.step_shapes import (
+    SEQUENCE_NAMES,
     TILE_NAMES,
     TOKEN_NAMES,
     StepShape,
     decode_shapes,
     extension_shapes,
+    keeping_states,
     prompt_shapes,
 )
 
@@ -249,6 +251,31 @@ def test_tiles_hold_every_token_of_prompts_and_padding_once(
     singles = [first for first, context in zip(firsts, contexts, strict=True) if context]
     covered = [first + i for _, first, count, _ in tiles_of(columns) for i in range(count)]
     assert sorted(covered + singles) == list(range(32))
+
+
+def test_rows_whose_states_change_are_whole_and_padding_is_none_of_them(
+    slots: RequestSlots,
+) -> None:
+    (shape,) = (each for each in prompt_shapes(MAX_SLOTS, 16) if each.num_tokens == 32)
+    shape = keeping_states(shape)
+    rows = read_rows(plan([(3, 1, 18, 1, 0), (1, 20, 1, 20, 0)]), slots)
+
+    packed = step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
+
+    nothing = [0] * (shape.num_sequences - 1)
+    whole = [[first, *nothing] for first in (3, 0, 18, 19)]
+    assert picked(unpack(packed, shape), SEQUENCE_NAMES) == whole
+
+
+@pytest.mark.parametrize("num_tokens", [1, 6])
+def test_the_only_row_of_an_extension_is_one_whose_state_changes(
+    slots: RequestSlots, num_tokens: int
+) -> None:
+    shape = keeping_states(StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4))
+
+    columns = columns_of(slots, shape, (3, 14, num_tokens, 14, 0))
+
+    assert picked(columns, SEQUENCE_NAMES) == [[3], [0], [num_tokens], [14 + num_tokens]]
 
 
 def test_a_padding_row_keeps_nothing(slots: RequestSlots) -> None:

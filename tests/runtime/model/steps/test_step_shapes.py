@@ -6,6 +6,7 @@ from raydix.runtime.model.steps.step_shapes import (
     choose_prompt_shape,
     decode_shapes,
     extension_shapes,
+    keeping_states,
     padded_tokens,
     prompt_shapes,
 )
@@ -83,6 +84,18 @@ def test_a_shape_of_prompts_has_tiles_enough_for_its_rows() -> None:
 def test_what_a_step_has_with_its_padding(num_tokens: int, padded: int) -> None:
     assert padded_tokens(num_tokens) == padded
     assert num_tokens > 2176 or padded in {each.num_tokens for each in prompt_shapes(8, 16)}
+
+
+def test_a_shape_that_keeps_states_holds_some_prompts_beside_any_single_tokens() -> None:
+    shapes = [keeping_states(shape) for shape in prompt_shapes(128, 16)]
+    (shape,) = (each for each in shapes if each.num_tokens == 128)
+
+    assert shape.num_sequences == 16
+    assert shape.holds_prompts(np.array([2] * 16 + [1] * 90))
+    assert not shape.holds_prompts(np.array([2] * 17))
+    assert next(keeping_states(each).num_sequences for each in prompt_shapes(3, 16)) == 3
+    assert [keeping_states(each).num_sequences for each in extension_shapes(64, 16)] == [1] * 3
+    assert [keeping_states(each) for each in decode_shapes(8)] == [*decode_shapes(8)]
 
 
 def test_only_prompts_wait_by_layer() -> None:
