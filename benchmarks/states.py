@@ -1,14 +1,20 @@
-"""How many hits a model with states finds, and with how few states: agents, on a virtual clock.
+"""How many hits a model with states finds, with how few states, and what hits and decodes take.
 
-    python -m benchmarks.states                        # the whole trace, in half a minute
+    python -m benchmarks.states                        # on cpu: the whole trace, in half a minute
     python -m benchmarks.states --sessions 10 --l1-states 64
+    python -m benchmarks.states --device cuda          # one GPU of 80 GB, in three minutes
 
 Sessions of coding agents are played against the real cores with the layout of Qwen3.6-35B-A3B: a
 state weighs as much as the keys and values of 3,216 tokens. Each turn is asked when the one before
 it has been answered. An oracle that keeps a state at every page, and never loses one, finds the
-longest prefix, in whole pages, that any earlier prompt began with.
+longest prefix, in whole pages, that any earlier prompt began with. No model is run.
+
+On a GPU a model of that shape with 12 of its layers serves through Ray: the time to the first
+token of a hit in L1 and in L2 beside that of computing, and a batch that decodes beside the
+memory's speed (`benchmarks.engine.state_times`).
 """
 
+import asyncio
 import gzip
 import json
 from collections import defaultdict
@@ -20,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.cores.scheduler_engine import Engine
-from benchmarks.records.command_line import add_keep, count, make_parser, run
+from benchmarks.engine.engines import Options, add_options, options_of
+from benchmarks.engine.state_times import measure_times
+from benchmarks.records.command_line import count, make_parser, run
 from benchmarks.records.record import Figure, report
 from raydix.ids import AskingId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
@@ -156,14 +164,18 @@ def measure(
 
 
 def main() -> int:
-    """Play the trace; 1 if the bars are missed."""
+    """Play the trace, or time a GPU; 1 if the bars are missed."""
     parser = make_parser(__doc__)
+    add_options(parser, Options(device="cpu"))
     parser.add_argument("--sessions", type=count, default=None)
     parser.add_argument("--l1-tokens", type=count, default=3_000_000)
     parser.add_argument("--l1-states", type=count, default=384)
     parser.add_argument("--l2-gib", type=count, default=512)
-    add_keep(parser)
     arguments = parser.parse_args()
+    options = options_of(arguments)
+    if options.device == "cuda" or options.is_tiny:
+        figures = asyncio.run(measure_times(options))
+        return options.report("states_gpu", {"model": "qwen3.6-35b-a3b-l12"}, figures)
 
     sessions = read_turns(arguments.sessions)
     # The oracle sees turns in the order in which sessions began: no other order finds more.
@@ -204,7 +216,9 @@ def main() -> int:
         "l2_gib": arguments.l2_gib,
         "state_bytes": LAYOUT.state_bytes,
     }
-    return report("states", config, figures, keep_in=arguments.keep)
+    # A part of the trace is no record.
+    keep_in = options.results if arguments.sessions is None else None
+    return report("states", config, figures, keep_in=keep_in, at_commit=options.commit)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,32 @@ SHAPES: dict[str, ModelConfig] = {
         "intermediate_size": 2048,
         "num_nextn_predict_layers": 0,
     },
+    "qwen3.6-35b-a3b-l12": {
+        **{name: value for name, value in _COMMON.items() if name != "rope_theta"},
+        "model_type": "qwen3_5_moe_text",
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "num_hidden_layers": 12,
+        "vocab_size": 248_320,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+        },
+    },
     "gemma-2-9b": {
         **_COMMON,
         "model_type": "gemma2",
@@ -150,7 +176,8 @@ SHAPES: dict[str, ModelConfig] = {
         "num_experts_per_tok": 8,
     },
 }
-"""Qwen3 with 16 layers (64 KiB of KV per token), Qwen3-30B-A3B whole and cut to 12 layers, and
+"""Qwen3 with 16 layers (64 KiB of KV per token), Qwen3-30B-A3B whole and cut to 12 layers,
+Qwen3.6-35B-A3B cut to 12 (9 of which keep a state, 18.8 MiB together), and
 attention of DeepSeek-V3 in all its layers (69 KiB per token), with small dense feed-forwards. The
 models with windows are whole but for their vocabulary, and Gemma 2 with a longer context than its
 8192. `biased_moe_l12` has the experts of moe_l12 behind gpt-oss's router, whose bias makes some of
@@ -159,8 +186,13 @@ them popular."""
 
 def write_config(shape: str, folder: Path) -> Path:
     """Write a shape's config.json; its folder is a `model.path` for `load_format: dummy`."""
+    return write_shape(SHAPES[shape], folder)
+
+
+def write_shape(model: ModelConfig, folder: Path) -> Path:
+    """The same of a shape that has no name."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2))
+    (folder / "config.json").write_text(json.dumps(dict(model), indent=2))
     return folder
 
 
