@@ -7,26 +7,22 @@ from pydantic_core import from_json
 
 from raydix.errors import BadRequest
 
-_ARGUMENTS = '{"place":"a"}'
-ARGUMENTS_TRIAL: tuple[list[dict[str, Any]], str] = (
-    [
+TRIAL_ARGUMENTS = '{"place":"a"}'
+"""The arguments of a call in a trial: JSON as nothing else would write it."""
+
+
+def trial_turns(*, arguments: Any, **said: Any) -> list[dict[str, Any]]:
+    """A conversation with one call, by which a template shows what it takes.
+
+    said: what the turn that calls has besides, such as `content`.
+    """
+    function = {"name": "look", "arguments": arguments}
+    call = {"id": "a12345678", "type": "function", "function": function}
+    return [
         {"role": "user", "content": "a"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "a12345678",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": _ARGUMENTS},
-                }
-            ],
-        },
+        {"role": "assistant", "tool_calls": [call], **said},
         {"role": "tool", "tool_call_id": "a12345678", "name": "look", "content": "b"},
-    ],
-    _ARGUMENTS,
-)
-"""A conversation with a call, and the arguments of that: JSON as nothing else would write it."""
+    ]
 
 
 def with_text(message: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -69,6 +65,29 @@ def _text_of(part: Any) -> str:
             "{'type': 'text', 'text': 'Hello'}."
         )
     return text
+
+
+def with_reasoning(message: dict[str, Any], number: int) -> dict[str, Any]:
+    """The message with what was reasoned under each of the names that templates have for it.
+
+    Raises BadRequest for what is no text.
+    """
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(reasoning, str):
+        raise BadRequest(
+            f"Message {number} has {reasoning!r:.80} for its reasoning_content; expected text."
+        )
+    return {
+        **message,
+        "reasoning_content": reasoning,
+        "reasoning": reasoning,
+        "thinking": reasoning,
+    }
+
+
+def with_text_in_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its content at the end of what was reasoned."""
+    return {**message, "content": "", "thinking": f"{message['thinking']}\n{message['content']}"}
 
 
 def with_argument_objects(message: dict[str, Any], number: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Self
 
 from raydix.errors import BadParameter
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
-from raydix.runtime.config.policies import ToolFormatName
+from raydix.runtime.config.policies import ReasoningFormatName, ToolFormatName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...]
     max_waiting_requests: int
     tool_format: ToolFormatName = ToolFormatName.AUTO
+    reasoning_format: ReasoningFormatName = ReasoningFormatName.AUTO
 
     @classmethod
     def of(cls, facts: ClientFacts) -> Self:
@@ -27,6 +28,7 @@ class ModelLimits:
             eos_token_ids=facts.eos_token_ids,
             max_waiting_requests=facts.max_waiting_requests,
             tool_format=facts.tool_format,
+            reasoning_format=facts.reasoning_format,
         )
 
     def check_num_requests(self, number: int) -> None:

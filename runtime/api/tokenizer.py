@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import BadRequest, CheckpointError
-from raydix.runtime.api.chat_messages import ARGUMENTS_TRIAL, with_argument_objects, with_text
+from raydix.runtime.api.chat_template import ChatTemplate
 from raydix.runtime.api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from raydix.runtime.api.fair_turns import Steps, result_of
 from raydix.runtime.api.freed_memory import give_back_memory
@@ -28,8 +28,6 @@ from raydix.runtime.model.checkpoint.late_import import import_late
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _LARGE_CHARACTERS = 256 << 10
 """The characters of a text whose tokenising leaves so much memory that giving it back pays."""
-_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""The errors, besides Jinja's own, of a template whose variables are not what it expects."""
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer | None":
@@ -100,9 +98,10 @@ class Tokenizer:
     def __init__(self, wrapped: Any) -> None:
         """`wrapped` is a transformers tokenizer."""
         self._wrapped = wrapped
-        self._special_ids = frozenset(
-            i for i, added in wrapped.added_tokens_decoder.items() if added.special
-        )
+        self._chat_template = ChatTemplate(wrapped)
+        special = {i: each for i, each in wrapped.added_tokens_decoder.items() if each.special}
+        self._special_ids = frozenset(special)
+        self._special_texts = frozenset(each.content for each in special.values())
         self._token_bytes = TokenBytes.of(wrapped.backend_tokenizer) if wrapped.is_fast else None
         if wrapped.is_fast:
             # All of a text is wanted, and nothing but it.
@@ -144,69 +143,14 @@ class Tokenizer:
         max_tokens: int | None,
     ) -> Steps[list[int]]:
         """`encode_chat` in steps. Raises PromptTooLong as soon as there are certainly more."""
-        text = self._chat_text(messages, template_arguments)
+        text = self._chat_template.text(messages, template_arguments)
         yield
         return (yield from self._encoding(text, max_tokens, with_special=False))
-
-    def _chat_text(
-        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
-    ) -> str:
-        from jinja2 import TemplateError
-
-        if self._wrapped.chat_template is None:
-            raise BadRequest(
-                "This checkpoint has no chat template; chat needs one. "
-                "Pass a prompt to generate instead."
-            )
-        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-            raise BadRequest(
-                f"The messages are {messages!r:.80}; expected a list of dicts such as "
-                "{'role': 'user', 'content': 'Hello'}."
-            )
-        turns = [with_text(message, number) for number, message in enumerate(messages)]
-        if any(turn.get("tool_calls") for turn in turns) and not self._keeps_arguments:
-            turns = [with_argument_objects(turn, number) for number, turn in enumerate(turns)]
-
-        begins_a_turn = not template_arguments.get("continue_final_message", False)
-        options = {
-            "add_generation_prompt": begins_a_turn,
-            **template_arguments,
-            "tokenize": False,
-        }
-        try:
-            text: str = self._wrapped.apply_chat_template(turns, **options)
-        except (TemplateError, *_TEMPLATE_ERRORS) as error:
-            reason = str(error).rstrip(".")
-            raise BadRequest(f"The chat template refuses these messages: {reason}.") from error
-        # Of all that the template has taken from messages, tools and names.
-        if not is_unicode(text):
-            raise BadRequest(
-                "The chat holds half of a surrogate pair, which is no Unicode text. Remove it."
-            )
-        return text
 
     @property
     def tool_template(self) -> str | None:
         """The chat template for conversations with tools; None: there is none."""
-        if self._wrapped.chat_template is None:
-            return None
-        template: str = self._wrapped.get_chat_template(tools=[])
-        return template
-
-    @functools.cached_property
-    def _keeps_arguments(self) -> bool:
-        """Whether the template writes the arguments of an earlier call as they are.
-
-        Other templates want an object, of which they write a JSON of their own.
-        """
-        from jinja2 import TemplateError
-
-        messages, arguments = ARGUMENTS_TRIAL
-        try:
-            text: str = self._wrapped.apply_chat_template(messages, tokenize=False)
-        except (TemplateError, *_TEMPLATE_ERRORS):
-            return False
-        return arguments in text
+        return self._chat_template.for_tools
 
     def _encoding(
         self, text: str, max_tokens: int | None, *, with_special: bool
@@ -298,6 +242,10 @@ class Tokenizer:
         places = range(len(whole) - len(own) + 1)
         start = next(i for i in places if whole[i : i + len(own)] == own)
         return whole[:start], whole[start + len(own) :]
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is one special token, which is hidden unless it is asked for."""
+        return text in self._special_texts
 
     def token_text(self, token_id: int) -> str:
         """A token's text behind others; of a part of a character, what stands for that."""

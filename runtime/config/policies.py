@@ -85,3 +85,13 @@ class ToolFormatName(StrEnum):
     GLM = "glm"
     KIMI = "kimi"
     MINIMAX = "minimax"
+
+
+class ReasoningFormatName(StrEnum):
+    """How the model sets reasoning apart; auto: as its chat template says; none: it does not."""
+
+    AUTO = "auto"
+    NONE = "none"
+    THINK = "think"
+    KIMI = "kimi"
+    MISTRAL = "mistral"

@@ -10,6 +10,7 @@ from raydix.runtime.config.policies import (
     EvictionPolicy,
     LoadPolicy,
     PrefetchStrategy,
+    ReasoningFormatName,
     SchedulingPolicy,
     ToolFormatName,
     WritePolicy,
@@ -42,6 +43,11 @@ class ModelSection(Section):
     tool_format: Choice[ToolFormatName] = Field(
         ToolFormatName.AUTO,
         description="How the model writes calls of tools. auto: as its chat template says.",
+    )
+    reasoning_format: Choice[ReasoningFormatName] = Field(
+        ReasoningFormatName.AUTO,
+        description="How the model sets its reasoning apart. auto: as its chat template says; "
+        "none: reasoning stays part of the text.",
     )
 
 

@@ -1,26 +1,25 @@
 """The route `/v1/chat/completions`."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
+from raydix.runtime.server.answer_reader import AnswerReader, answer_reader
 from raydix.runtime.server.answers import json_answer
+from raydix.runtime.server.chat_message import ChatMessage
 from raydix.runtime.server.connection import while_connected
-from raydix.runtime.server.errors import HttpFailure, refused_as
+from raydix.runtime.server.conversation import conversation_of
+from raydix.runtime.server.errors import HttpFailure
 from raydix.runtime.server.event_stream import DONE, EventStream, data_event, data_failure
 from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
-from raydix.runtime.server.spoken import Spoken
-from raydix.runtime.server.tools_in_use import ToolsInUse, tools_in_use
 from raydix.runtime.server.wire.chat import (
     AnswerMessage,
     ChatChoice,
@@ -33,12 +32,10 @@ from raydix.runtime.server.wire.chat import (
     max_tokens_of,
     names_of_parameters,
     num_logprobs_of,
-    template_arguments,
 )
 from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
-from raydix.runtime.server.wire.messages import template_messages
 from raydix.runtime.server.wire.prompt_logprobs import check_not_streamed, told_prompt_logprobs
-from raydix.runtime.server.wire.tools import template_tools
+from raydix.runtime.server.wire.tools import check_tool_choice
 from raydix.runtime.server.wire.usage import Usage, UsageMeter
 
 
@@ -49,7 +46,8 @@ class _Answer:
     served: Served
     request: ChatRequest
     generation: Generation
-    tools: ToolsInUse | None
+    reader: AnswerReader | None
+    """What reads the choices; None: they are content and nothing else."""
     created: int
 
     @property
@@ -64,7 +62,7 @@ class _Answer:
         prompt_logprobs = None
         async for index, output in choices_of(self.served.engine, self.generation):
             meter.add(index, output)
-            choices[index] = self._choice(index, output.outputs[0])
+            choices[index] = self._choice(index, output.outputs[0], meter)
             if index == 0:
                 prompt_logprobs = await asyncio.to_thread(
                     told_prompt_logprobs, output.prompt_logprobs
@@ -79,12 +77,13 @@ class _Answer:
             usage=meter.usage(),
         )
 
-    def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
+    def _choice(self, index: int, output: CompletionOutput, meter: UsageMeter) -> ChatChoice:
         message, reason = AnswerMessage(content=output.text), output.finish_reason
-        if self.tools is not None:
-            spoken = self.tools.spoken()
-            spoken.add(output)
-            message, reason = spoken.message(), spoken.finish_reason(output)
+        if self.reader is not None:
+            said = ChatMessage(self.reader.spoken())
+            said.add(output)
+            message, reason = said.message(), said.spoken.finish_reason(output)
+            meter.tell_reasoning(index, said.spoken.num_reasoning_tokens)
         return ChatChoice(
             index=index,
             message=message,
@@ -106,13 +105,13 @@ class _Answer:
         )
 
     def chunk_choices(
-        self, index: int, new: CompletionOutput, is_first: bool, spoken: Spoken
+        self, index: int, new: CompletionOutput, is_first: bool, message: ChatMessage
     ) -> list[ChunkChoice]:
-        """The choices of as many chunks, where there are tools: one for each thing that is said.
+        """The choices of as many chunks, where answers are read: one for each thing that is said.
 
         The first one has the logprobs and the token ids; the end has one of its own.
         """
-        deltas = spoken.add(new)
+        deltas = message.add(new)
         if is_first:
             begin = deltas.pop(0) if deltas else Delta()
             deltas.insert(0, begin.model_copy(update={"role": "assistant"}))
@@ -126,7 +125,10 @@ class _Answer:
         elif deltas == [Delta()] and not new.is_finished:
             return []
         if new.is_finished:
-            end = {"finish_reason": spoken.finish_reason(new), "stop_reason": new.stop_reason}
+            end = {
+                "finish_reason": message.spoken.finish_reason(new),
+                "stop_reason": new.stop_reason,
+            }
             told[-1] = told[-1].model_copy(update=end)
         return told
 
@@ -150,11 +152,15 @@ class _Events:
         self._meter = UsageMeter(answer.generation.num_samples)
         self._plain_chunks = PlainChunks(self._plain_chunk)
         self._begun: set[int] = set()
-        self._spoken: dict[int, Spoken] = {}
+        self._messages: dict[int, ChatMessage] = {}
 
     def plain(self, index: int, output: RequestOutput) -> bytes | None:
         """The event of an output that has nothing but text, as `EventWriter.plain` says."""
-        if index not in self._begun or self._options.continuous_usage_stats or self._spoken:
+        if index not in self._begun:
+            return None
+        if self._answer.reader is not None:
+            return self._told(index, output)
+        if self._options.continuous_usage_stats:
             return None
         new = output.outputs[0]
         event = self._plain_chunks.event(index, new)
@@ -164,19 +170,24 @@ class _Events:
 
     async def event(self, index: int, output: RequestOutput) -> bytes:
         """The events of any other output, as `EventWriter.event` says."""
+        return self._told(index, output)
+
+    def _told(self, index: int, output: RequestOutput) -> bytes:
         self._meter.add(index, output)
-        is_first = index not in self._begun
+        choices = self._choices(index, output.outputs[0], is_first=index not in self._begun)
         self._begun.add(index)
         usage = self._meter.usage() if self._options.continuous_usage_stats else None
-        choices = self._choices(index, output.outputs[0], is_first)
         return b"".join(data_event(self._answer.chunk([each], usage)) for each in choices)
 
-    def _choices(self, index: int, new: CompletionOutput, is_first: bool) -> list[ChunkChoice]:
-        if self._answer.tools is None:
+    def _choices(self, index: int, new: CompletionOutput, *, is_first: bool) -> list[ChunkChoice]:
+        if self._answer.reader is None:
             return [self._answer.chunk_choice(index, new, is_first)]
         if is_first:
-            self._spoken[index] = self._answer.tools.spoken()
-        return self._answer.chunk_choices(index, new, is_first, self._spoken[index])
+            self._messages[index] = ChatMessage(self._answer.reader.spoken())
+        message = self._messages[index]
+        choices = self._answer.chunk_choices(index, new, is_first, message)
+        self._meter.tell_reasoning(index, message.spoken.num_reasoning_tokens)
+        return choices
 
     def closing(self) -> bytes:
         """The events behind the last output, as `EventWriter.closing` says."""
@@ -201,11 +212,9 @@ def chat_routes(served: Served) -> APIRouter:
         """Answer a conversation."""
         served.check_model(body.model)
         check_stream_options(body, body.stream_options)
-        client = await served.engine.connected()
-        tools = tools_in_use(body, client)
-        generation = await _generation(client, body, caller_of(request))
+        generation, reader = await _generation(served, body, caller_of(request))
 
-        answer = _Answer(served, body, generation, tools, served.now())
+        answer = _Answer(served, body, generation, reader, served.now())
         if body.stream:
             return EventStream(partial(open_choices, served.engine, generation), _Events(answer))
         return json_answer(await while_connected(request.receive, answer.whole()))
@@ -213,12 +222,15 @@ def chat_routes(served: Served) -> APIRouter:
     return router
 
 
-async def _generation(client: EngineClient, body: ChatRequest, caller: Caller) -> Generation:
-    """The generation that the request asks of the engine. Raises BadRequest."""
+async def _generation(
+    served: Served, body: ChatRequest, caller: Caller
+) -> tuple[Generation, AnswerReader | None]:
+    """What the request asks of the engine, and what reads its answers. Raises BadRequest."""
     num_prompt_logprobs = body.prompt_logprobs
     check_not_streamed(
         "prompt_logprobs", is_asked=num_prompt_logprobs is not None, is_streamed=body.stream
     )
+    check_tool_choice(body.tools, body.tool_choice)
     params = sampling_of(
         body,
         max_tokens=max_tokens_of(body),
@@ -226,24 +238,25 @@ async def _generation(client: EngineClient, body: ChatRequest, caller: Caller) -
         prompt_logprobs=num_prompt_logprobs,
         names=names_of_parameters(body),
     )
-    if body.tools:
-        # In most vocabularies, what marks a call is special.
-        params = replace(params, skip_special_tokens=False)
-    variables: dict[str, Any] = template_arguments(body)
-    if body.tools:
-        variables["tools"] = template_tools(body.tools)
-    with refused_as("messages"):
-        token_ids = await client.texts.encode_chat(
-            template_messages(body.messages), variables, caller.tenant
-        )
+    client = await served.engine.connected()
+    conversation = conversation_of(body.messages, body, field="messages")
+    token_ids = await conversation.token_ids(client.texts, caller.tenant)
+    reader = answer_reader(
+        client,
+        conversation,
+        token_ids,
+        may_call=body.tool_choice != "none",
+        max_calls=None if body.parallel_tool_calls else 1,
+        tells_reasoning=body.include_reasoning,
+    )
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),
         prompt_field="messages",
         num_samples=body.n,
-        params=params,
+        params=params if reader is None else reader.sampling(params),
         options=options_of(body, caller),
         tenant=caller.tenant,
     )
     generation.check()
-    return generation
+    return generation, reader

@@ -1,8 +1,11 @@
-"""What one choice of a chat says: content, and calls of tools."""
+"""What one choice says: reasoning, content, and calls of tools."""
 
-from typing import assert_never
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from raydix.runtime.api.outputs import CompletionOutput
+from raydix.runtime.api.tool_formats.answer_format import AnswerFormat
+from raydix.runtime.api.tool_formats.answer_parser import AnswerParser
 from raydix.runtime.api.tool_formats.events import (
     Arguments,
     CallBegun,
@@ -10,11 +13,12 @@ from raydix.runtime.api.tool_formats.events import (
     CallEnded,
     Content,
     Event,
+    Reasoning,
 )
-from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools
-from raydix.runtime.api.tool_formats.tool_parser import ToolParser
-from raydix.runtime.server.wire.chat import AnswerMessage, Delta
-from raydix.runtime.server.wire.tools import FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
+from raydix.runtime.api.tool_formats.tool_format import random_call_id
+
+TokenBytes = Callable[[int], bytes]
+"""The bytes of a token."""
 
 
 class Spoken:
@@ -24,88 +28,91 @@ class Spoken:
     One that is cut by the limit of tokens is told as far as it goes.
     """
 
-    def __init__(self, tool_format: ToolFormat, tools: Tools, max_calls: int | None) -> None:
+    def __init__(
+        self,
+        answer_format: AnswerFormat,
+        token_bytes: TokenBytes,
+        *,
+        max_calls: int | None,
+        tells_reasoning: bool,
+    ) -> None:
         """`max_calls`: the calls beyond are left out; None: all are told."""
-        self._parser = ToolParser(tool_format, tools)
-        self._new_call_id = tool_format.new_call_id
+        self._parser = AnswerParser(answer_format)
+        calls = answer_format.calls
+        self._new_call_id = random_call_id if calls is None else calls.new_call_id
+        self._reasoning_tokens = ReasoningTokens(token_bytes)
         self._max_calls = max_calls
-        self._content: list[str] = []
-        self._calls: list[ToolCall] = []
-        self._arguments: list[str] = []
-        """The pieces of the latest call's."""
-        self._num_begun = 0
-        """The calls that a stream was told of, whether or not they are any."""
+        self._tells_reasoning = tells_reasoning
+        self._num_calls = 0
         self._leaves_out = False
         """Whether the latest call is one too many."""
 
-    def add(self, new: CompletionOutput) -> list[Delta]:
-        """Take the next output; returns what is new."""
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """The tokens so far behind the mark that begins reasoning, up to the one that ends it."""
+        return self._reasoning_tokens.number
+
+    def add(self, new: CompletionOutput) -> list[Event]:
+        """Take the next output; returns what is new, each call with its id."""
         events = self._parser.push(new.text)
+        self._reasoning_tokens.add(new.text, new.token_ids, self._parser.edges)
         if new.is_finished:
             last = self._parser.finish()
             is_cut = new.finish_reason == "length"
             events += [each for each in last if not (is_cut and isinstance(each, CallBroken))]
-        deltas = [self._delta(each) for each in events]
-        return [each for each in deltas if each is not None]
+        told = [self._told(each) for each in events]
+        return [each for each in told if each is not None]
 
     def finish_reason(self, new: CompletionOutput) -> str | None:
         """The reason why the choice ended; None while it goes on."""
-        return "tool_calls" if self._calls and new.finish_reason == "stop" else new.finish_reason
+        is_for_calls = self._num_calls > 0 and new.finish_reason == "stop"
+        return "tool_calls" if is_for_calls else new.finish_reason
 
-    def message(self) -> AnswerMessage:
-        """All that was said."""
-        self._close_call()
-        content = "".join(self._content)
-        if not self._calls:
-            return AnswerMessage(content=content)
-        return AnswerMessage(content=content or None, tool_calls=self._calls)
-
-    def _delta(self, event: Event) -> Delta | None:
+    def _told(self, event: Event) -> Event | None:
         match event:
-            case Content():
-                return self._say(event.text)
-            case CallBegun():
-                return self._begin_call(event)
-            case Arguments():
-                return None if self._leaves_out else self._argue(event.text)
-            case CallEnded():
+            case Reasoning() if not self._tells_reasoning:
                 return None
+            case CallBegun():
+                self._leaves_out = (
+                    self._max_calls is not None and self._num_calls >= self._max_calls
+                )
+                if self._leaves_out:
+                    return None
+                self._num_calls += 1
+                return replace(event, call_id=event.call_id or self._new_call_id())
+            case Arguments() | CallEnded() if self._leaves_out:
+                return None
+            case CallBroken() if self._leaves_out:
+                return Content(event.text)
             case CallBroken():
-                if not self._leaves_out:
-                    self._arguments = []
-                    self._calls.pop()
-                return self._say(event.text)
-            case _:
-                assert_never(event)
+                self._num_calls -= 1
+        return event
 
-    def _say(self, text: str) -> Delta:
-        self._content.append(text)
-        return Delta(content=text)
 
-    def _begin_call(self, call: CallBegun) -> Delta | None:
-        self._close_call()
-        self._leaves_out = self._max_calls is not None and len(self._calls) >= self._max_calls
-        if self._leaves_out:
-            return None
-        call_id = call.call_id or self._new_call_id()
-        function = FunctionCall(name=call.name, arguments="")
-        self._calls.append(ToolCall(id=call_id, function=function))
-        index = self._num_begun
-        self._num_begun += 1
-        begun = FunctionDelta(name=call.name, arguments="")
-        told = ToolCallDelta(index=index, id=call_id, type="function", function=begun)
-        return Delta(tool_calls=[told])
+class ReasoningTokens:
+    """Owns: how many tokens were reasoning, and whether the next one is."""
 
-    def _argue(self, text: str) -> Delta:
-        self._arguments.append(text)
-        function = FunctionDelta(arguments=text)
-        return Delta(tool_calls=[ToolCallDelta(index=self._num_begun - 1, function=function)])
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self.number = 0
+        self._token_bytes = token_bytes
+        self._is_reasoning = False
 
-    def _close_call(self) -> None:
-        """Put the latest call's arguments where they belong."""
-        if not self._arguments:
+    def add(self, text: str, token_ids: Sequence[int], edges: Sequence[int]) -> None:
+        """Count an output's tokens.
+
+        edges: where reasoning begins and ends in its text, in turn. A token is what it begins in.
+        """
+        if not edges:
+            self.number += len(token_ids) if self._is_reasoning else 0
             return
-        call = self._calls.pop()
-        function = FunctionCall(name=call.function.name, arguments="".join(self._arguments))
-        self._calls.append(ToolCall(id=call.id, function=function))
-        self._arguments = []
+        places = [len(text[:each].encode()) for each in edges]
+        num_passed = 0
+        begin = 0
+        for token_id in token_ids:
+            while num_passed < len(places) and places[num_passed] <= begin:
+                num_passed += 1
+                self._is_reasoning = not self._is_reasoning
+            self.number += self._is_reasoning
+            begin += len(self._token_bytes(token_id))
+        if (len(places) - num_passed) % 2:
+            self._is_reasoning = not self._is_reasoning

@@ -1,7 +1,6 @@
 """`/tokenize` and `/detokenize`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -10,17 +9,16 @@ from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
+from raydix.runtime.server.conversation import conversation_of
 from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
-from raydix.runtime.server.wire.messages import ending_of_prompt, template_messages
 from raydix.runtime.server.wire.tokens import (
     Detokenized,
     DetokenizeRequest,
     TokenizeRequest,
     Tokens,
 )
-from raydix.runtime.server.wire.tools import template_tools
 
 
 def token_routes(served: Served) -> APIRouter:
@@ -71,11 +69,4 @@ async def _token_ids(served: Served, body: TokenizeRequest, tenant: str | None) 
         with refused_as("prompt"):
             return await desk.encode(body.prompt, tenant)
     assert body.messages is not None, "one of them is set"
-    variables: dict[str, Any] = ending_of_prompt(
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-    )
-    if body.tools:
-        variables["tools"] = template_tools(body.tools)
-    with refused_as("messages"):
-        return await desk.encode_chat(template_messages(body.messages), variables, tenant)
+    return await conversation_of(body.messages, body, field="messages").token_ids(desk, tenant)

@@ -114,6 +114,7 @@ class EngineActors:
             max_waiting_requests=self._config.scheduler.max_waiting_requests,
             eos_token_ids=report.eos_token_ids,
             tool_format=self._config.model.tool_format,
+            reasoning_format=self._config.model.reasoning_format,
         )
         return EngineFacts(
             client=client,

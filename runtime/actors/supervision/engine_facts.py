@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.config.policies import ToolFormatName
+from raydix.runtime.config.policies import ReasoningFormatName, ToolFormatName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class ClientFacts:
     max_waiting_requests: int
     eos_token_ids: tuple[int, ...]
     tool_format: ToolFormatName = ToolFormatName.AUTO
+    reasoning_format: ReasoningFormatName = ReasoningFormatName.AUTO
 
     def to_values(self) -> dict[str, Any]:
         """The facts as they travel in an answer to a control call."""
@@ -32,6 +33,7 @@ class ClientFacts:
         typed = {
             "eos_token_ids": tuple(values["eos_token_ids"]),
             "tool_format": ToolFormatName(values["tool_format"]),
+            "reasoning_format": ReasoningFormatName(values["reasoning_format"]),
         }
         return cls(**{**values, **typed})
 

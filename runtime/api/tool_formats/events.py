@@ -1,10 +1,27 @@
-"""What a model's text says: content, and calls of tools piece by piece."""
+"""What a model's text says: reasoning, content, and calls of tools, all piece by piece."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBegun:
+    """What is read from here on is reasoning, and the mark that ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningEnded:
+    """What is read from here on is no reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +59,9 @@ class CallBroken:
     text: str
 
 
-Event = Content | CallBegun | Arguments | CallEnded | CallBroken
-Reading = Generator[Event | None, None, Result]
+Event = Reasoning | Content | CallBegun | Arguments | CallEnded | CallBroken
+"""What is told of an answer."""
+ReasoningEdge = ReasoningBegun | ReasoningEnded
+"""Where reasoning begins and ends among the tokens, for who counts them."""
+Reading = Generator[Event | ReasoningEdge | None, None, Result]
 """Reads text as far as it has come: yields events, and None where it needs more text."""

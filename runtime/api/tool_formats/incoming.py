@@ -18,12 +18,18 @@ class Incoming:
         self._text = ""
         self._start = 0
         self._has_ended = False
+        self._num_read = 0
         self._kept: list[str] | None = None
 
     @property
     def rest(self) -> str:
         """What has come and is not read yet."""
         return self._text[self._start :]
+
+    @property
+    def num_read(self) -> int:
+        """The characters that have been read since the answer began."""
+        return self._num_read
 
     @property
     def has_ended(self) -> bool:
@@ -53,6 +59,7 @@ class Incoming:
         """Read so many characters of what has come."""
         taken = self._text[self._start : self._start + number]
         self._start += len(taken)
+        self._num_read += len(taken)
         if self._kept is not None:
             self._kept.append(taken)
         return taken
@@ -81,10 +88,12 @@ class Incoming:
             self.take(len(literal))
         return is_next
 
-    def skip_blanks(self) -> Reading[None]:
-        """Read spaces and ends of lines."""
-        while not (yield from self.is_over()) and self._text[self._start] in BLANKS:
-            self.take(1)
+    def skip_blanks(self, blanks: str = BLANKS) -> Reading[str]:
+        """Read spaces and ends of lines, or these of them; returns what was read."""
+        skipped = ""
+        while blanks and not (yield from self.is_over()) and self._text[self._start] in blanks:
+            skipped += self.take(1)
+        return skipped
 
     def content_until(self, markers: Sequence[str]) -> Reading[bool]:
         """Tell content up to the first of the markers. False: none came."""
@@ -118,7 +127,7 @@ class Incoming:
         """The characters with which no marker begins that may yet be completed."""
         end = len(self._text)
         if not self._has_ended:
-            longest = max(map(len, markers)) - 1
+            longest = max(map(len, markers), default=1) - 1
             for place in range(max(self._start, end - longest), end):
                 if any(each.startswith(self._text[place:]) for each in markers):
                     return place - self._start

@@ -25,6 +25,7 @@ from raydix.runtime.server.wire.tools import Tool, ToolCall, ToolCallDelta
 from raydix.runtime.server.wire.usage import Usage
 
 TemplateValue = bool | int | float | Text
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _NOT_FOR_TEMPLATES = frozenset(
     {
         *("chat_template", "conversation", "documents", "messages", "self", "tokenize", "tools"),
@@ -41,7 +42,18 @@ class TextFormat(WireRequest):
     type: Literal["text"]
 
 
-class ChatRequest(GenerationFields):
+class TemplateFields(WireRequest):
+    """What the chat template is told beside the messages, wherever a prompt is made of them."""
+
+    tools: Items[Tool] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: Table[Text, TemplateValue] = Field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Go on with the last message, instead of beginning one."""
+
+
+class ChatRequest(GenerationFields, TemplateFields):
     """A conversation to go on with."""
 
     messages: Turns[Message]
@@ -53,12 +65,9 @@ class ChatRequest(GenerationFields):
     prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    chat_template_kwargs: Table[Text, TemplateValue] = Field(default_factory=dict)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    """Go on with the last message, instead of beginning one."""
+    include_reasoning: bool = True
+    """Whether the answer tells what was reasoned."""
 
-    tools: Items[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     """Whether more calls than the first are answered."""
@@ -99,6 +108,9 @@ class AnswerMessage(WireAnswer):
     role: Literal["assistant"] = "assistant"
     content: str | None
     """None where calls are all that was said."""
+    reasoning_content: OrAbsent[str] = None
+    reasoning: OrAbsent[str] = None
+    """The same: some clients look for one name, some for the other."""
     tool_calls: OrAbsent[list[ToolCall]] = None
 
 
@@ -107,6 +119,8 @@ class Delta(WireAnswer):
 
     role: OrAbsent[Literal["assistant"]] = None
     content: OrAbsent[str] = None
+    reasoning_content: OrAbsent[str] = None
+    reasoning: OrAbsent[str] = None
     tool_calls: OrAbsent[list[ToolCallDelta]] = None
 
 
@@ -180,9 +194,9 @@ def num_logprobs_of(request: ChatRequest) -> int | None:
     return request.top_logprobs or 0
 
 
-def template_arguments(request: ChatRequest) -> dict[str, TemplateValue]:
+def template_arguments(fields: TemplateFields) -> dict[str, Any]:
     """Variables of the chat template. Raises BadParameter for what is more than a variable."""
-    wrong = sorted(_NOT_FOR_TEMPLATES & set(request.chat_template_kwargs))
+    wrong = sorted(_NOT_FOR_TEMPLATES & set(fields.chat_template_kwargs))
     if wrong:
         raise BadParameter(
             "chat_template_kwargs",
@@ -190,10 +204,18 @@ def template_arguments(request: ChatRequest) -> dict[str, TemplateValue]:
             "checkpoint's template, such as 'enable_thinking'. Leave the others out.",
         )
     ending = ending_of_prompt(
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
     )
-    return {**request.chat_template_kwargs, **ending}
+    return {**_effort_variables(fields.reasoning_effort), **fields.chat_template_kwargs, **ending}
+
+
+def _effort_variables(effort: ReasoningEffort | None) -> dict[str, Any]:
+    """What templates know of how much to reason: some a word, some a switch of either name."""
+    if effort is None:
+        return {}
+    reasons = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": reasons, "thinking": reasons}
 
 
 def chat_logprobs(output: CompletionOutput, num_top: int | None) -> ChatLogprobs | None:

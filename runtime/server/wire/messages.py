@@ -28,10 +28,13 @@ class Message(WireRequest):
     tool_call_id: Text | None = None
     """The call that a tool answers."""
 
+    reasoning_content: Text | None = None
+    """What an earlier answer reasoned; templates leave it out where it is of no more use."""
+    reasoning: Text | None = None
+    """The same by another name."""
+
     # What an earlier answer, of whatever server, told beside its text, if that was nothing.
     annotations: Nothing | None = None
-    reasoning_content: NoText | None = None
-    reasoning: NoText | None = None
     refusal: NoText | None = None
 
     @field_validator("content")
@@ -60,6 +63,8 @@ def _template_message(message: Message) -> dict[str, Any]:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
+    if reasoning := message.reasoning_content or message.reasoning:
+        turn["reasoning_content"] = reasoning
     if message.tool_calls:
         turn["tool_calls"] = template_calls(message.tool_calls)
     return turn

@@ -1,20 +1,16 @@
 """JSON of `/tokenize` and `/detokenize`."""
 
 from raydix.runtime.server.wire.base import Items, Text, Turns, WireAnswer, WireRequest
+from raydix.runtime.server.wire.chat import TemplateFields
 from raydix.runtime.server.wire.messages import Message
-from raydix.runtime.server.wire.tools import Tool
 
 
-class TokenizeRequest(WireRequest):
-    """Either text or a conversation."""
+class TokenizeRequest(TemplateFields):
+    """Either text or a conversation, with what a chat tells the template."""
 
     model: str | None = None
     prompt: Text | None = None
     messages: Turns[Message] | None = None
-    tools: Items[Tool] | None = None
-    """The tools of a chat with these messages."""
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
 
 class Tokens(WireAnswer):

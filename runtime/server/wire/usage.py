@@ -13,6 +13,12 @@ class PromptTokensDetails(WireAnswer):
     cached_tokens_by_source: dict[str, int]
 
 
+class OutputTokensDetails(WireAnswer):
+    """How many tokens of the output were reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(WireAnswer):
     """Tokens of a completion or of a chat completion, over all its choices."""
 
@@ -20,12 +26,7 @@ class Usage(WireAnswer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-
-class OutputTokensDetails(WireAnswer):
-    """Raydix does not tell reasoning from other output."""
-
-    reasoning_tokens: int = 0
+    completion_tokens_details: OutputTokensDetails
 
 
 class ResponseUsage(WireAnswer):
@@ -49,6 +50,7 @@ class UsageMeter:
         self._num_samples = num_samples
         self._prompts: dict[int, RequestOutput] = {}
         self._num_output_tokens = 0
+        self._num_reasoning_tokens: dict[int, int] = {}
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count what choice `index` brings; each output token must be told once."""
@@ -61,6 +63,10 @@ class UsageMeter:
         """Count an output which is not the last of its choice: that one tells of the prompt."""
         self._num_output_tokens += len(new.token_ids)
 
+    def tell_reasoning(self, index: int, num_tokens: int) -> None:
+        """Tell how many of the output tokens of choice `index` were reasoning so far."""
+        self._num_reasoning_tokens[index] = num_tokens
+
     def usage(self) -> Usage:
         """The counts so far."""
         num_prompt_tokens = sum(len(each.prompt_token_ids) for each in self._prompts.values())
@@ -69,6 +75,9 @@ class UsageMeter:
             completion_tokens=self._num_output_tokens,
             total_tokens=num_prompt_tokens + self._num_output_tokens,
             prompt_tokens_details=self._details(),
+            completion_tokens_details=OutputTokensDetails(
+                reasoning_tokens=sum(self._num_reasoning_tokens.values())
+            ),
         )
 
     def response_usage(self) -> ResponseUsage:
@@ -78,7 +87,7 @@ class UsageMeter:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=usage.prompt_tokens_details,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=usage.completion_tokens_details,
             total_tokens=usage.total_tokens,
         )
 

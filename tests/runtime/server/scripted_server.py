@@ -42,6 +42,27 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+THINKING_TEMPLATE = (
+    "{% set last = namespace(question=-1) %}{% for message in messages %}"
+    "{% if message.role == 'user' %}{% set last.question = loop.index0 %}{% endif %}{% endfor %}"
+    "{% if reasoning_effort %}<|im_start|>effort\n{{ reasoning_effort }}<|im_end|>\n{% endif %}"
+    + TEMPLATE.replace(
+        "{{ message.content or '' }}",
+        "{% if message.reasoning_content and loop.index0 > last.question %}"
+        "<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+        "{{ message.content or '' }}",
+    )
+    + "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% endif %}"
+)
+"""It has a switch and a word for reasoning, which it keeps until the next question."""
+OPENING_TEMPLATE = THINKING_TEMPLATE.replace(
+    "{% if add_generation_prompt and enable_thinking is false %}",
+    "{% if add_generation_prompt and enable_thinking is not false %}<think>\n"
+    "{% elif add_generation_prompt %}",
+)
+"""The same, with prompts that begin the reasoning."""
+
 
 class ScriptedModel:
     """Says the same to every prompt, token by token, and then the end of a turn."""

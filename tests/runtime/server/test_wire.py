@@ -135,7 +135,7 @@ def test_fields_of_other_servers_that_ask_for_nothing_are_taken() -> None:
     [
         {"functions": [{"name": "f"}]},
         {"messages": [{"role": "assistant", "content": "b", "function_call": {"name": "x"}}]},
-        {"messages": [{"role": "assistant", "content": "b", "reasoning_content": "x"}]},
+        {"messages": [{"role": "assistant", "content": "b", "refusal": "x"}]},
     ],
 )
 def test_fields_of_other_servers_that_ask_for_something_are_refused(wrong: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""One answer's text as content and calls, in pieces of any size."""
+"""One answer's text as reasoning, content and calls, in pieces of any size."""
 
 from collections.abc import Iterator
 
+from raydix.runtime.api.tool_formats.answer_format import AnswerFormat
 from raydix.runtime.api.tool_formats.events import (
     Arguments,
     CallBegun,
@@ -10,22 +11,28 @@ from raydix.runtime.api.tool_formats.events import (
     Content,
     Event,
     Reading,
+    Reasoning,
+    ReasoningBegun,
+    ReasoningEdge,
+    ReasoningEnded,
 )
 from raydix.runtime.api.tool_formats.incoming import BLANKS, Incoming
-from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools
 
 
-class ToolParser:
+class AnswerParser:
     """Owns: how far one answer was read.
 
     The blanks before a call are not told if nothing was said before them, or another call was; of
     others the format's gap is left out, which templates put there.
     """
 
-    def __init__(self, tool_format: ToolFormat, tools: Tools) -> None:
-        self._gap = tool_format.gap
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        self._gap = answer_format.gap
         self._text = Incoming()
-        self._reading: Reading[None] = tool_format.read(self._text, tools)
+        self._reading: Reading[None] = answer_format.read(self._text)
+        self._num_come = 0
+        """The characters of the pieces before the latest."""
+        self._edges: list[int] = []
         self._is_done = False
         self._blanks = ""
         """Held back: a call may follow."""
@@ -34,8 +41,19 @@ class ToolParser:
 
     def push(self, text: str) -> list[Event]:
         """Take the next piece; returns what is certain by now."""
+        self._edges = []
         self._text.add(text)
-        return list(_joined(self._told()))
+        events = list(_joined(self._told()))
+        self._num_come += len(text)
+        return events
+
+    @property
+    def edges(self) -> list[int]:
+        """The places in the latest piece where reasoning begins and ends, in turn.
+
+        One that is before the piece, but has become certain with it, stands at its beginning.
+        """
+        return self._edges
 
     def finish(self) -> list[Event]:
         """What was held back: no text follows."""
@@ -49,6 +67,10 @@ class ToolParser:
     def _told(self) -> Iterator[Event]:
         for event in self._events():
             match event:
+                case ReasoningBegun() | ReasoningEnded():
+                    self._edges.append(max(0, self._text.num_read - self._num_come))
+                case Reasoning():
+                    yield event
                 case Content():
                     yield from self._content(event.text)
                 case CallBegun():
@@ -74,7 +96,7 @@ class ToolParser:
             self._has_content = True
             yield Content(text)
 
-    def _events(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[Event | ReasoningEdge]:
         """What can be read of what has come."""
         while not self._is_done:
             try:
@@ -94,6 +116,8 @@ def _joined(events: "Iterator[Event] | list[Event]") -> Iterator[Event]:
         match last, event:
             case (Content(), Content()):
                 last = Content(last.text + event.text)
+            case (Reasoning(), Reasoning()):
+                last = Reasoning(last.text + event.text)
             case (Arguments(), Arguments()):
                 last = Arguments(last.text + event.text)
             case _:

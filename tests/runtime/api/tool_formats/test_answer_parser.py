@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydix.runtime.api.tool_formats.answer_format import AnswerFormat
+from raydix.runtime.api.tool_formats.answer_parser import AnswerParser
 from raydix.runtime.api.tool_formats.events import (
     Arguments,
     CallBegun,
     CallEnded,
-    Content,
     Event,
 )
 from raydix.runtime.api.tool_formats.json_calls import is_object
 from raydix.runtime.api.tool_formats.table import TOOL_FORMATS, tool_format_of
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat
-from raydix.runtime.api.tool_formats.tool_parser import ToolParser
 from raydix.runtime.config.policies import ToolFormatName
+from tests.runtime.api.tool_formats import parsing
 from tests.runtime.api.tool_formats.samples import SAMPLES, TOOLS
 
 BY_NAME = {each.name: each for each in TOOL_FORMATS}
@@ -26,17 +27,8 @@ TAGGED = {ToolFormatName.GLM, ToolFormatName.QWEN_CODER}
 
 
 def parsed(tool_format: ToolFormat, pieces: Iterable[str]) -> list[Event]:
-    """What the pieces say, neighbouring texts joined."""
-    parser = ToolParser(tool_format, TOOLS)
-    events = list(itertools.chain.from_iterable(parser.push(each) for each in pieces))
-    joined: list[Event] = []
-    for event in [*events, *parser.finish()]:
-        match joined[-1:], event:
-            case ([Content() as last], Content()) | ([Arguments() as last], Arguments()):
-                joined[-1] = type(last)(last.text + event.text)
-            case _:
-                joined.append(event)
-    return joined
+    """What the pieces say to whoever may call these tools."""
+    return parsing.parsed(AnswerFormat(calls=tool_format, tools=TOOLS), pieces)
 
 
 def test_every_format_has_samples() -> None:
@@ -70,7 +62,7 @@ def test_any_text_says_the_same_in_any_pieces(tool_format: ToolFormat, data: st.
 
 
 def test_arguments_are_told_as_they_come() -> None:
-    parser = ToolParser(BY_NAME[ToolFormatName.HERMES], TOOLS)
+    parser = AnswerParser(AnswerFormat(calls=BY_NAME[ToolFormatName.HERMES], tools=TOOLS))
     parser.push('<tool_call>\n{"name": "weather", "arguments": ')
     assert parser.push('{"city": "Bo') == [CallBegun("weather"), Arguments('{"city": "Bo')]
     assert parser.push('nn"}') == [Arguments('nn"}')]
