@@ -85,6 +85,7 @@ class ToolFormatName(StrEnum):
     GLM = "glm"
     KIMI = "kimi"
     MINIMAX = "minimax"
+    HARMONY = "harmony"
 
 
 class ReasoningFormatName(StrEnum):
@@ -95,3 +96,4 @@ class ReasoningFormatName(StrEnum):
     THINK = "think"
     KIMI = "kimi"
     MISTRAL = "mistral"
+    HARMONY = "harmony"

@@ -27,7 +27,8 @@ class AnswerFormat:
 
     def read(self, text: Incoming) -> Reading[None]:
         """Read a whole answer."""
-        if self.reasoning is not None:
+        is_split_off = self.calls is None or not self.calls.reads_reasoning
+        if self.reasoning is not None and is_split_off:
             yield from self.reasoning.read(text, self.is_open)
         if self.calls is None:
             yield from text.content_until(())

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from raydix.runtime.api.tool_formats.events import Content, Reading
+from raydix.runtime.api.tool_formats.events import Content, Reading, Reasoning
 
 BLANKS = " \t\r\n"
 
@@ -105,6 +105,21 @@ class Incoming:
             if place >= 0 or self._has_ended:
                 return place >= 0
             yield None
+
+    def reasoning_until(self, markers: Sequence[str], blanks: str = "") -> Reading[None]:
+        """Tell reasoning up to the first of the markers, without the blanks around it."""
+        held, has_begun = "", False
+        for event in self.content_until(markers):
+            if not isinstance(event, Content):
+                yield event
+                continue
+            new = held + event.text
+            new = new if has_begun else new.lstrip(blanks)
+            said = new.rstrip(blanks)
+            held = new[len(said) :]
+            if said:
+                has_begun = True
+                yield Reasoning(said)
 
     def until(self, *markers: str) -> Reading[str | None]:
         """What comes before the first of the markers, at which it stops; None: none came."""

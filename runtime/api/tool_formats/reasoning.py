@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from raydix.runtime.api.tool_formats.events import (
     Content,
     Reading,
-    Reasoning,
     ReasoningBegun,
     ReasoningEnded,
 )
+from raydix.runtime.api.tool_formats.harmony import ANALYSIS, CHANNEL, END, read_messages
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.kimi import KIMI_MARKS
 from raydix.runtime.config.policies import ReasoningFormatName
@@ -63,7 +63,7 @@ def _tagged(
 
         yield from text.takes(begin)
         yield ReasoningBegun()
-        yield from _told_until(text, (end, *ends_before), blanks)
+        yield from text.reasoning_until((end, *ends_before), blanks)
         yield from text.takes(end)
         yield ReasoningEnded()
         yield from text.skip_blanks(blanks)
@@ -76,24 +76,18 @@ def _tagged(
     )
 
 
-def _told_until(text: Incoming, ends: tuple[str, ...], blanks: str) -> Reading[None]:
-    """Tell what comes before one of the ends as reasoning, without the blanks around it."""
-    held, has_begun = "", False
-    for event in text.content_until(ends):
-        if not isinstance(event, Content):
-            yield event
-            continue
-        new = held + event.text
-        new = new if has_begun else new.lstrip(blanks)
-        said = new.rstrip(blanks)
-        held = new[len(said) :]
-        if said:
-            has_begun = True
-            yield Reasoning(said)
+def _read_harmony(text: Incoming, _: bool) -> Reading[None]:
+    yield from read_messages(text, takes_calls=False)
 
 
 _THINK, _THINK_END = "<think>", "</think>"
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
+    ReasoningFormat(
+        name=ReasoningFormatName.HARMONY,
+        template_marks=(CHANNEL,),
+        marks=(ANALYSIS, END),
+        read=_read_harmony,
+    ),
     _tagged(ReasoningFormatName.MISTRAL, "[THINK]", "[/THINK]"),
     # A section of calls may come without the end of what was thought.
     _tagged(

@@ -2,6 +2,7 @@
 
 from raydix.runtime.api.tool_formats.deepseek import DEEPSEEK
 from raydix.runtime.api.tool_formats.glm import GLM
+from raydix.runtime.api.tool_formats.harmony import HARMONY
 from raydix.runtime.api.tool_formats.hermes import HERMES
 from raydix.runtime.api.tool_formats.kimi import KIMI
 from raydix.runtime.api.tool_formats.llama import LLAMA
@@ -12,6 +13,7 @@ from raydix.runtime.api.tool_formats.tool_format import ToolFormat
 from raydix.runtime.config.policies import ToolFormatName
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
+    HARMONY,
     MINIMAX,
     KIMI,
     DEEPSEEK,

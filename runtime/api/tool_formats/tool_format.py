@@ -36,6 +36,8 @@ class ToolFormat:
     """Reads a whole answer."""
     gap: str = ""
     """What templates write between content and the first call."""
+    reads_reasoning: bool = False
+    """Whether it reads reasoning, too, which may come between calls."""
     new_call_id: Callable[[], str] = random_call_id
     """Draws an id for a call that the model gave none."""
 

@@ -63,6 +63,24 @@ OPENING_TEMPLATE = THINKING_TEMPLATE.replace(
 )
 """The same, with prompts that begin the reasoning."""
 
+HARMONY_TEMPLATE = (
+    "{% if reasoning_effort %}<|start|>system<|message|>{{ reasoning_effort }}<|end|>{% endif %}"
+    "{% if tools %}<|start|>developer<|message|>{% for tool in tools %}{{ tool | tojson }}"
+    "{% endfor %}<|end|>{% endif %}{% for message in messages %}{% if message.tool_calls %}"
+    "{% if message.content and message.thinking %}{{ raise_exception('not both') }}{% endif %}"
+    "{% if message.thinking or message.content %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{ message.thinking or message.content }}<|end|>{% endif %}"
+    "{% set call = message.tool_calls[0].function %}<|start|>assistant<|channel|>commentary "
+    "to=functions.{{ call.name }} <|constrain|>json<|message|>{{ call.arguments | tojson }}<|call|>"
+    "{% elif message.role == 'tool' %}<|start|>functions to=assistant<|channel|>commentary"
+    "<|message|>{{ message.content | tojson }}<|end|>"
+    "{% elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>"
+    "{{ message.content }}<|end|>{% else %}<|start|>{{ message.role }}<|message|>"
+    "{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""It has channels, as that of gpt-oss."""
+
 
 class ScriptedModel:
     """Says the same to every prompt, token by token, and then the end of a turn."""

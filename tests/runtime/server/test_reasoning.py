@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.runtime.server.scripted_server import (
+    HARMONY_TEMPLATE,
     OPENING_TEMPLATE,
     TEMPLATE,
     THINKING_TEMPLATE,
@@ -140,6 +141,47 @@ async def test_calls_follow_reasoning_and_its_pages_serve_the_next_turn(
         num_known = first.usage.prompt_tokens + first.usage.completion_tokens - 1
         num_cached = second.usage.prompt_tokens_details.cached_tokens
         assert num_cached >= num_known // PAGE_SIZE * PAGE_SIZE
+
+
+async def test_channels_of_harmony_are_reasoning_content_and_calls(tmp_path: Path) -> None:
+    analysis = "<|channel|>analysis<|message|>Hm.<|end|>"
+    call = (
+        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Bonn ☀"}'
+    )
+    final = "<|start|>assistant<|channel|>final<|message|>It is sunny."
+    async with scripted_serving(write_checkpoint(tmp_path), HARMONY_TEMPLATE) as (server, script):
+        counted = await tokens_of(server, "Hm.<|end|>")
+        script.say(f"{analysis}{final}")
+        for asked in ({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}):
+            assert await whole(server, **asked) == ("Hm.", "It is sunny.", counted, "stop")
+            assert await streamed(server, **asked) == ("Hm.", "It is sunny.", counted, "stop")
+
+        script.say(f"{analysis}{call}")
+        assert await whole(server) == ("Hm.", '{"city": "Bonn ☀"}', counted, "stop")
+        assert await whole(server, tools=TOOLS) == ("Hm.", None, counted, "tool_calls")
+        assert await streamed(server, tools=TOOLS) == ("Hm.", "", counted, "tool_calls")
+
+        create = server.client().chat.completions.create
+        first = await create(**ASKED, tools=TOOLS)
+        await server.engine.settle()
+        message = first.choices[0].message
+        result = {
+            "role": "tool",
+            "tool_call_id": message.tool_calls[0].id,
+            "content": "Sunny.",
+        }
+        script.say(final.removeprefix("<|start|>assistant"))
+        turns = [*TURNS, message.model_dump(exclude_none=True), result]
+        second = await create(**{**ASKED, "messages": turns}, tools=TOOLS)
+        assert second.choices[0].message.content == "It is sunny."
+        num_known = first.usage.prompt_tokens + first.usage.completion_tokens - 1
+        num_cached = second.usage.prompt_tokens_details.cached_tokens
+        assert num_cached == num_known // PAGE_SIZE * PAGE_SIZE
+
+        turns[-2] = {**turns[-2], "content": "I look."}
+        third = await create(**{**ASKED, "messages": turns}, tools=TOOLS)
+        assert third.choices[0].message.content == "It is sunny."
 
 
 async def test_tokenize_is_told_what_a_chat_is_told(served: tuple[Server, ScriptedModel]) -> None:

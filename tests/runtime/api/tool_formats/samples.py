@@ -7,6 +7,7 @@ from raydix.runtime.api.tool_formats.events import (
     CallEnded,
     Content,
     Event,
+    Reasoning,
 )
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -231,7 +232,52 @@ MINIMAX: list[tuple[str, list[Event]]] = [
     ),
 ]
 
+_ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
+_ASSISTANT = "<|start|>assistant"
+_FINAL = "<|channel|>final<|message|>It is sunny."
+_HEAD = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+_HARMONY = f"{_HEAD}{BONN}<|call|>"
+HARMONY: list[tuple[str, list[Event]]] = [
+    ("", []),
+    ("No head. <|channe", [Content("No head. <|channe")]),
+    (_FINAL, [Content("It is sunny.")]),
+    (f"{_FINAL}<|return|>", [Content("It is sunny.")]),
+    (
+        f"{_ANALYSIS}{_ASSISTANT}{_FINAL}<|return|>",
+        [Reasoning("Hm."), Content("It is sunny.")],
+    ),
+    (_HARMONY, call()),
+    (_HARMONY.removesuffix("<|call|>"), call()),
+    (_HARMONY.replace("<|call|>", "<|end|>"), call()),
+    (f"{_ANALYSIS}{_ASSISTANT}{_HARMONY}", [Reasoning("Hm."), *call()]),
+    (
+        f"{_ANALYSIS}{_ASSISTANT} to=functions.weather<|channel|>commentary json<|message|>{BONN}",
+        [Reasoning("Hm."), *call()],
+    ),
+    (" to=functions.time<|channel|>commentary<|message|><|call|>", call("time", "{}")),
+    (
+        f"{_ANALYSIS}{_ASSISTANT}<|channel|>commentary<|message|>I look.<|end|>"
+        f"{_ASSISTANT}{_ANALYSIS}{_ASSISTANT}{_HARMONY}",
+        [Reasoning("Hm."), Content("I look."), Reasoning("\nHm."), *call()],
+    ),
+    (
+        f"<|channel|>commentary<|message|>I look.<|end|>{_ASSISTANT}{_FINAL}",
+        [Content("I look.\nIt is sunny.")],
+    ),
+    (f"{_FINAL}<|end|>{_ASSISTANT}<|channel|>fi", [Content("It is sunny.")]),
+    (f"{_ANALYSIS}{_ASSISTANT}<|channel|>analysis", [Reasoning("Hm.")]),
+    (
+        _HARMONY.replace('"Bonn"', "Bonn"),
+        [
+            CallBegun("weather"),
+            Arguments('{"city": '),
+            CallBroken('{"city": '),
+            Content("Bonn}"),
+        ],
+    ),
+]
 _BY_NAME = {
+    ToolFormatName.HARMONY: HARMONY,
     ToolFormatName.HERMES: HERMES,
     ToolFormatName.LLAMA: LLAMA,
     ToolFormatName.MISTRAL: MISTRAL,

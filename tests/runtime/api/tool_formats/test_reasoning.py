@@ -12,6 +12,7 @@ from raydix.runtime.api.tool_formats.events import (
     Event,
     Reasoning,
 )
+from raydix.runtime.api.tool_formats.harmony import HARMONY
 from raydix.runtime.api.tool_formats.hermes import HERMES
 from raydix.runtime.api.tool_formats.kimi import KIMI
 from raydix.runtime.api.tool_formats.reasoning import (
@@ -25,6 +26,7 @@ from tests.runtime.api.tool_formats.parsing import parsed
 BY_NAME = {each.name: each for each in REASONING_FORMATS}
 THINK, KIMI_THINK = BY_NAME[ReasoningFormatName.THINK], BY_NAME[ReasoningFormatName.KIMI]
 MISTRAL_THINK = BY_NAME[ReasoningFormatName.MISTRAL]
+HARMONY_CHANNELS = BY_NAME[ReasoningFormatName.HARMONY]
 WRITES, IS_OPEN = False, True
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 KIMI_CALL = (
@@ -93,6 +95,28 @@ SAMPLES: list[tuple[AnswerFormat, str, list[Event]]] = [
             "[THINK]Hm.[/THINK]Answer.",
             [Reasoning("Hm."), Content("Answer.")],
         ),
+        (
+            HARMONY_CHANNELS,
+            WRITES,
+            None,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>a",
+            [Reasoning("Hm."), Content("a")],
+        ),
+        (
+            HARMONY_CHANNELS,
+            WRITES,
+            None,
+            "<|channel|>commentary to=functions.f<|message|>{}<|call|>",
+            [Content("{}")],
+        ),
+        (
+            HARMONY_CHANNELS,
+            WRITES,
+            HARMONY,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+            "<|channel|>commentary to=functions.f<|message|>{}<|call|>",
+            [Reasoning("Hm."), *called()],
+        ),
         (None, WRITES, HERMES, f"<think>\n{CALL}", [Content("<think>"), *called()]),
     ]
 ]
@@ -132,6 +156,7 @@ def test_the_edges_of_reasoning_are_told_within_the_piece() -> None:
         ("{{ '<think>' }}{{ '</think>' }}", ReasoningFormatName.THINK),
         ("{{ '</think><|tool_calls_section_begin|>' }}", ReasoningFormatName.KIMI),
         ("{{ '<|tool_calls_section_begin|>' }}", None),
+        ("<|channel|>analysis", ReasoningFormatName.HARMONY),
         ("[THINK][/THINK]", ReasoningFormatName.MISTRAL),
         ("{{ messages }}", None),
         (None, None),
