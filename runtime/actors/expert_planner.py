@@ -60,7 +60,7 @@ class ExpertPlanner:
         except (OSError, ValueError, TimeoutError, EngineDead) as error:
             logger.warning("experts stay where they are, as no plan could be made: %s", error)
         number = wanted.number
-        self._on_planned(ExpertsPlanned(group=effect.group, number=number, plan=plan))
+        self._on_planned(ExpertsPlanned(step_group=effect.step_group, number=number, plan=plan))
 
 
 async def _ask_process(question: bytes) -> bytes:

@@ -17,16 +17,16 @@ from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
 
 
-def check_lanes(lanes: Sequence[Lane], groups: Sequence[StepGroup]) -> None:
+def check_lanes(lanes: Sequence[Lane], step_groups: Sequence[StepGroup]) -> None:
     """Raise AccountingError unless lanes agree with what they hold, and with their step groups."""
     for lane in lanes:
         # Others have no block table, of which a lane counts the pages.
         require_states("a lane", lane.running.values(), ADMITTED)
         lane.check()
-    for group in groups:
-        group.check([lane.l1.last_step for lane in group.pick(lanes)])
-        if group.experts is not None:
-            group.experts.check()
+    for step_group in step_groups:
+        step_group.check([lane.l1.last_step for lane in step_group.pick(lanes)])
+        if step_group.experts is not None:
+            step_group.experts.check()
 
 
 def check_requests(

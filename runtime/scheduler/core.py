@@ -70,8 +70,8 @@ class SchedulerCore:
 
         self._requests = Requests()
         self._source = KvSource(settings, self._outbox, self._counters)
-        self._groups = step_groups(settings)
-        self._lanes = _lanes(settings, self._groups, self._source.view)
+        self._step_groups = step_groups(settings)
+        self._lanes = _lanes(settings, self._step_groups, self._source.view)
         self._life = Transitions(
             settings,
             requests=self._requests,
@@ -113,8 +113,8 @@ class SchedulerCore:
             self._timers.add(now_s)
 
         sent: list[Effect] = []
-        for group in self._groups:
-            while plans := self._planner.next_plans(group, now_s):
+        for step_group in self._step_groups:
+            while plans := self._planner.next_plans(step_group, now_s):
                 for lane, plan in plans:
                     lane.counters.count(Count.PLANS)
                     sent.append(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
@@ -140,7 +140,7 @@ class SchedulerCore:
         """Whether all ranks have attached and HostMemory, if any, has said if there is an L3."""
         has_storage = self._source.view.has_storage
         knows_host = not self.settings.has_host_memory or has_storage is not None
-        return knows_host and all(group.is_attached for group in self._groups)
+        return knows_host and all(step_group.is_attached for step_group in self._step_groups)
 
     @property
     def is_backed_up(self) -> bool:
@@ -157,7 +157,7 @@ class SchedulerCore:
         return {
             **figures.counted(self._counters, self._lanes),
             **self._timings.figures(),
-            **figures.of_ranks(self._lanes, self._groups, self._now_s),
+            **figures.of_ranks(self._lanes, self._step_groups, self._now_s),
             **figures.of_requests(self._requests, self._lanes),
             **figures.of_l1(self.settings, self._lanes),
             **self._source.figures(),
@@ -165,7 +165,7 @@ class SchedulerCore:
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant holds."""
-        checks.check_lanes(self._lanes, self._groups)
+        checks.check_lanes(self._lanes, self._step_groups)
         checks.check_requests(self._requests, self._lanes, self._source, self._timers)
         if self.is_idle:
             checks.check_idle(self._lanes, self._source)
@@ -192,7 +192,7 @@ class SchedulerCore:
                 if event.connection == self._source.view.connection:
                     self._host.lose()
             case events.ExpertsPlanned():
-                on_experts_planned(self._groups[event.group], event)
+                on_experts_planned(self._step_groups[event.step_group], event)
             case events.FlushL1():
                 self._flush.start(now_s)
             case events.RefuseRequests():
@@ -283,7 +283,7 @@ class SchedulerCore:
         return HostMessages(
             requests=self._requests,
             lanes=self._lanes,
-            groups=self._groups,
+            step_groups=self._step_groups,
             source=self._source,
             leases=leases,
             hints=self._hints,
@@ -314,7 +314,7 @@ class SchedulerCore:
         return RankEvents(
             self.settings,
             lanes=self._lanes,
-            groups=self._groups,
+            step_groups=self._step_groups,
             source=self._source,
             steps=steps,
             transfers=transfers,
@@ -328,7 +328,7 @@ class SchedulerCore:
         return LateRanks(
             self.settings,
             lanes=self._lanes,
-            groups=self._groups,
+            step_groups=self._step_groups,
             rates=self._rates,
             outbox=self._outbox,
             timers=self._timers,
@@ -374,6 +374,6 @@ class SchedulerCore:
         )
 
 
-def _lanes(settings: SchedulerSettings, groups: list[StepGroup], view: HostView) -> list[Lane]:
+def _lanes(settings: SchedulerSettings, step_groups: list[StepGroup], view: HostView) -> list[Lane]:
     uses = UseCounts(settings.num_lanes * max(settings.num_pages))
-    return [Lane(index, settings, group, view, uses) for group in groups for index in group.lanes]
+    return [Lane(index, settings, each, view, uses) for each in step_groups for index in each.lanes]

@@ -88,7 +88,7 @@ class HostLost:
 class ExpertsPlanned:
     """The result of a `PlanExperts`; stale if the step group's ranks were lost meanwhile."""
 
-    group: int
+    step_group: int
     number: int
     plan: ExpertPlan | None
     """The plan that was made; None if planning failed."""
@@ -198,7 +198,7 @@ class PlanExperts:
     The answer is an `ExpertsPlanned` with the number that `wanted` has.
     """
 
-    group: int
+    step_group: int
     wanted: PlanningWanted
 
 

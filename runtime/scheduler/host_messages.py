@@ -35,7 +35,7 @@ class HostMessages:
         *,
         requests: Requests,
         lanes: Sequence[Lane],
-        groups: Sequence[StepGroup],
+        step_groups: Sequence[StepGroup],
         source: KvSource,
         leases: LeaseAnswers,
         hints: Hints,
@@ -44,7 +44,7 @@ class HostMessages:
     ) -> None:
         self._requests = requests
         self._lanes = lanes
-        self._groups = groups
+        self._step_groups = step_groups
         self._source = source
         self._leases = leases
         self._hints = hints
@@ -95,7 +95,7 @@ class HostMessages:
         if (
             view.connection is None
             or view.is_drained
-            or not all(group.is_attached for group in self._groups)
+            or not all(step_group.is_attached for step_group in self._step_groups)
         ):
             return
         # Of an earlier connection there may still be copies in flight. They write host pages that a
@@ -107,7 +107,9 @@ class HostMessages:
             return
 
         # A rank may have said hello while no HostMemory was attached: tell this one that it lives.
-        pids = [rank.pid for group in self._groups for rank in group.attached.values()]
+        pids = [
+            rank.pid for step_group in self._step_groups for rank in step_group.attached.values()
+        ]
         self._source.tell_drained(pids)
 
     def take(self, message: FromHost) -> None:

@@ -24,47 +24,49 @@ class LateRanks:
         settings: SchedulerSettings,
         *,
         lanes: Sequence[Lane],
-        groups: Sequence[StepGroup],
+        step_groups: Sequence[StepGroup],
         rates: Rates,
         outbox: Outbox,
         timers: Timers,
     ) -> None:
         self._settings = settings
         self._lanes = lanes
-        self._groups = groups
+        self._step_groups = step_groups
         self._rates = rates
         self._outbox = outbox
         self._timers = timers
 
     def condemn(self, now_s: float) -> None:
         """End ranks that take too long over the oldest step of their step group, or over a copy."""
-        for group in self._groups:
-            lanes = [lane for lane in group.pick(self._lanes) if not lane.in_flight.is_empty]
+        for step_group in self._step_groups:
+            lanes = [lane for lane in step_group.pick(self._lanes) if not lane.in_flight.is_empty]
             if lanes:
-                self._condemn_of(group, lanes, now_s)
+                self._condemn_of(step_group, lanes, now_s)
 
-    def _condemn_of(self, group: StepGroup, lanes: list[Lane], now_s: float) -> None:
+    def _condemn_of(self, step_group: StepGroup, lanes: list[Lane], now_s: float) -> None:
         settings = self._settings
-        deadline_s = settings.step_deadline_s if group.is_warm else settings.first_step_deadline_s
+        deadline_s = (
+            settings.step_deadline_s if step_group.is_warm else settings.first_step_deadline_s
+        )
         due_s, what, ranks = min(self._dues(lanes, deadline_s, now_s), key=lambda due: due[0])
         is_late = due_s <= now_s
 
         # A rank that is condemned now may not end, and the deadline becomes shorter when the first
         # step has ended: look again after a while in both cases.
         look_again_s = now_s + settings.step_deadline_s
-        if group.is_warm and not is_late:
+        if step_group.is_warm and not is_late:
             look_again_s = due_s
-        self._look_again(group, look_again_s, now_s)
+        self._look_again(step_group, look_again_s, now_s)
         for rank in sorted(ranks) if is_late else ():
-            incarnation = group.attached[rank].incarnation
+            incarnation = step_group.attached[rank].incarnation
             reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
             cause = KillCause.LATE
             self._outbox.emit(
                 KillRank(rank=rank, incarnation=incarnation, cause=cause, reason=reason)
             )
 
-    def _look_again(self, group: StepGroup, time_s: float, now_s: float) -> None:
-        if group.set_alarm(time_s, now_s):
+    def _look_again(self, step_group: StepGroup, time_s: float, now_s: float) -> None:
+        if step_group.set_alarm(time_s, now_s):
             self._timers.add(time_s)
 
     def _dues(self, lanes: list[Lane], deadline_s: float, now_s: float) -> list[_Due]:

@@ -31,7 +31,7 @@ class RankEvents:
         settings: SchedulerSettings,
         *,
         lanes: Sequence[Lane],
-        groups: Sequence[StepGroup],
+        step_groups: Sequence[StepGroup],
         source: KvSource,
         steps: StepResults,
         transfers: TransferResults,
@@ -42,7 +42,7 @@ class RankEvents:
     ) -> None:
         self._settings = settings
         self._lanes = lanes
-        self._groups = groups
+        self._step_groups = step_groups
         self._source = source
         self._steps = steps
         self._transfers = transfers
@@ -51,25 +51,25 @@ class RankEvents:
         self._outbox = outbox
         self._counters = counters
 
-    def _group_of(self, rank: int) -> StepGroup:
+    def _step_group_of(self, rank: int) -> StepGroup:
         """The step group that a rank is in."""
-        return self._groups[rank // self._settings.ranks_per_group]
+        return self._step_groups[rank // self._settings.ranks_per_group]
 
     def attach(self, event: events.RankAttached) -> None:
         """Take in a GPU actor that says hello."""
-        group = self._group_of(event.rank)
-        if event.rank in group.attached:
+        step_group = self._step_group_of(event.rank)
+        if event.rank in step_group.attached:
             self._lose_rank(event.rank)
-        if not self._admit_to_group(group, event):
+        if not self._admit_to_step_group(step_group, event):
             return
         attached = AttachedRank(
             connection=event.connection, incarnation=event.incarnation, pid=event.pid
         )
-        group.attach(event.rank, attached)
+        step_group.attach(event.rank, attached)
         # A process says hello only when its copies have ended, so HostMemory may free what it kept
         # for it: the process itself lives on, and its exit would never tell.
         self._source.tell(ProcessDrained(pid=event.pid))
-        if group.is_attached:
+        if step_group.is_attached:
             self._displace_others()
 
     def _displace_others(self) -> None:
@@ -78,28 +78,28 @@ class RankEvents:
             if not lane.is_attached:
                 self._life.displace(lane.start_over())
 
-    def _admit_to_group(self, group: StepGroup, event: events.RankAttached) -> bool:
+    def _admit_to_step_group(self, step_group: StepGroup, event: events.RankAttached) -> bool:
         """Let a rank step with its step group, which loses an older incarnation of its ranks.
 
         Ranks of a group are restarted together, so all that step together are of one incarnation.
         False: they have a newer one than this rank, which is ended.
         """
-        if len(group.ranks) == 1:
+        if len(step_group.ranks) == 1:
             return True
-        for rank, attached in list(group.attached.items()):
+        for rank, attached in list(step_group.attached.items()):
             if attached.incarnation < event.incarnation:
                 # The end of that incarnation went unnoticed, perhaps while the Scheduler was down.
                 self._lose_rank(rank)
                 break
 
-        if event.incarnation < group.min_incarnation():
-            self._end_rank(event.rank, event.incarnation, "its group has a newer incarnation")
+        if event.incarnation < step_group.min_incarnation():
+            self._end_rank(event.rank, event.incarnation, "its step group has a newer incarnation")
             return False
         return True
 
     def _is_current(self, event: events.RankMessage | events.RankLost) -> bool:
         """Whether the event belongs to the link by which its rank is attached."""
-        attached = self._group_of(event.rank).attached.get(event.rank)
+        attached = self._step_group_of(event.rank).attached.get(event.rank)
         return attached is not None and attached.connection == event.connection
 
     def take(self, event: events.RankMessage, now_s: float) -> None:
@@ -110,7 +110,7 @@ class RankEvents:
         match event.message:
             case StepResult():
                 self._steps.take(lane, event.message, now_s)
-                wanted = on_expert_step(self._group_of(event.rank), event.message)
+                wanted = on_expert_step(self._step_group_of(event.rank), event.message)
                 if wanted is not None:
                     self._outbox.emit(wanted)
             case TransfersDone():
@@ -128,8 +128,8 @@ class RankEvents:
 
         The requests of these lanes wait again, with their tokens.
         """
-        group = self._group_of(rank)
-        lanes = group.pick(self._lanes)
+        step_group = self._step_group_of(rank)
+        lanes = step_group.pick(self._lanes)
         self._counters.count(Count.LOST_RANKS)
         # First of all: what is in flight, and in which processes, is forgotten below.
         for lane in lanes:
@@ -140,9 +140,9 @@ class RankEvents:
                 if not self._fails(request):
                     displaced.append(self._life.lose_run(request))
 
-        if len(group.ranks) > 1:
-            self._end_group(group, rank)
-        group.lose_ranks()
+        if len(step_group.ranks) > 1:
+            self._end_step_group(step_group, rank)
+        step_group.lose_ranks()
         displaced += [place for lane in lanes for place in lane.start_over()]
         self._life.displace(displaced)
 
@@ -162,16 +162,16 @@ class RankEvents:
             return True
         return False
 
-    def _end_group(self, group: StepGroup, lost_rank: int) -> None:
+    def _end_step_group(self, step_group: StepGroup, lost_rank: int) -> None:
         """End all ranks of a step group, for they can only meet anew together.
 
         That includes the lost one if only its link broke: it would say hello again without the
         others.
         """
-        for rank, attached in group.attached.items():
-            reason = f"rank {lost_rank} of its group was lost"
+        for rank, attached in step_group.attached.items():
+            reason = f"rank {lost_rank} of its step group was lost"
             self._end_rank(rank, attached.incarnation, reason)
-        group.end_incarnation()
+        step_group.end_incarnation()
 
     def _end_rank(self, rank: int, incarnation: int, reason: str) -> None:
         cause = KillCause.GROUP_BROKEN

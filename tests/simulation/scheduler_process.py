@@ -222,7 +222,9 @@ class SchedulerProcess:
         plan = None
         if cluster.random.random() >= cluster.faults.planner_failure_fraction:
             plan = plan_experts(wanted.current, wanted.rows_per_step_LE, experts.facts)
-        planned = events.ExpertsPlanned(group=effect.group, number=wanted.number, plan=plan)
+        planned = events.ExpertsPlanned(
+            step_group=effect.step_group, number=wanted.number, plan=plan
+        )
         cluster.after(cluster.clock.draw(cluster.faults.planner_s), lambda: turns.post(planned))
 
     def _send(self, connection: ConnectionId, message: object) -> None:

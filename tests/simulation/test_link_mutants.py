@@ -109,7 +109,7 @@ def reports_by_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
         return handle(self, event, now_s)
 
     def is_current(self: RankEvents, event: Any) -> bool:
-        attached = self._group_of(event.rank).attached.get(event.rank)
+        attached = self._step_group_of(event.rank).attached.get(event.rank)
         return attached is not None and attached.incarnation == incarnations[event.connection]
 
     monkeypatch.setattr(SchedulerCore, "handle", handle_event)

@@ -117,7 +117,7 @@ def abandon_for_the_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_rank = RankEvents._lose_rank
 
     def lose(self: RankEvents, rank: int) -> None:
-        pids = (self._group_of(rank).attached[rank].pid,)
+        pids = (self._step_group_of(rank).attached[rank].pid,)
         with monkeypatch.context() as of_one:
             of_one.setattr(Lane, "pids", property(lambda lane: pids))
             lose_rank(self, rank)

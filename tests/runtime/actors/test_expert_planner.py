@@ -39,7 +39,7 @@ def _wanted(rows: list[float]) -> PlanExperts:
     current = initial_placement(4, len(rows), 2, spare_slots=1)
     rows_LE = np.tile(np.array(rows), (4, 1))
     wanted = PlanningWanted(number=7, current=current, rows_per_step_LE=rows_LE)
-    return PlanExperts(group=0, wanted=wanted)
+    return PlanExperts(step_group=0, wanted=wanted)
 
 
 async def _ask(effect: PlanExperts, facts: ExpertFacts) -> ExpertsPlanned:
@@ -56,7 +56,7 @@ async def test_the_answer_is_that_of_this_process(policy: Rebalance) -> None:
     planned = await _ask(effect, facts)
 
     own = plan_experts(effect.wanted.current, effect.wanted.rows_per_step_LE, facts)
-    assert (planned.group, planned.number) == (0, 7)
+    assert (planned.step_group, planned.number) == (0, 7)
     assert planned.plan is not None
     assert planned.plan.placement is not None
     assert own.placement is not None

@@ -218,7 +218,7 @@ class CoreDriver:
 
     def attach_rank(self, rank: int, incarnation: int = 1) -> None:
         """A GPU actor says hello."""
-        for lane in self.core._ranks._group_of(rank).lanes:
+        for lane in self.core._ranks._step_group_of(rank).lanes:
             self._scores[lane].forget()
         self._connections[rank] = connection = self._next_connection()
         self.send(
@@ -237,7 +237,7 @@ class CoreDriver:
 
     def lose_rank(self, rank: int) -> None:
         """A GPU actor's link closes: what the ranks of its step group were sent is lost."""
-        for lane in self.core._ranks._group_of(rank).lanes:
+        for lane in self.core._ranks._step_group_of(rank).lanes:
             self.plans[lane].clear()
             self._copies[lane].clear()
         self.send(events.RankLost(rank=rank, connection=self._connections[rank]))

@@ -347,7 +347,7 @@ def test_step_result_of_a_padding_step_brings_no_token() -> None:
 def test_check_finds_lanes_that_do_not_count_steps_together() -> None:
     driver = group_driver()
     driver.submit(PROMPT)
-    group = driver.core._groups[0]
+    group = driver.core._step_groups[0]
     group.check([3, 3])
     for last_steps in ([3, 4], [3]):
         with pytest.raises(AccountingError, match="step together"):
@@ -356,7 +356,7 @@ def test_check_finds_lanes_that_do_not_count_steps_together() -> None:
 
 def test_check_finds_ranks_of_two_incarnations() -> None:
     driver = group_driver()
-    group = driver.core._groups[0]
+    group = driver.core._step_groups[0]
     group.attach(1, replace(group.attached[1], incarnation=2))
     with pytest.raises(AccountingError, match="incarnations"):
         driver.core.check()
