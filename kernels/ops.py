@@ -98,6 +98,8 @@ class ModelOps(Protocol):
         pool_PLH2SD: Tensor,
         layer: int,
         slot_mapping_T: Tensor,
+        *,
+        kv_scales_2H: Tensor | None = None,
     ) -> Tensor:
         """Rotate and cache as `reference.kv_write.rotate_and_write_kv` does."""
 

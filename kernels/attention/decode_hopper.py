@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Attention of a few query tokens per row over pages, for Hopper's matrix units, in bf16.
+"""Attention of a few query tokens per row over pages in bf16 or FP8, for Hopper's matrix units.
 
 The same computation as `paged_decode`, in Gluon, as Triton orders loads by itself: keys and values
 of older steps do not depend on the kernel ahead on the stream, and are on their way before it has
@@ -25,6 +25,7 @@ from raydix.kernels.attention.hopper_blocks import (
     ask_for_block,
     blocks_of,
     silence,
+    unpack,
     weigh,
 )
 from raydix.kernels.device.gluon_barrier import thread_barrier
@@ -166,6 +167,44 @@ def _ask(
     return tile, tile_begin
 
 
+@gluon.jit
+def _ask_first(
+    boxes,
+    pages,
+    columns,
+    place,
+    slots,
+    blocks,
+    num_tokens,
+    PAGE: gl.constexpr,
+    WANTED: gl.constexpr,
+):
+    """Ask for the first blocks of a share, as many as there are slots; see `_ask`."""
+    for asked in gl.static_range(_SLOTS):
+        place = _ask(boxes, pages, columns, place, slots, asked, blocks, num_tokens, PAGE, WANTED)
+    return place
+
+
+@gluon.jit
+def _scales(scales_ptr, head, scale_log2):
+    """What scores and sums of values of a KV head are multiplied by."""
+    v_scale = 1.0
+    if scales_ptr is not None:
+        scale_log2 *= gl.load(scales_ptr + head)
+        v_scale = gl.load(scales_ptr + gl.num_programs(0) + head)
+    return scale_log2, v_scale
+
+
+@gluon.jit
+def _operand(block, unpacked, part):
+    """A block where matrix units read it: where it came, or if it is of FP8 in `unpacked`."""
+    operand = block
+    if unpacked is not None:
+        operand = unpacked.index(part)
+        unpack(block, operand)
+    return operand
+
+
 @gluon.jit(do_not_specialize=["layer", "num_layers", "num_tokens", "num_tiles", "table_stride"])
 def attend_decode_share(
     q_ptr,
@@ -178,6 +217,7 @@ def attend_decode_share(
     out_ptr,
     parts_ptr,
     lse_ptr,
+    scales_ptr,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -195,8 +235,13 @@ def attend_decode_share(
     EARLY: gl.constexpr,
 ):
     """One share of a KV head: query rows of a tile are (token, query head of the group)."""
-    keys = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, DIM], SHARED)
-    values = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, DIM], SHARED)
+    IS_FP8: gl.constexpr = boxes.dtype == gl.float8e4nv
+    OPERAND: gl.constexpr = gl.float16 if IS_FP8 else gl.bfloat16
+    keys = gl.allocate_shared_memory(boxes.dtype, [_SLOTS, _KEYS, DIM], boxes.layout)
+    values = gl.allocate_shared_memory(boxes.dtype, [_SLOTS, _KEYS, DIM], boxes.layout)
+    unpacked = None
+    if IS_FP8:
+        unpacked = gl.allocate_shared_memory(OPERAND, [2, _KEYS, DIM], SHARED)
     # Of keys, then of values.
     ready = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
     for each in gl.static_range(2 * _SLOTS):
@@ -206,6 +251,9 @@ def attend_decode_share(
 
     head = gl.program_id(0)
     share = gl.program_id(1)
+    scale_log2, v_scale = _scales(scales_ptr, head, scale_log2)
+    # Scaled before they are rounded to float16, queries are far from the largest one.
+    score_scale = 1.0 if IS_FP8 else scale_log2
     columns = (rows_ptr, contexts_ptr, counts_ptr)
     begin, stop_share, tile, tile_begin = _own_share(columns, num_tiles, MIN_BLOCKS)
     blocks = (begin, stop_share)
@@ -216,22 +264,12 @@ def attend_decode_share(
     place = (tile, tile_begin)
     first_token = _first_token(tokens_ptr, tile, num_tiles)
     if EARLY:
-        ahead = place
-        for asked in gl.static_range(_SLOTS):
-            ahead = _ask(
-                boxes, pages, columns, ahead, slots, asked, blocks, num_tokens, PAGE, "old"
-            )
+        _ask_first(boxes, pages, columns, place, slots, blocks, num_tokens, PAGE, "old")
         gdc_wait()
         gdc_launch_dependents()
-        for asked in gl.static_range(_SLOTS):
-            place = _ask(
-                boxes, pages, columns, place, slots, asked, blocks, num_tokens, PAGE, "new"
-            )
+        place = _ask_first(boxes, pages, columns, place, slots, blocks, num_tokens, PAGE, "new")
     else:
-        for asked in gl.static_range(_SLOTS):
-            place = _ask(
-                boxes, pages, columns, place, slots, asked, blocks, num_tokens, PAGE, "all"
-            )
+        place = _ask_first(boxes, pages, columns, place, slots, blocks, num_tokens, PAGE, "all")
 
     query_row = gl.arange(0, _ROWS, layout=_QUERY_ROWS)
     query_dim = gl.arange(0, DIM, layout=_QUERY_DIMS)
@@ -252,6 +290,8 @@ def attend_decode_share(
                 mask=gl.expand_dims(is_query, 1),
                 other=0.0,
             )
+            if IS_FP8:
+                q = (q.to(gl.float32) * scale_log2).to(OPERAND)
             maximum = gl.full([_ROWS], -1e30, gl.float32, layout=_SCORE_ROWS)
             total = gl.full([_ROWS], 0.0, gl.float32, layout=_SCORE_ROWS)
             acc = gl.zeros([_ROWS, DIM], gl.float32, layout=_SCORES)
@@ -261,17 +301,17 @@ def attend_decode_share(
                 phase = used // _SLOTS & 1
                 key = (block - tile_begin) * _KEYS
                 mbarrier.wait(ready.index(slot), phase)
-                scores = warpgroup_mma(
-                    q, keys.index(slot).permute((1, 0)), no_scores, use_acc=False
-                )
+                key_block = _operand(keys.index(slot), unpacked, 0)
+                scores = warpgroup_mma(q, key_block.permute((1, 0)), no_scores, use_acc=False)
                 weights, decay, maximum, total = weigh(
-                    scores, key, context - count, maximum, total, scale_log2, GROUP
+                    scores, key, context - count, maximum, total, score_scale, GROUP, OPERAND
                 )
                 acc = acc * gl.expand_dims(decay, 1)
                 mbarrier.wait(ready.index(_SLOTS + slot), phase)
+                value_block = _operand(values.index(slot), unpacked, 1)
                 if key + _KEYS > context:
-                    silence(values.index(slot), key, context)
-                acc = warpgroup_mma(weights, values.index(slot), acc)
+                    silence(value_block, key, context)
+                acc = warpgroup_mma(weights, value_block, acc)
                 # Before the slot is filled again every warp has to have read it.
                 thread_barrier()
                 place = _ask(
@@ -287,7 +327,7 @@ def attend_decode_share(
                     "all",
                 )
 
-            result = acc / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)
+            result = acc * v_scale / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)
             is_row = row < count * GROUP
             if part_stop - begin == tile_stop - tile_begin:
                 out_row_ptr = out_ptr + (first_token + row // GROUP) * out_token_stride

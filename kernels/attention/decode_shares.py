@@ -62,6 +62,7 @@ def decode_by_shares(
         out_TQD,
         parts_YHXD,
         lse_YHX,
+        form.scales_of(pool_PLH2SD),
         q_TQD.stride(0),
         q_TQD.stride(1),
         out_TQD.stride(0),

@@ -1,11 +1,13 @@
 """How one layer's attention weighs what it sees.
 
-Legend: Q query heads.
+Legend: Q query heads, H KV heads.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from raydix.kernels.kv_cache.fp8 import FP8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,3 +22,10 @@ class AttentionForm:
     """The bound of scaled scores, which become soft_cap * tanh(score / soft_cap); None: none."""
     sinks_Q: Tensor | None = None
     """One logit per query head that joins the softmax's denominator without a value; None: none."""
+    kv_scales_2H: Tensor | None = None
+    """What keys and values in FP8 are multiplied by, float32; None: by one. Others are as they are.
+    """
+
+    def scales_of(self, pool: Tensor) -> Tensor | None:
+        """The scales of what is in a pool; None: it is as it is."""
+        return self.kv_scales_2H if pool.dtype == FP8 else None

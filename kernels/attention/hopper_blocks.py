@@ -1,5 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Blocks of paged keys and values on Hopper, in bf16: brought by tensor maps, weighed by softmax.
+"""Blocks of paged keys and values on Hopper: brought by tensor maps, weighed by softmax in bf16.
+
+Matrix units multiply 16 bits by 16, so what is stored in FP8 is unpacked to float16 on its way to
+them, within the multiprocessor: float16 has all numbers of FP8, and the conversion is one
+instruction for two of them, unlike that to bf16.
 
 What `prefill_hopper` and `decode_hopper` have in common.
 
@@ -15,6 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.device.gluon_barrier import thread_barrier
+from raydix.kernels.kv_cache.fp8 import FP8
 
 NUM_WARPS = 4
 """The number of warps of a warp group, which multiply together."""
@@ -25,8 +30,9 @@ BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 COPY_ROWS = gl.constexpr(gl.SliceLayout(1, COPY.value))
 COPY_DIMS = gl.constexpr(gl.SliceLayout(0, COPY.value))
-_HALF_DIM = gl.constexpr(64)
-"""The elements of a row that a tensor map loads at once: 128 bytes, the width of a swizzle."""
+_FP8_SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
+_SWIZZLE_BYTES = 128
+"""What a tensor map loads of a row at once."""
 _SILENCED = gl.constexpr(32)
 _MIN_BOX_ROWS = 8
 """The number of rows of a swizzle."""
@@ -35,11 +41,12 @@ _MAX_BOX_ROWS = 2**31 - 1
 _CAPABILITY = 9
 
 
-def fits(pool_PLH2SD: Tensor, form: AttentionForm) -> bool:
+def fits(q_TQD: Tensor, pool_PLH2SD: Tensor, form: AttentionForm) -> bool:
     """Do the kernels know such keys and such a form, and the device their instructions?"""
     page_size, head_dim = pool_PLH2SD.shape[4:]
     return (
-        pool_PLH2SD.dtype == torch.bfloat16
+        q_TQD.dtype == torch.bfloat16
+        and pool_PLH2SD.dtype in (torch.bfloat16, FP8)
         and head_dim == DIM.value
         and page_size >= _MIN_BOX_ROWS
         and form.window is None
@@ -52,11 +59,12 @@ def fits(pool_PLH2SD: Tensor, form: AttentionForm) -> bool:
 
 
 def key_boxes(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor:
-    """A tensor map of the pool's rows of D: a box is half of the dims, of a page or a block."""
+    """A tensor map of the pool's rows of D: a box is 128 bytes of rows of a page or a block."""
     page_size, head_dim = pool_PLH2SD.shape[4:]
     rows = pool_PLH2SD.view(-1, head_dim)
-    box = [min(page_size, block_keys), _HALF_DIM.value]
-    return TensorDescriptor.from_tensor(rows, box, SHARED.value)
+    box = [min(page_size, block_keys), _SWIZZLE_BYTES // rows.element_size()]
+    layout = _FP8_SHARED if rows.dtype == FP8 else SHARED
+    return TensorDescriptor.from_tensor(rows, box, layout.value)
 
 
 @gluon.jit
@@ -66,16 +74,18 @@ def ask_for_block(
     """Ask for a block of keys, or of values; past the last page, that page is loaded again."""
     KEYS: gl.constexpr = place.shape[0]
     BOX: gl.constexpr = boxes.block_shape[0]
+    WIDTH: gl.constexpr = boxes.block_shape[1]
     PIECES: gl.constexpr = KEYS // BOX
-    pieces = place._reinterpret(boxes.dtype, [2 * PIECES, BOX, _HALF_DIM], SHARED)
-    mbarrier.expect(ready, KEYS * DIM * 2)
+    COLUMNS: gl.constexpr = DIM // WIDTH
+    pieces = place._reinterpret(boxes.dtype, [COLUMNS * PIECES, BOX, WIDTH], boxes.layout)
+    mbarrier.expect(ready, KEYS * DIM * boxes.dtype.primitive_bitwidth // 8)
     for piece in gl.static_range(PIECES):
         key = begin + piece * BOX
         page = gl.load(table_ptr + gl.minimum(key // PAGE, last_page))
         row = page * page_rows + first_row + key % PAGE
-        for half in gl.static_range(2):
+        for column in gl.static_range(COLUMNS):
             tma.async_copy_global_to_shared(
-                boxes, [row, half * _HALF_DIM], ready, pieces.index(half * PIECES + piece)
+                boxes, [row, column * WIDTH], ready, pieces.index(column * PIECES + piece)
             )
 
 
@@ -86,10 +96,19 @@ def blocks_of(context, count, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def weigh(scores, begin, first_position, maximum, total, scale_log2, GROUP: gl.constexpr):
+def weigh(
+    scores,
+    begin,
+    first_position,
+    maximum,
+    total,
+    scale_log2,
+    GROUP: gl.constexpr,
+    OPERAND: gl.constexpr,
+):
     """One step of the online softmax: weights, the decay of what was summed, and the new state.
 
-    GROUP: query rows of one position.
+    GROUP: query rows of one position. OPERAND: the dtype of weights.
     """
     ROWS: gl.constexpr = scores.shape[0]
     KEYS: gl.constexpr = scores.shape[1]
@@ -103,7 +122,7 @@ def weigh(scores, begin, first_position, maximum, total, scale_log2, GROUP: gl.c
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(new_maximum, 1))
     decay = gl.exp2(maximum - new_maximum)
     total = total * decay + gl.sum(weights, 1)
-    operand = gl.convert_layout(weights.to(gl.bfloat16), gl.DotOperandLayout(0, LAYOUT, 2))
+    operand = gl.convert_layout(weights.to(OPERAND), gl.DotOperandLayout(0, LAYOUT, 2))
     return operand, decay, new_maximum, total
 
 
@@ -115,5 +134,13 @@ def silence(values, begin, context):
         key = begin + part * _SILENCED + gl.arange(0, _SILENCED, layout=COPY_ROWS)
         value = some.load(COPY)
         some.store(gl.where(gl.expand_dims(key < context, 1), value, gl.zeros_like(value)))
+    fence_async_shared()
+    thread_barrier()
+
+
+@gluon.jit
+def unpack(stored, place):
+    """Write a block that is stored in FP8 to `place`, as float16, where matrix units read it."""
+    place.store(stored.load(COPY).to(place.dtype))
     fence_async_shared()
     thread_barrier()

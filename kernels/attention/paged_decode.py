@@ -24,6 +24,7 @@ from raydix.kernels.attention.paged_inputs import check_paged_inputs
 from raydix.kernels.attention.scores import (
     check_form,
     first_maximum_and_total,
+    kv_scales,
     scaled_scores,
     score_scales,
 )
@@ -54,13 +55,14 @@ def paged_decode(
 ) -> None:
     """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
-    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32;
-    pages wholly behind the window are not read. num_splits: where `decode_shares` does not serve.
-    The softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
+    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D; the pool may be of FP8.
+    block_tables_RN: int32; pages wholly behind the window are not read. num_splits: where
+    `decode_shares` does not serve. The softmax is in float32. Raises ValueError if a shape, dtype
+    or stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
-    check_form(form, q_TQD.shape[1])
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
+    check_form(form, q_TQD.shape[1], num_heads)
     check_tiles(tiles, num_splits)
     num_tiles, num_query_heads = len(tiles.rows_B), q_TQD.shape[1]
     group = num_query_heads // num_heads
@@ -68,7 +70,7 @@ def paged_decode(
     _check_tile_rows(tiles, group, head_dim)
     if num_tiles == 0:
         return
-    if fits(pool_PLH2SD, form) and tile_rows <= MAX_SHARED_ROWS:
+    if fits(q_TQD, pool_PLH2SD, form) and tile_rows <= MAX_SHARED_ROWS:
         decode_by_shares(
             q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles, form=form, out_TQD=out_TQD
         )
@@ -96,6 +98,7 @@ def paged_decode(
         out_TQD if num_splits == 1 else partial_XTQD,
         lse_XTQ,
         form.sinks_Q,
+        form.scales_of(pool_PLH2SD),
         q_TQD.stride(0),
         q_TQD.stride(1),
         out_TQD.stride(0),
@@ -158,6 +161,7 @@ def _decode_split(
     out_ptr,
     lse_ptr,
     sinks_ptr,
+    scales_ptr,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -225,6 +229,7 @@ def _decode_split(
     )
     # The last key that each query sees; rows of padding see what the last token sees.
     last_key = context - tl.maximum(count - token, 1)
+    k_scale, v_scale = kv_scales(scales_ptr, head, tl.num_programs(0))
 
     maximum, total = first_maximum_and_total(sinks_ptr, query_head, float("-inf"), BLOCK_ROWS)
     if sinks_ptr is not None:
@@ -248,10 +253,11 @@ def _decode_split(
             slot_ptr = head_ptr + pages * page_stride + key % PAGE * DIM
         kv_ptr = slot_ptr[:, None] + dim[None, :]
         is_kv = is_key[:, None] & is_dim[None, :]
-        k = tl.load(kv_ptr, mask=is_kv, other=0.0)
-        v = tl.load(kv_ptr + PAGE * DIM, mask=is_kv, other=0.0)
+        # Of FP8 every number is one of the queries' dtype, too.
+        k = tl.load(kv_ptr, mask=is_kv, other=0.0).to(q.dtype)
+        v = tl.load(kv_ptr + PAGE * DIM, mask=is_kv, other=0.0).to(q.dtype)
         scores = scaled_scores(
-            tl.dot(q, tl.trans(k), input_precision=PRECISION), scale_log2, cap_log2
+            tl.dot(q, tl.trans(k), input_precision=PRECISION), scale_log2 * k_scale, cap_log2
         )
         is_visible = is_key[None, :] & (key[None, :] <= last_key[:, None])
         if window is not None:
@@ -269,7 +275,7 @@ def _decode_split(
 
     is_out = is_query[:, None] & is_dim[None, :]
     total = tl.where(total == 0.0, 1.0, total)
-    result = acc / total[:, None]
+    result = acc * v_scale / total[:, None]
     if IS_WHOLE:
         out_row_ptr = (
             out_ptr + (first_token + token) * out_token_stride + query_head * out_head_stride

@@ -7,6 +7,8 @@ heads, S slots per page, R rows of the block tables, N pages of a block table.
 import torch
 from torch import Tensor
 
+from raydix.kernels.kv_cache.fp8 import FP8
+
 
 def check_paged_inputs(
     q_TQD: Tensor, pool_PLH2SD: Tensor, layer: int, block_tables_RN: Tensor, out_TQD: Tensor
@@ -15,7 +17,7 @@ def check_paged_inputs(
     if q_TQD.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"Queries are {q_TQD.dtype}; expected bfloat16 or float32.")
     if (
-        pool_PLH2SD.dtype != q_TQD.dtype
+        pool_PLH2SD.dtype not in (q_TQD.dtype, FP8)
         or out_TQD.dtype != q_TQD.dtype
         or out_TQD.shape != q_TQD.shape
     ):

@@ -24,13 +24,17 @@ from raydix.kernels.attention.rows import PrefillRow
 from raydix.kernels.attention.scores import (
     check_form,
     first_maximum_and_total,
+    kv_scales,
     scaled_scores,
     score_scales,
 )
+from raydix.kernels.kv_cache.fp8 import FP8
 
 TILE_TOKENS = 128
 _FLOAT32_TILE_TOKENS = 32
 _BOX_DIM = 128
+_FP8_NARROW_DIM = 64
+"""The widest heads of which 64 keys fit into registers, where FP8 becomes what is multiplied."""
 _MAX_WHOLE_DIM = 256
 """The widest heads of which one program holds a whole tile: of wider ones two have a half each."""
 _MAX_BOX_ROWS = 2**31 - 1
@@ -74,18 +78,19 @@ def paged_prefill(
 ) -> None:
     """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
-    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32;
-    pages wholly behind the window are not read. tiles_X4: `cut_rows` by `tile_tokens`, on the
-    device. The softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
+    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D; the pool may be of FP8.
+    block_tables_RN: int32; pages wholly behind the window are not read. tiles_X4: `cut_rows` by
+    `tile_tokens`, on the device. The softmax is in float32. Raises ValueError if a shape, dtype or
+    stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
-    check_form(form, q_TQD.shape[1])
+    check_form(form, q_TQD.shape[1], pool_PLH2SD.shape[2])
     check_tile_table(tiles_X4)
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tiles, num_query_heads = tiles_X4.shape[0], q_TQD.shape[1]
     if num_tiles == 0:
         return
-    if fits(pool_PLH2SD, form):
+    if pool_PLH2SD.dtype == q_TQD.dtype and fits(q_TQD, pool_PLH2SD, form):
         prefill_by_shares(
             q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles_X4, form=form, out_TQD=out_TQD
         )
@@ -94,7 +99,8 @@ def paged_prefill(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     is_wide = block_dim > _BOX_DIM
     num_parts = tile_parts(head_dim)
-    block_keys = (32 if is_float32 else 64) // num_parts
+    is_fp8 = pool_PLH2SD.dtype == FP8
+    block_keys = (32 if is_float32 or (is_fp8 and head_dim > _FP8_NARROW_DIM) else 64) // num_parts
     scale_log2, cap_log2 = score_scales(form)
     key_blocks = _key_blocks(pool_PLH2SD, block_keys)
     _prefill_tile[(num_query_heads, num_tiles * num_parts)](
@@ -105,6 +111,7 @@ def paged_prefill(
         tiles_X4,
         out_TQD,
         form.sinks_Q,
+        form.scales_of(pool_PLH2SD),
         q_TQD.stride(0),
         q_TQD.stride(1),
         out_TQD.stride(0),
@@ -214,6 +221,8 @@ def _attend(q, k, v, is_visible, state, scale_log2, cap_log2, PRECISION: tl.cons
     is_visible: None where every query sees all keys.
     """
     maximum, total, acc = state
+    # Of FP8 every number is one of the queries' dtype, too.
+    k, v = k.to(q.dtype), v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if cap_log2 is not None:
         scores = scaled_scores(scores, scale_log2, cap_log2)
@@ -237,6 +246,7 @@ def _prefill_tile(
     tiles_ptr,
     out_ptr,
     sinks_ptr,
+    scales_ptr,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -282,6 +292,8 @@ def _prefill_tile(
     q = tl.load(q_row_ptr[:, None] + dim[None, :], mask=is_query, other=0.0)
     page_rows = num_layers * (KV_HEADS * 2 * PAGE)
     head_row = (layer * KV_HEADS + query_head // GROUP) * (2 * PAGE)
+    k_scale, v_scale = kv_scales(scales_ptr, query_head // GROUP, KV_HEADS)
+    scale_log2 *= k_scale
 
     # A query may see no key of its first blocks; a maximum of -inf would make NaN of that.
     maximum, total = first_maximum_and_total(
@@ -359,7 +371,7 @@ def _prefill_tile(
             q, k, v, is_visible, (maximum, total, acc), scale_log2, cap_log2, PRECISION
         )
 
-    result = acc / total[:, None]
+    result = acc * v_scale / total[:, None]
     out_row_ptr = out_ptr + (first_token + row) * out_token_stride + query_head * out_head_stride
     tl.store(
         out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_query

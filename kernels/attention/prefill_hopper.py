@@ -155,7 +155,14 @@ def _attend(
             maximum = gl.full([_ROWS], -1e30, gl.float32, layout=_SCORE_ROWS)
             total = gl.full([_ROWS], 0.0, gl.float32, layout=_SCORE_ROWS)
             weights, decay, maximum, total = weigh(
-                scores, first_key, first_position, maximum, total, scale_log2, 1
+                scores,
+                first_key,
+                first_position,
+                maximum,
+                total,
+                scale_log2,
+                1,
+                gl.bfloat16,
             )
             acc = nothing
             for block in range(1, num_blocks):
@@ -171,7 +178,14 @@ def _attend(
                 scores = warpgroup_mma_wait(num_outstanding=1, deps=[next_scores])
                 _free(free.index(slot))
                 next_weights, decay, maximum, total = weigh(
-                    scores, first_key + block * _KEYS, first_position, maximum, total, scale_log2, 1
+                    scores,
+                    first_key + block * _KEYS,
+                    first_position,
+                    maximum,
+                    total,
+                    scale_log2,
+                    1,
+                    gl.bfloat16,
                 )
                 acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[running, weights])
                 _free(free.index(_SLOTS + before))

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Scores in units of log2, as all attention kernels weigh them: scale, soft cap, sinks.
+"""Scores in units of log2, as all attention kernels weigh them: scales, soft cap, sinks.
 
 Legend: Q query heads.
 """
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from raydix.kernels.attention.form import AttentionForm
+from raydix.kernels.kv_cache.fp8 import check_kv_scales
 
 LOG2_E = 1.4426950408889634
 _LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
@@ -30,8 +31,9 @@ def score_scales(form: AttentionForm) -> ScoreScales:
     return ScoreScales(2 * form.scale / form.soft_cap * LOG2_E, form.soft_cap * LOG2_E)
 
 
-def check_form(form: AttentionForm, num_query_heads: int) -> None:
+def check_form(form: AttentionForm, num_query_heads: int, num_heads: int) -> None:
     """Raise ValueError if a kernel cannot weigh by `form`."""
+    check_kv_scales(form.kv_scales_2H, num_heads)
     if form.window is not None and form.window < 1:
         raise ValueError(f"The window is {form.window}; expected 1 or more tokens, or None.")
     if form.soft_cap is not None and form.soft_cap <= 0:
@@ -59,6 +61,17 @@ def scaled_scores(products, scale_log2, cap_log2):
     if cap_log2 is not None:
         scores = cap_log2 - 2 * cap_log2 / (1.0 + tl.exp2(scores))
     return scores
+
+
+@triton.jit
+def kv_scales(scales_ptr, head, num_heads):
+    """What scores and sums of values of a KV head in FP8 are multiplied by."""
+    k_scale = 1.0
+    v_scale = 1.0
+    if scales_ptr is not None:
+        k_scale = tl.load(scales_ptr + head)
+        v_scale = tl.load(scales_ptr + num_heads + head)
+    return k_scale, v_scale
 
 
 @triton.jit

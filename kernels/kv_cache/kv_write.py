@@ -13,9 +13,11 @@ from torch import Tensor
 
 from raydix.kernels.dense.summands import first_summand, sum_rounded
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
+from raydix.kernels.kv_cache.fp8 import FP8, LARGEST, check_kv_scales
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 
 _ONE_WARP_ELEMENTS = 256
+_LARGEST: tl.constexpr = tl.constexpr(LARGEST)
 
 
 def rotate_and_write_kv(
@@ -25,17 +27,20 @@ def rotate_and_write_kv(
     pool_PLH2SD: Tensor,
     layer: int,
     slot_mapping_T: Tensor,
+    *,
+    kv_scales_2H: Tensor | None = None,
 ) -> Tensor:
     """Return queries, normed and rotated, [T, Q, D]; write keys, likewise, and values to the cache.
 
     qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; or float32 summands of it,
     each of that shape. slot_mapping_T: int32 or int64, page * S + offset; -1 writes nothing. All
-    else bf16 or all float32, but for the weights of the norm, which may be float32 beside bf16;
-    rounds where the twins `rms_norm`, `apply_rope` and `write_kv` round. Raises ValueError if a
-    shape, dtype or stride differs.
+    else bf16 or all float32, but for the weights of the norm, which may be float32 beside bf16, and
+    for a pool of FP8, which `kv_scales_2H` is for; rounds where the twins `rms_norm`, `apply_rope`
+    and `write_kv` round. Raises ValueError if a shape, dtype or stride differs.
     """
     summands = qkv_TX
-    qkv_TX, num_summands, dtype = first_summand(summands, pool_PLH2SD.dtype)
+    qkv_TX, num_summands, dtype = first_summand(summands, rope.cos_XR.dtype)
+    check_kv_scales(kv_scales_2H, pool_PLH2SD.shape[2])
     num_query_heads = _check_inputs(qkv_TX, dtype, pool_PLH2SD, layer, slot_mapping_T)
     _check_tables(len(qkv_TX), dtype, pool_PLH2SD.shape[5], rope, norm)
 
@@ -56,6 +61,7 @@ def rotate_and_write_kv(
         None if norm is None else norm.q_weight_D,
         None if norm is None else norm.k_weight_D,
         pool_PLH2SD,
+        kv_scales_2H,
         slot_mapping_T,
         qkv_TX.stride(0),
         pool_PLH2SD.stride(0),
@@ -81,9 +87,10 @@ def _check_inputs(
     qkv_TX: Tensor, dtype: torch.dtype, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
 ) -> int:
     """Return the number of query heads."""
-    if dtype not in (torch.bfloat16, torch.float32) or pool_PLH2SD.dtype != dtype:
+    if dtype not in (torch.bfloat16, torch.float32) or pool_PLH2SD.dtype not in (dtype, FP8):
         raise ValueError(
-            f"QKV is {dtype}, the pool {pool_PLH2SD.dtype}; expected one of bfloat16, float32."
+            f"QKV is {dtype}, the pool {pool_PLH2SD.dtype}; expected one of bfloat16, float32, or "
+            f"a pool of {FP8}."
         )
     if pool_PLH2SD.dim() != 6 or pool_PLH2SD.shape[3] != 2 or not pool_PLH2SD.is_contiguous():
         raise ValueError(
@@ -168,6 +175,7 @@ def _rotate_and_write(
     q_weight_ptr,
     k_weight_ptr,
     pool_ptr,
+    scales_ptr,
     slots_ptr,
     qkv_stride,
     page_stride,
@@ -208,7 +216,7 @@ def _rotate_and_write(
     k_weight = None if k_weight_ptr is None else _load_weight(k_weight_ptr, dims, is_pair)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     wait_for_ahead(EARLY)
-    dtype = pool_ptr.dtype.element_ty
+    dtype = q_out_ptr.dtype.element_ty
     row_ptr = qkv_ptr + token * qkv_stride
     apart = tl.num_programs(0).to(tl.int64) * qkv_stride
     member = tl.arange(0, BLOCK_GROUP)
@@ -235,13 +243,28 @@ def _rotate_and_write(
     tl.store(q_ptr + q_first, first, mask=is_q)
     tl.store(q_ptr + q_second, second, mask=is_q)
 
+    stored = pool_ptr.dtype.element_ty
     cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset
     cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM
-    tl.store(cache_ptr + kv_first, k_first, mask=is_k)
-    tl.store(cache_ptr + kv_second, k_second, mask=is_k)
+    k_scale_ptr = None if scales_ptr is None else scales_ptr + head
+    tl.store(cache_ptr + kv_first, _as_stored(k_first, k_scale_ptr, stored), mask=is_k)
+    tl.store(cache_ptr + kv_second, _as_stored(k_second, k_scale_ptr, stored), mask=is_k)
     cache_ptr += PAGE * DIM
-    tl.store(cache_ptr + kv_first, v_first.to(dtype), mask=is_k)
-    tl.store(cache_ptr + kv_second, v_second.to(dtype), mask=is_k)
+    v_scale_ptr = None if scales_ptr is None else k_scale_ptr + KV_HEADS
+    v_first, v_second = v_first.to(dtype), v_second.to(dtype)
+    tl.store(cache_ptr + kv_first, _as_stored(v_first, v_scale_ptr, stored), mask=is_k)
+    tl.store(cache_ptr + kv_second, _as_stored(v_second, v_scale_ptr, stored), mask=is_k)
+
+
+@triton.jit
+def _as_stored(x, scale_ptr, stored: tl.constexpr):
+    """What is stored of `x`: itself, or in FP8 what the twin `to_fp8` says."""
+    if stored == tl.float8e4nv:
+        x = x.to(tl.float32)
+        if scale_ptr is not None:
+            x = tl.div_rn(x, tl.zeros_like(x) + tl.load(scale_ptr))
+        x = tl.clamp(x, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(stored)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ head dim, R dims of a head that are rotated, P pages, L layers of the KV group, 
 import torch
 from torch import Tensor
 
+from raydix.kernels.kv_cache.fp8 import FP8, LARGEST
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.reference.norm import rms_norm
 
@@ -24,18 +25,38 @@ def apply_rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 
 
 def write_kv(
-    k_THD: Tensor, v_THD: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
+    k_THD: Tensor,
+    v_THD: Tensor,
+    pool_PLH2SD: Tensor,
+    layer: int,
+    slot_mapping_T: Tensor,
+    *,
+    kv_scales_2H: Tensor | None = None,
 ) -> None:
     """Scatter this step's keys and values of one layer into the paged cache, in place.
 
     slot_mapping_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which
-    nobody reads.
+    nobody reads. kv_scales_2H: float32, what keys and values are divided by if the pool is of FP8;
+    None: by one.
     """
     page_size = pool_PLH2SD.shape[4]
     slots_T = slot_mapping_T.clamp_min(0)
     layer_PH2SD = pool_PLH2SD[:, layer]
     kv_TH2D = torch.stack((k_THD, v_THD), dim=2)
+    if pool_PLH2SD.dtype == FP8:
+        kv_TH2D = to_fp8(kv_TH2D, kv_scales_2H)
     layer_PH2SD[slots_T // page_size, :, :, slots_T % page_size] = kv_TH2D
+
+
+def to_fp8(kv_TH2D: Tensor, kv_scales_2H: Tensor | None) -> Tensor:
+    """Keys and values over their scales, rounded half to even; those out of range are the largest.
+
+    NaN stays NaN.
+    """
+    scaled_TH2D = kv_TH2D.float()
+    if kv_scales_2H is not None:
+        scaled_TH2D = scaled_TH2D / kv_scales_2H.T[:, :, None]
+    return scaled_TH2D.clamp(-LARGEST, LARGEST).to(FP8)
 
 
 def rotate_and_write_kv(
@@ -45,11 +66,13 @@ def rotate_and_write_kv(
     pool_PLH2SD: Tensor,
     layer: int,
     slot_mapping_T: Tensor,
+    *,
+    kv_scales_2H: Tensor | None = None,
 ) -> Tensor:
     """Norm and rotate queries and keys, cache keys and values, return the queries [T, Q, D].
 
-    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T: as in
-    `write_kv`.
+    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T and
+    kv_scales_2H: as in `write_kv`.
     """
     num_heads, head_dim = pool_PLH2SD.shape[2], pool_PLH2SD.shape[5]
     qkv_TXD = qkv_TX.view(qkv_TX.shape[0], -1, head_dim)
@@ -63,5 +86,6 @@ def rotate_and_write_kv(
             rms_norm(q_TQD, norm.q_weight_D, norm.eps),
             rms_norm(k_THD, norm.k_weight_D, norm.eps),
         )
-    write_kv(apply_rope(k_THD, cos_TR, sin_TR), v_THD, pool_PLH2SD, layer, slot_mapping_T)
+    k_THD = apply_rope(k_THD, cos_TR, sin_TR)
+    write_kv(k_THD, v_THD, pool_PLH2SD, layer, slot_mapping_T, kv_scales_2H=kv_scales_2H)
     return apply_rope(q_TQD, cos_TR, sin_TR)

@@ -32,8 +32,10 @@ def paged_attention(
     """Causal attention of every row over its cached tokens, of which this step's are the last.
 
     block_tables_RN: int, one row per request. Pages wholly behind `form.window` are not read, so
-    their entries may be any page of the pool. The softmax is in float32. Returns [T, Q, D].
+    their entries may be any page of the pool. The pool may be of FP8, whose numbers the queries'
+    dtype has, too. The softmax is in float32. Returns [T, Q, D].
     """
+    form = replace(form, kv_scales_2H=form.scales_of(pool_PLH2SD))
     out_TQD = torch.empty_like(q_TQD)
     for single in single_tokens(rows, form.window):
         num_pages = -(-single.max_context_tokens // pool_PLH2SD.shape[4])
@@ -117,15 +119,17 @@ def rows_of_columns(rows: DecodeRows) -> list[PrefillRow]:
     ]
 
 
-def _gather_pages(pool_PLH2SD: Tensor, layer: int, tables_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy out each row's keys and values, [B, H, N * S, D] each."""
+def _gather_pages(
+    pool_PLH2SD: Tensor, layer: int, tables_BN: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Copy out each row's keys and values as `dtype`, [B, H, N * S, D] each."""
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     batch, num_pages = tables_BN.shape
     heads_H1 = torch.arange(num_heads, device=tables_BN.device)[:, None]
     keys_BHN = ((tables_BN.long() * num_layers + layer)[:, None] * num_heads + heads_H1) * 2
     chosen = torch.stack((keys_BHN, keys_BHN + 1)).flatten()
     # Selecting whole rows of a flat view is several times faster than indexing the six dimensions.
-    kv = pool_PLH2SD.view(-1, page_size * head_dim).index_select(0, chosen)
+    kv = pool_PLH2SD.view(-1, page_size * head_dim).index_select(0, chosen).to(dtype)
     k_BHSD, v_BHSD = kv.view(2, batch, num_heads, num_pages * page_size, head_dim)
     return k_BHSD, v_BHSD
 
@@ -145,7 +149,7 @@ def _decode_attention(
         first_page_B = (context_tokens_B - form.window).clamp_min(0) // page_size
         tables_BN = _window_tables(tables_BN, first_page_B, form.window, page_size)
 
-    k_BHSD, v_BHSD = _gather_pages(pool_PLH2SD, layer, tables_BN)
+    k_BHSD, v_BHSD = _gather_pages(pool_PLH2SD, layer, tables_BN, q_BQD.dtype)
     offsets_S = torch.arange(k_BHSD.shape[2], device=q_BQD.device)
     positions_BS = first_page_B[:, None] * page_size + offsets_S
     is_hidden_BS = positions_BS >= context_tokens_B[:, None]
@@ -160,7 +164,7 @@ def _decode_attention(
     scores_BHGS = _scores(q_BHGD, k_BHSD, form)
     scores_BHGS = scores_BHGS.masked_fill_(is_hidden_BS[:, None, None], float("-inf"))
     weights_BHGS = _weights(scores_BHGS.flatten(1, 2), form.sinks_Q).view_as(scores_BHGS)
-    return (weights_BHGS.to(q_BQD.dtype) @ v_BHSD).reshape(batch, -1, head_dim)
+    return _sums(weights_BHGS.to(q_BQD.dtype), v_BHSD, form).reshape(batch, -1, head_dim)
 
 
 def _window_tables(tables_BN: Tensor, first_page_B: Tensor, window: int, page_size: int) -> Tensor:
@@ -191,7 +195,7 @@ def _prefill_attention(
 
         first_page = begin // page_size
         pages_N = table_N[first_page : -(-end // page_size)]
-        k_1HSD, v_1HSD = _gather_pages(pool_PLH2SD, layer, pages_N[None])
+        k_1HSD, v_1HSD = _gather_pages(pool_PLH2SD, layer, pages_N[None], q_TQD.dtype)
         seen = slice(begin - first_page * page_size, end - first_page * page_size)
         out_TQD[start:stop] = _block_attention(
             q_TQD[start:stop], k_1HSD[0, :, seen], v_1HSD[0, :, seen], form
@@ -219,17 +223,27 @@ def _block_attention(q_TQD: Tensor, k_HSD: Tensor, v_HSD: Tensor, form: Attentio
     scores_QTS = scores_QTS.masked_fill_(is_hidden_TS, float("-inf"))
     sinks_Q1 = None if form.sinks_Q is None else form.sinks_Q[:, None]
     weights_QTS = _weights(scores_QTS, sinks_Q1).to(q_TQD.dtype)
-    out_HXD = weights_QTS.view(num_heads, -1, num_keys) @ v_HSD
+    out_HXD = _sums(weights_QTS.view(num_heads, -1, num_keys), v_HSD, form)
     out_QTD = out_HXD.view(num_query_heads, num_tokens, head_dim)
     return out_QTD.transpose(0, 1)
 
 
 def _scores(q: Tensor, k: Tensor, form: AttentionForm) -> Tensor:
-    """Scaled and capped scores in float32 of queries [..., X, D] and keys [..., S, D]."""
+    """Scaled and capped scores in float32 of queries [..., H, X, D] and keys [..., H, S, D]."""
     scores = (q @ k.transpose(-1, -2)).float() * form.scale
+    if form.kv_scales_2H is not None:
+        scores = scores * form.kv_scales_2H[0, :, None, None]
     if form.soft_cap is None:
         return scores
     return (scores / form.soft_cap).tanh_() * form.soft_cap
+
+
+def _sums(weights: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
+    """Values [..., H, S, D] weighed by [..., H, X, S]."""
+    sums = weights @ v
+    if form.kv_scales_2H is None:
+        return sums
+    return (sums.float() * form.kv_scales_2H[1, :, None, None]).to(sums.dtype)
 
 
 def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:

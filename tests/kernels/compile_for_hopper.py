@@ -4,7 +4,8 @@
 
 These are all kernels of Gluon, which are bound to the Triton that they were written for more than
 others are, and which the interpreter does not know; and attention of the widest heads and states,
-of which the interpreter does not tell whether they fit into shared memory and registers.
+of which the interpreter does not tell whether they fit into shared memory and registers; and what
+reads and writes FP8, which the interpreter does otherwise than a GPU.
 """
 
 import subprocess
@@ -29,6 +30,7 @@ from raydix.kernels.attention import (
     prefill_hopper,
 )
 from raydix.kernels.dense import small_linear
+from raydix.kernels.kv_cache import kv_write
 from raydix.kernels.state import delta_chunks, delta_convolution, delta_step
 from raydix.kernels.state.delta_form import DeltaForm
 
@@ -84,10 +86,10 @@ def compile_kernel(
     return " ".join([*lines, f"{compiled.metadata.shared} bytes shared"])
 
 
-def box_type(shape: tuple[int, int]) -> str:
+def box_type(shape: tuple[int, int], dtype: gl.dtype = gl.bfloat16) -> str:
     """The type of a tensor map."""
-    layout = gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16)
-    return f"tensordesc<bf16[{shape[0]}, {shape[1]}],{layout!r}>"
+    layout = gl.NVMMASharedLayout.get_default_for(list(shape), dtype)
+    return f"tensordesc<{dtype.name}[{shape[0]}, {shape[1]}],{layout!r}>"
 
 
 def main() -> int:
@@ -102,18 +104,20 @@ def main() -> int:
 
     columns = dict.fromkeys(("rows_ptr", "tokens_ptr", "contexts_ptr"), "*i64")
     for page_size, counts in ((8, "*i64"), (16, None), (64, None), (64, "*i64")):
-        constants = {"GROUP": 4, "TILE_ROWS": 64, "PAGE": page_size, "MIN_BLOCKS": 2, "EARLY": True}
-        if counts is None:
-            constants["counts_ptr"] = None
-        boxes = {"boxes": box_type((min(page_size, decode_hopper.BLOCK_KEYS), 64))}
-        told = compile_kernel(
-            decode_hopper.attend_decode_share,
-            constants,
-            boxes | columns | ({} if counts is None else {"counts_ptr": counts}),
-            num_warps=hopper_blocks.NUM_WARPS,
-            launch_pdl=True,
-        )
-        print(f"decode_hopper, pages of {page_size}, {counts} counts: {told}")
+        for stored, width in ((gl.bfloat16, 64), (gl.float8e4nv, 128)):
+            constants = {"GROUP": 4, "TILE_ROWS": 64, "PAGE": page_size, "MIN_BLOCKS": 2}
+            is_absent = {"counts_ptr": counts is None, "scales_ptr": stored is gl.bfloat16}
+            constants |= {name: None for name, absent in is_absent.items() if absent}
+            box = (min(page_size, decode_hopper.BLOCK_KEYS), width)
+            types = {"boxes": box_type(box, stored), "counts_ptr": counts, "scales_ptr": "*fp32"}
+            told = compile_kernel(
+                decode_hopper.attend_decode_share,
+                constants | {"EARLY": True},
+                columns | types,
+                num_warps=hopper_blocks.NUM_WARPS,
+                launch_pdl=True,
+            )
+            print(f"decode_hopper, {stored} pages of {page_size}, {counts} counts: {told}")
 
     for tokens in (16, 32):
         shape = {"ROWS": 64, "DEPTH": 256, "TOKENS": tokens, "SUMMANDS": 2, "STAGES": 2}
@@ -133,6 +137,7 @@ def main() -> int:
     )
     print(f"latent_wide: {told}")
     compile_wide_heads()
+    compile_fp8()
     compile_states()
     return 0
 
@@ -142,7 +147,7 @@ def compile_wide_heads() -> None:
     columns = dict.fromkeys(("rows_ptr", "tokens_ptr", "contexts_ptr", "counts_ptr"), "*i64")
     block_keys = paged_decode.block_keys(is_float32=False, block_dim=512)
     shape = {"GROUP": 8, "PAGE": 64, "DIM": 512, "BLOCK_DIM": 512, "PRECISION": None, "STAGES": 2}
-    nothing = dict.fromkeys(("sinks_ptr", "cap_log2", "window"))
+    nothing = dict.fromkeys(("sinks_ptr", "scales_ptr", "cap_log2", "window"))
     decode = {"QUERY_HEADS": 32, "TILE_TOKENS": 8, "BLOCK_ROWS": 64, "BLOCK_KEYS": block_keys}
     told = compile_kernel(
         paged_decode._decode_split,
@@ -162,6 +167,49 @@ def compile_wide_heads() -> None:
         num_warps=8,
     )
     print(f"wide heads, paged_prefill: {told}")
+
+
+def compile_fp8() -> None:
+    """Compile what the launchers launch for pages of FP8 with a window, a soft cap and sinks."""
+    columns = dict.fromkeys(("rows_ptr", "tokens_ptr", "contexts_ptr", "counts_ptr"), "*i64")
+    types = {"pool_ptr": "*fp8e4nv", "scales_ptr": "*fp32", "sinks_ptr": "*bf16"}
+    types |= columns | {"cap_log2": "fp32", "window": "i32"}
+    for dim in (64, 128):
+        shape = {"GROUP": 8, "PAGE": 64, "DIM": dim, "BLOCK_DIM": dim, "PRECISION": None}
+        shape |= {"STAGES": 3}
+        decode = {"BLOCK_KEYS": 64, "QUERY_HEADS": 64, "TILE_TOKENS": 8, "BLOCK_ROWS": 64}
+        told = compile_kernel(
+            paged_decode._decode_split,
+            shape | decode | {"MIN_BLOCKS": 4, "IS_WHOLE": False, "EARLY": True},
+            types,
+            num_warps=4,
+            launch_pdl=True,
+        )
+        print(f"FP8, heads of {dim}, paged_decode: {told}")
+        prefill = {"KV_HEADS": 8, "PARTS": 1, "BLOCK_ROWS": paged_prefill.TILE_TOKENS}
+        prefill |= {"BLOCK_KEYS": 64 if dim == 64 else 32}
+        told = compile_kernel(
+            paged_prefill._prefill_tile,
+            shape | prefill | {"key_blocks": None},
+            types,
+            num_warps=8,
+            maxnreg=128,
+        )
+        print(f"FP8, heads of {dim}, paged_prefill: {told}")
+
+    tables = dict.fromkeys(("qkv_ptr", "q_out_ptr", "cos_ptr", "sin_ptr"), "*bf16")
+    write = {"QUERY_HEADS": 64, "KV_HEADS": 8, "GROUP": 8, "BLOCK_GROUP": 8, "PAGE": 64}
+    write |= {"DIM": 128, "ROTARY": 128, "BLOCK_HALF": 64, "SUMMANDS": 1, "EARLY": True}
+    nothing = dict.fromkeys(("positions_ptr", "q_weight_ptr", "k_weight_ptr"))
+    told = compile_kernel(
+        kv_write._rotate_and_write,
+        write | nothing,
+        types | tables | {"slots_ptr": "*i64", "qkv_stride": "i32", "eps": "fp32"},
+        num_warps=4,
+        launch_pdl=True,
+        enable_fp_fusion=False,
+    )
+    print(f"FP8, kv_write: {told}")
 
 
 def compile_states() -> None:

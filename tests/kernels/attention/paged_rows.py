@@ -7,6 +7,7 @@ from torch import Tensor
 
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.rows import AttentionRows, PrefillRow, cut_rows
+from raydix.kernels.kv_cache.fp8 import FP8
 from raydix.kernels.reference import paged_attention as reference
 
 LAYER, NUM_LAYERS = 1, 2
@@ -39,8 +40,12 @@ class PagedRows:
         window: int | None = None,
         soft_cap: float | None = None,
         has_sinks: bool = False,
+        is_fp8: bool = False,
     ) -> None:
-        """`shape`: KV heads, query heads per KV head, head dim, page size."""
+        """`shape`: KV heads, query heads per KV head, head dim, page size.
+
+        `is_fp8`: of keys and values, with scales.
+        """
         num_heads, group, self.dim, page_size = shape
         max_pages = -(-max(contexts) // page_size)
         num_pages = len(contexts) * max_pages
@@ -69,17 +74,19 @@ class PagedRows:
             window=window,
             soft_cap=soft_cap,
             sinks_Q=sinks_Q.to(device, dtype) if has_sinks else None,
+            kv_scales_2H=(torch.rand(2, num_heads) + 0.5).to(device) if is_fp8 else None,
         )
-        self.pool_PLH2SD = pool.to(device, dtype)
+        self.pool_PLH2SD = pool.to(device, FP8 if is_fp8 else dtype)
         self.tables_RN = tables_RN.to(device, torch.int32)
         self.q_TQD = torch.randn(sum(num_tokens), num_heads * group, self.dim).to(device, dtype)
         self.out_TQD = torch.full_like(self.q_TQD, torch.nan)
 
     def assert_out(self) -> None:
         """Compare `out_TQD` with the twin, computed in float32 from the same numbers."""
+        pool_PLH2SD = self.pool_PLH2SD
         expected_TQD = reference.paged_attention(
             self.q_TQD.float(),
-            self.pool_PLH2SD.float(),
+            pool_PLH2SD if pool_PLH2SD.dtype == FP8 else pool_PLH2SD.float(),
             LAYER,
             self.tables_RN,
             AttentionRows(tiles_X4=torch.from_numpy(cut_rows(self.rows, 2**30))),

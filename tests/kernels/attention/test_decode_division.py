@@ -11,6 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from raydix.kernels.attention import decode_hopper, hopper_blocks
+from raydix.kernels.kv_cache.fp8 import FP8
 
 KEYS, ROWS, DIM, HEADS, GROUP, MIN_BLOCKS = decode_hopper.BLOCK_KEYS, 64, 128, 2, 4, 2
 TOKEN = HEADS * GROUP
@@ -67,6 +68,7 @@ class Programs:
             "mbarrier": SimpleNamespace(init=nothing, invalidate=nothing, wait=self._wait),
             "ask_for_block": self._ask,
             "warpgroup_mma": self._multiply,
+            "unpack": self._unpack,
             "weigh": lambda scores, key, first, maximum, total, *_: (scores, total, maximum, total),
             "gdc_wait": lambda: self.ahead.extend(c.block for c in self.cells if c.block),
             **dict.fromkeys(("silence", "fence_async_shared", "thread_barrier"), nothing),
@@ -85,6 +87,9 @@ class Programs:
         number, sizes = torch.as_tensor, (HEADS, num_shares)
         return SimpleNamespace(
             **{name: getattr(torch, name) for name in ("bfloat16", "float32", "int32", "int64")},
+            # Numbers that tell queries apart have to stay what they are.
+            float16=torch.float64,
+            float8e4nv=FP8,
             program_id=lambda axis: number(place[axis], dtype=torch.int32).as_subclass(Value),
             num_programs=lambda axis: sizes[axis],
             static_range=range,
@@ -120,11 +125,15 @@ class Programs:
         if value.dim() == 2:
             self.stored += place[mask[:, 0], 0].tolist()
 
-    def _ask(self, boxes: None, row: Tensor, key: Tensor, last_page: int, *others: Any) -> None:
+    def _ask(self, boxes: object, row: Tensor, key: Tensor, last_page: int, *others: Any) -> None:
         *_, place, ready, _ = others
         assert place.block is None, "the block before has been used"
         place.block = int(row), int(key)
         ready.num_asked += 1
+
+    def _unpack(self, stored: Cell, place: Cell) -> None:
+        assert place.block is None, "the block before has been used"
+        place.block, stored.block = stored.block, None
 
     def _wait(self, ready: Cell, phase: Any) -> None:
         assert ready.num_asked > 0
@@ -140,9 +149,16 @@ class Programs:
 
 @pytest.mark.parametrize("num_shares", [1, 2, 7, 33])
 @pytest.mark.parametrize("has_counts", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("seed", "stored_dtype"),
+    [(seed, torch.bfloat16) for seed in range(4)] + [(4, FP8)],
+)
 def test_each_block_is_used_once_and_comes_ahead_only_if_it_is_older_than_the_step(
-    monkeypatch: pytest.MonkeyPatch, seed: int, has_counts: bool, num_shares: int
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    stored_dtype: torch.dtype,
+    has_counts: bool,
+    num_shares: int,
 ) -> None:
     rng = random.Random(f"{seed} {has_counts} {num_shares}")
     # Tiles of (row, first token, context, count); of one row there may be several.
@@ -163,7 +179,8 @@ def test_each_block_is_used_once_and_comes_ahead_only_if_it_is_older_than_the_st
     ]
     counts = columns.pop() if has_counts else None
     strides = (TOKEN, 1, TOKEN, 1)
-    memory = (0, None, 0, *columns[:3], counts, 0, PARTS, 0)
+    boxes = SimpleNamespace(dtype=stored_dtype, layout=None)
+    memory = (0, boxes, 0, *columns[:3], counts, 0, PARTS, 0, None)
     done = Programs()
     for head in range(HEADS):
         for share in range(num_shares):

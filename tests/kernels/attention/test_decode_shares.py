@@ -83,11 +83,12 @@ def test_parts_of_a_tile_are_weighed_and_whole_tiles_left_alone(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("page_size", [8, 16, 64, 256])
 @pytest.mark.parametrize("num_tokens", [1, 16])
 @pytest.mark.parametrize("num_rows", [1, 5, 150])
 def test_many_rows_with_skipped_tiles_among_them_give_the_same_bits_twice(
-    num_rows: int, num_tokens: int, page_size: int
+    num_rows: int, num_tokens: int, page_size: int, is_fp8: bool
 ) -> None:
     torch.manual_seed(0)
     rng = random.Random(num_rows)
@@ -100,6 +101,7 @@ def test_many_rows_with_skipped_tiles_among_them_give_the_same_bits_twice(
         tuple(counts),
         dtype=torch.bfloat16,
         device=torch.device("cuda"),
+        is_fp8=is_fp8,
     )
     own = tiles_of(rows, num_tokens)
     skipped = rows.column([0] * 130)

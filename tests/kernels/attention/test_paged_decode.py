@@ -101,6 +101,21 @@ def test_keys_weigh_as_the_form_says(
     rows.assert_out()
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("shape", [(2, 3, 80, 16), (2, 4, 32, 64)])
+@pytest.mark.parametrize("form", [{}, FORMS["all at once"]], ids=["plain", "all at once"])
+def test_pages_of_fp8_are_read_as_they_are(
+    device: torch.device, form: dict[str, Any], shape: tuple[int, int, int, int], num_splits: int
+) -> None:
+    rows = PagedRows(
+        shape, CONTEXTS, NUM_TOKENS, dtype=torch.float32, device=device, is_fp8=True, **form
+    )
+
+    decode(rows, tiles_of(rows, 8), num_splits)
+
+    rows.assert_out()
+
+
 def test_tokens_outside_the_tiles_and_rows_without_context_are_left_alone(
     device: torch.device,
 ) -> None:
@@ -118,13 +133,21 @@ def test_tokens_outside_the_tiles_and_rows_without_context_are_left_alone(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize(
     "shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 256, 16)]
 )
 def test_bfloat16_is_as_exact_as_its_rounding(
-    shape: tuple[int, int, int, int], num_splits: int
+    shape: tuple[int, int, int, int], is_fp8: bool, num_splits: int
 ) -> None:
-    rows = PagedRows(shape, CONTEXTS, NUM_TOKENS, dtype=torch.bfloat16, device=torch.device("cuda"))
+    rows = PagedRows(
+        shape,
+        CONTEXTS,
+        NUM_TOKENS,
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+        is_fp8=is_fp8,
+    )
 
     decode(rows, tiles_of(rows, 8), num_splits)
 
@@ -133,12 +156,13 @@ def test_bfloat16_is_as_exact_as_its_rounding(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize(
     ("dim", "tokens_per_tile"),
     [(dim, count) for dim in (64, 128, 192, 256) for count in (1, 16)] + [(512, 1), (512, 8)],
 )
 def test_windows_caps_and_sinks_fit_all_head_dims(
-    dim: int, tokens_per_tile: int, dtype: torch.dtype
+    dim: int, tokens_per_tile: int, is_fp8: bool, dtype: torch.dtype
 ) -> None:
     rows = PagedRows(
         (2, 8, dim, 64),
@@ -146,6 +170,7 @@ def test_windows_caps_and_sinks_fit_all_head_dims(
         (tokens_per_tile, min(tokens_per_tile, 5), tokens_per_tile, 1),
         dtype=dtype,
         device=torch.device("cuda"),
+        is_fp8=is_fp8,
         **FORMS["all at once"],
     )
 
@@ -156,7 +181,11 @@ def test_windows_caps_and_sinks_fit_all_head_dims(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dim", "dtype"), [(64, torch.float32), (128, torch.bfloat16)])
-@pytest.mark.parametrize("form", [{}, FORMS["all at once"]], ids=["plain", "all at once"])
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"is_fp8": True}, FORMS["all at once"]],
+    ids=["plain", "FP8", "all at once"],
+)
 def test_a_captured_graph_reads_new_lengths_and_tables(
     form: dict[str, Any], dim: int, dtype: torch.dtype
 ) -> None:
@@ -253,6 +282,7 @@ def test_an_impossible_number_of_splits_is_refused(num_splits: int) -> None:
         ({"window": 0}, "window is 0"),
         ({"soft_cap": 0.0}, "soft cap is 0"),
         ({"sinks_Q": torch.zeros(3)}, "Sinks are"),
+        ({"kv_scales_2H": torch.zeros(2)}, "Scales of keys and values are"),
     ],
 )
 def test_an_impossible_form_is_refused(change: dict[str, Any], message: str) -> None:

@@ -82,8 +82,23 @@ def test_keys_weigh_as_the_form_says(
     rows.assert_out()
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 80, 16), (2, 4, 32, 64)])
+@pytest.mark.parametrize("form", [{}, FORMS["all at once"]], ids=["plain", "all at once"])
+def test_pages_of_fp8_are_read_as_they_are(
+    device: torch.device, form: dict[str, Any], shape: tuple[int, int, int, int]
+) -> None:
+    rows = PagedRows(
+        shape, CONTEXTS, NUM_TOKENS, dtype=torch.float32, device=device, is_fp8=True, **form
+    )
+
+    prefill(rows)
+
+    rows.assert_out()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("window", [50, 300])
 @pytest.mark.parametrize(
     "shape",
@@ -91,7 +106,7 @@ def test_keys_weigh_as_the_form_says(
     + [(2, 8, 512, 64), (1, 2, 512, 16)],
 )
 def test_windows_caps_and_sinks_fit_all_head_dims(
-    shape: tuple[int, int, int, int], window: int, dtype: torch.dtype
+    shape: tuple[int, int, int, int], window: int, is_fp8: bool, dtype: torch.dtype
 ) -> None:
     rows = PagedRows(
         shape,
@@ -99,6 +114,7 @@ def test_windows_caps_and_sinks_fit_all_head_dims(
         (300, 1, 1300, 130, 129),
         dtype=dtype,
         device=torch.device("cuda"),
+        is_fp8=is_fp8,
         **FORMS["all at once"] | {"window": window},
     )
 
@@ -108,12 +124,22 @@ def test_windows_caps_and_sinks_fit_all_head_dims(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize(
     "shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 96, 128)]
 )
-def test_bfloat16_is_as_exact_as_its_rounding(shape: tuple[int, int, int, int]) -> None:
+def test_bfloat16_is_as_exact_as_its_rounding(
+    shape: tuple[int, int, int, int], is_fp8: bool
+) -> None:
     contexts, num_tokens = (700, 5, 1300, 256, 129), (300, 1, 1300, 130, 129)
-    rows = PagedRows(shape, contexts, num_tokens, dtype=torch.bfloat16, device=torch.device("cuda"))
+    rows = PagedRows(
+        shape,
+        contexts,
+        num_tokens,
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+        is_fp8=is_fp8,
+    )
 
     prefill(rows)
 

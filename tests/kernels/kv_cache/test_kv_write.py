@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from raydix.kernels.kv_cache.fp8 import FP8
 from raydix.kernels.kv_cache.kv_write import rotate_and_write_kv
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.reference import kv_write as reference
@@ -22,7 +23,7 @@ def seed() -> None:
 class Inputs:
     """Projections of a step, with `heads` = (query heads, KV heads, head dim), tables and slots.
 
-    `rotary`: how many dims of a head are rotated; None: all.
+    `rotary`: how many dims of a head are rotated; None: all. `pool_dtype`: None: `dtype`.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Inputs:
         device: torch.device,
         dtype: torch.dtype,
         rotary: int | None = None,
+        pool_dtype: torch.dtype | None = None,
     ) -> None:
         self.heads = heads
         num_query_heads, num_heads, head_dim = heads
@@ -47,10 +49,13 @@ class Inputs:
 
         weights = torch.randn(2, head_dim).to(device, dtype)
         self.norm = QkNorm(q_weight_D=weights[0], k_weight_D=weights[1], eps=EPS)
-        self.pool = torch.full((8, LAYERS, num_heads, 2, PAGE, head_dim), 7.0).to(device, dtype)
+        shape = (8, LAYERS, num_heads, 2, PAGE, head_dim)
+        self.pool = torch.full(shape, 7.0).to(device, pool_dtype or dtype)
         self.slots = torch.tensor(SLOTS, device=device)
 
-    def expected(self, norm: QkNorm | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def expected(
+        self, norm: QkNorm | None, kv_scales: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The queries and the pool, by the twins."""
         num_query_heads, num_heads, head_dim = self.heads
         heads = self.qkv.clone().view(TOKENS, -1, head_dim)
@@ -60,7 +65,7 @@ class Inputs:
             k = rms_norm(k, norm.k_weight_D, norm.eps)
         q, k = (reference.apply_rope(x, self.rope.cos_XR, self.rope.sin_XR) for x in (q, k))
         pool, kept = self.pool.clone(), self.slots >= 0
-        reference.write_kv(k[kept], v[kept], pool, LAYER, self.slots[kept])
+        reference.write_kv(k[kept], v[kept], pool, LAYER, self.slots[kept], kv_scales_2H=kv_scales)
         return q, pool
 
 
@@ -146,6 +151,57 @@ def test_summands_are_added_and_rounded_first(device: torch.device, dtype: torch
     assert torch.equal(inputs.pool, expected_pool)
 
 
+FP8_HEADS = [(32, 4, 128), (6, 2, 80), (8, 1, 16)]
+
+
+def assert_fp8_pool(inputs: Inputs, norm: QkNorm | None, scales: torch.Tensor | None) -> None:
+    """Write into a pool of FP8, and compare all bits with those of the twin."""
+    expected_q, expected_pool = inputs.expected(norm, scales)
+
+    q = rotate_and_write_kv(
+        inputs.qkv, inputs.rope, norm, inputs.pool, LAYER, inputs.slots, kv_scales_2H=scales
+    )
+
+    assert torch.equal(q, expected_q)
+    assert torch.equal(inputs.pool.view(torch.uint8), expected_pool.view(torch.uint8))
+
+
+@pytest.mark.parametrize("has_scales", [False, True])
+@pytest.mark.parametrize("heads", FP8_HEADS)
+def test_a_pool_of_fp8_has_keys_and_values_over_their_scales(
+    device: torch.device, heads: tuple[int, int, int], has_scales: bool
+) -> None:
+    inputs = Inputs(heads, device, torch.float32, pool_dtype=FP8)
+    # What need not be rounded: Triton's interpreter does not, as GPUs do.
+    inputs.qkv = (inputs.qkv * 8).round().clamp(-16, 16) / 8
+    inputs.qkv[0] *= 2**10
+    for table, value in ((inputs.rope.cos_XR, -1.0), (inputs.rope.sin_XR, 0.0)):
+        table.fill_(value)
+    powers = torch.arange(2 * heads[1], device=device) % 5 - 2
+    scales = (2.0**powers).view(2, -1) if has_scales else None
+
+    assert_fp8_pool(inputs, None, scales)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("has_scales", [False, True])
+@pytest.mark.parametrize("heads", FP8_HEADS)
+def test_numbers_are_rounded_to_fp8_as_the_twin_rounds_them(
+    heads: tuple[int, int, int], has_scales: bool, dtype: torch.dtype
+) -> None:
+    device = torch.device("cuda")
+    inputs = Inputs(heads, device, dtype, pool_dtype=FP8)
+    # Numbers that are too large, too small, half way between two, and none.
+    inputs.qkv[0] *= 1000
+    inputs.qkv[1] *= 2**-9
+    inputs.qkv[3] = (torch.arange(inputs.qkv.shape[1], device=device) % 512 - 256) / 16
+    inputs.qkv[4, -1] = torch.nan
+    scales = torch.rand(2, heads[1], device=device) + 0.3 if has_scales else None
+
+    assert_fp8_pool(inputs, None, scales)
+
+
 def test_bad_inputs_are_refused() -> None:
     good = Inputs((4, 2, 16), torch.device("cpu"), torch.float32)
 
@@ -161,6 +217,12 @@ def test_bad_inputs_are_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=r"expected|match|not among"):
             rotate_and_write_kv(qkv, good.rope, good.norm, pool, layer, slots)
+
+    for scales in (torch.ones(2, 3), torch.ones(2, 2).double(), torch.ones(3)):
+        with pytest.raises(ValueError, match="Scales of keys and values"):
+            rotate_and_write_kv(
+                good.qkv, good.rope, None, good.pool, 0, good.slots, kv_scales_2H=scales
+            )
 
     for rope, norm in [
         (replace(good.rope, cos_XR=good.rope.cos_XR.half()), good.norm),

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from raydix.kernels.kv_cache.fp8 import FP8
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.reference.kv_write import apply_rope, rotate_and_write_kv, write_kv
 from raydix.kernels.reference.norm import rms_norm
@@ -24,6 +25,23 @@ def test_skipped_tokens_touch_the_padding_page_alone() -> None:
     pool[2, 0, :, :, 3] = 0
     assert not pool[1:].any()
     assert not pool[:, 1].any()
+
+
+def test_in_fp8_the_nearest_numbers_over_the_scales_are_stored() -> None:
+    pool = torch.zeros(2, LAYERS, HEADS, 2, PAGE, DIM).to(FP8)
+    scales = torch.tensor([[0.5, 2.0], [4.0, 1.0]])
+    numbers = torch.tensor([0.0, 1.0625, 1.1875, 500.0, -1e9, torch.nan])
+    k = scales[0][None, :, None] * numbers.expand(1, HEADS, DIM)
+    v = scales[1][None, :, None] * numbers.expand(1, HEADS, DIM)
+
+    write_kv(k, v, pool, 0, torch.tensor([PAGE + 1]), kv_scales_2H=scales)
+
+    # Halves go to the even one; what is too large is the largest.
+    stored = torch.tensor([0.0, 1.0, 1.25, 448.0, -448.0, torch.nan])
+    expected = stored.expand(HEADS, 2, DIM)
+    torch.testing.assert_close(
+        pool[1, 0, :, :, 1].float(), expected, rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_rope_rotates_each_pair_by_its_angle() -> None:

@@ -1,10 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
+from raydix.kernels.kv_cache.fp8 import FP8
 from raydix.kernels.reference import paged_attention as reference
 from raydix.kernels.reference.kv_write import write_kv
 
@@ -85,6 +87,28 @@ def test_paged_attention_matches_the_definition(
         naive_attention(part, k[row], v[row], form) for row, part in enumerate(q.split(num_tokens))
     ]
     torch.testing.assert_close(out, torch.cat(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("num_tokens", [(5, 1, 1, 9), (1, 1, 1, 1)])
+def test_keys_and_values_in_fp8_stand_for_their_product_with_the_scales(
+    form: AttentionForm, num_tokens: tuple[int, ...]
+) -> None:
+    contexts = (11, 3, 17, 9)
+    scales = torch.rand(2, HEADS) + 0.5
+    pool = torch.randn(40, LAYERS, HEADS, 2, PAGE, DIM).to(FP8)
+    tables = (torch.randperm(39)[: 4 * 6] + 1).view(4, 6).int()
+    q = torch.randn(sum(num_tokens), HEADS * GROUP, DIM)
+    rows = make_rows(num_tokens, contexts)
+
+    out = reference.paged_attention(q, pool, 1, tables, rows, replace(form, kv_scales_2H=scales))
+
+    floats = pool.float() * scales.T[:, :, None, None]
+    expected = reference.paged_attention(q, floats, 1, tables, rows, form)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    # Scales are of FP8 alone.
+    same = reference.paged_attention(q, floats, 1, tables, rows, replace(form, kv_scales_2H=scales))
+    assert torch.equal(same, expected)
 
 
 def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
