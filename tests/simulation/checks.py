@@ -1,9 +1,13 @@
 """What must hold after every run of the simulation."""
 
+from raydix.ids import PageKey
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.modelled_tokens import expected_output, prefix_hashes
+from tests.simulation.node import Node
 from tests.simulation.prompt_scores import expected_bits
+from tests.simulation.stored_prefix import l2_names
 
 _WAITS = (
     "leases_wanted",
@@ -72,15 +76,16 @@ def _check_prompt_logprobs(answer: Answer, name: str) -> None:
         assert not cached, f"{name} took pages from {cached}"
 
 
-def check_idle(cluster: Cluster) -> None:
+def check_idle(node: Node) -> None:
     """Once all has ended nobody holds or awaits anything, and every asking is answered."""
-    unanswered = [
-        answer.asked for answer in (*cluster.history, *cluster.hints) if answer.ending is None
-    ]
-    assert not unanswered, unanswered
-    assert cluster.num_overdue_kills == 0, "a healthy rank was killed for being late"
-    _check_core(cluster)
-    _check_host(cluster)
+    for engine in node.engines:
+        asked = (*engine.history, *engine.hints)
+        unanswered = [answer.asked for answer in asked if answer.ending is None]
+        assert not unanswered, unanswered
+        assert engine.num_overdue_kills == 0, "a healthy rank was killed for being late"
+        _check_core(engine)
+    if node.host_memory is not None:
+        _check_host(node)
 
 
 def _check_core(cluster: Cluster) -> None:
@@ -95,16 +100,27 @@ def _check_core(cluster: Cluster) -> None:
     assert stats["l1_used_pages"] == stats["l1_cached_pages"]
 
 
-def _check_host(cluster: Cluster) -> None:
-    if cluster.host_memory is None:
-        return
-    host = cluster.host
+def _check_host(node: Node) -> None:
+    host = node.host
     assert host is not None
     host.check()
     figures = host.stats()
-    assert figures["pages_filling"] == figures["pages_granted"], figures
-    assert figures["pages_granted"] == cluster.core.stats()["l2_granted_pages"], figures
+    num_granted = sum(engine.core.stats()["l2_granted_pages"] for engine in node.engines)
+    assert figures["pages_filling"] == figures["pages_granted"] == num_granted, figures
     assert not any(figures[name] for name in _HOST_HOLDS), figures
+
+    names = l2_names(node)
+    for engine in node.engines:
+        _check_mirror(engine, names)
+
+
+def _check_mirror(engine: Cluster, names: set[tuple[int, PageKey]]) -> None:
+    """Every Scheduler knows of exactly the pages that L2 holds, whoever has brought them."""
+    for group, mirror in enumerate(engine.core._source.view._mirrors):
+        held = {key[:MIRROR_KEY_BYTES] for of, key in names if of == group}
+        assert mirror == held, (
+            f"{engine.name} knows {len(mirror)} pages of group {group}; L2 has {len(held)}"
+        )
 
 
 def sources_of(cluster: Cluster) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A whole engine on a virtual clock: real cores around modelled GPU ranks and storage.
+"""A whole engine on a virtual clock: a real Scheduler's core around modelled GPU ranks.
 
 Bytes are modelled, not just counted: a page holds, per slot, the hash of all tokens up to that
 place. A rank reads what its block table names, so that a page reused, published or loaded too early
@@ -9,31 +9,23 @@ and messages differs with the seed.
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Protocol
 
-import numpy as np
-
-from raydix.ids import ClientId, ConnectionId, RequestId
-from raydix.runtime.cache.host import events as host_events
-from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
-from raydix.runtime.cache.host.core import HostMemoryCore
-from raydix.runtime.cache.host.settings import StorageSettings
+from raydix.ids import ClientId, RequestId, SchedulerName
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
-from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.simulation.client_links import Answer, ClientLink
 from tests.simulation.clock import Clock
 from tests.simulation.experts import SimulatedExperts
 from tests.simulation.faults import Faults
-from tests.simulation.host_process import HostProcess
-from tests.simulation.links import Link
 from tests.simulation.meetings import Meetings
+from tests.simulation.node import Node
 from tests.simulation.processes import Processes
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.scheduler_process import SchedulerProcess
-from tests.simulation.storage import PagePart, SimulatedStorage
 
 
 class ClusterRank(Protocol):
@@ -58,31 +50,15 @@ MakeRank = Callable[["Cluster", int, int], ClusterRank]
 
 
 class Cluster:
-    """Owns: the arena's bytes, and all that was asked of one replica, HostMemory and storage."""
+    """Owns: all that was asked of one replica."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        *,
-        seed: int,
-        l2_pages: int = 64,
-        storage: StorageSettings | None = None,
-        faults: Faults | None = None,
-        make_rank: "MakeRank" = SimulatedRank,
-    ) -> None:
-        self.settings = settings
-        self.storage_settings = storage
-        self.faults = faults or Faults()
-        self.clock = Clock(seed)
-        self.random = self.clock.random
-        self.processes = Processes(self.clock)
-        self.num_faults: Counter[str] = Counter()
-        """What was done to actors, links and clients, by kind."""
-        self.num_l2_pages = l2_pages
+    def __init__(self, node: Node, make_rank: "MakeRank" = SimulatedRank) -> None:
+        """Start an engine on a node, and wait until all its actors are attached."""
+        self.node, self.world = node, node.world
+        self.settings = settings = node.settings
+        self.name = SchedulerName(f"scheduler {len(node.engines)}")
+        """The name of its Scheduler, whichever of its processes lives."""
         self.num_overdue_kills = 0
-        self.check_interval = 5
-        """Every so many events the cores prove their invariants."""
-        self._num_events = self._num_links = 0
         self._make_rank = make_rank
         self._hung_pids: set[int] = set()
         self._incarnations: Counter[int] = Counter()
@@ -101,34 +77,46 @@ class Cluster:
         """The cache salts, by seed."""
         self._clients: dict[str, ClientLink] = {}
 
-        layout = settings.layout
-        bytes_of_all_groups = sum(map(layout.host_page_bytes, range(len(layout.groups))))
-        self.geometry: ArenaGeometry = plan_arena(layout, l2_pages * bytes_of_all_groups)
-        empty_page: PagePart = (None,) * settings.page_size
-        self.arena = [
-            [empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)
-        ]
-        """What each host page holds, per rank of a lane. It outlives HostMemory."""
-        self.generations = np.zeros(self.geometry.num_host_pages, dtype=np.int32)
-
         self.scheduler = SchedulerProcess(self)
-        self.storage = SimulatedStorage(self) if storage else None
-        self.host_memory = HostProcess(self) if settings.has_host_memory else None
-        if self.storage is not None:
-            self.storage.dial()
+        node.add(self)
         self.ranks: dict[int, ClusterRank] = {}
         for rank in range(settings.num_lanes * settings.ranks_per_lane):
             self.start_rank(rank)
         self.run(lambda: self.core.is_attached)
 
     @property
+    def faults(self) -> Faults:
+        """How the world misbehaves."""
+        return self.world.faults
+
+    @property
+    def num_faults(self) -> Counter[str]:
+        """What was done to actors, links and clients, by kind."""
+        return self.world.num_faults
+
+    @property
+    def clock(self) -> Clock:
+        """The virtual time of the world."""
+        return self.world.clock
+
+    @property
+    def random(self) -> Random:
+        """The one generator of chance."""
+        return self.world.random
+
+    @property
+    def processes(self) -> Processes:
+        """Processes, living and dead."""
+        return self.world.processes
+
+    @property
     def now_s(self) -> float:
         """The virtual time in seconds."""
-        return self.clock.now_s
+        return self.world.now_s
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Run `action` once `delay_s` has passed."""
-        self.clock.after(delay_s, action)
+        self.world.after(delay_s, action)
 
     def run(self, until: Callable[[], bool] | None = None, *, limit_s: float = 1000.0) -> None:
         """Advance until `until` holds or nothing is left to happen."""
@@ -140,20 +128,6 @@ class Cluster:
         self.clock.at(time_s, lambda: None)
         self.run(lambda: self.now_s >= time_s, limit_s=time_s)
 
-    def is_check_due(self) -> bool:
-        """A core has taken another event: is it to prove its invariants?"""
-        self._num_events += 1
-        return self._num_events % self.check_interval == 0
-
-    def new_link(self) -> Link:
-        """A link that somebody has dialled."""
-        self._num_links += 1
-        return Link(self.clock, self.faults, ConnectionId(self._num_links))
-
-    def draw_redial_s(self) -> float:
-        """How long somebody who has lost a link waits before dialling anew."""
-        return 0.0 if self.random.random() < 0.5 else self.clock.draw(self.faults.reconnect_s)
-
     def draw_step_s(self, plan: StepPlan) -> float:
         """How long a step with rows takes."""
         num_tokens = int(plan.row_num_tokens.sum())
@@ -164,19 +138,9 @@ class Cluster:
         """The Scheduler's, or while it is dead its last."""
         return self.scheduler.core
 
-    @property
-    def host(self) -> HostMemoryCore | None:
-        """HostMemory's, while there is one."""
-        return None if self.host_memory is None else self.host_memory.core
-
     def to_core(self, event: events.Event) -> None:
         """The Scheduler takes this event now, before what its links have brought."""
         self.scheduler.take_now(event)
-
-    def to_host(self, event: host_events.HostEvent) -> None:
-        """HostMemory, if there is one, takes this event now, before what its links have brought."""
-        if self.host_memory is not None:
-            self.host_memory.take_now(event)
 
     def count(self, counter: str) -> float:
         """A counter of the Scheduler's, over all its lives."""
@@ -188,7 +152,7 @@ class Cluster:
         known = self._clients.get(name)
         if known is not None and known.link.is_open:
             return known
-        link = self.new_link()
+        link = self.world.new_link()
         made = self._clients[name] = ClientLink(self, name, ClientId(f"{name}#{link.number}"), link)
         self.scheduler.accept_client(made)
         return made

@@ -79,11 +79,11 @@ class DeviceWorld:
     def make_rank(self, cluster: Cluster, rank: int, incarnation: int) -> "DeviceRank":
         """Make a rank. The cluster's generations are those of the arena from now on."""
         if self._arena is None:
-            size_bytes = cluster.geometry.num_slabs * cluster.geometry.slab_bytes
+            size_bytes = cluster.node.geometry.num_slabs * cluster.node.geometry.slab_bytes
             self._arena = HostArena.create(cluster.settings.layout, size_bytes, num_threads=1)
-            assert self._arena.geometry == cluster.geometry
-            self._arena.generations[:] = cluster.generations
-            cluster.generations = self._arena.generations
+            assert self._arena.geometry == cluster.node.geometry
+            self._arena.generations[:] = cluster.node.generations
+            cluster.node.generations = self._arena.generations
         own = HostArena.attach(self._arena.location)
         self._ranks.append(DeviceRank(self, cluster, own, rank=rank, incarnation=incarnation))
         return self._ranks[-1]

@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from raydix.ids import ConnectionId, SchedulerName
+from raydix.ids import ConnectionId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
@@ -18,106 +18,115 @@ from tests.simulation.touch_order import TouchOrderWatch
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+    from tests.simulation.node import Node
 
 _LOOK_AGAIN_S = 0.01
-SCHEDULER = SchedulerName("scheduler")
-"""The name of the one Scheduler, whichever of its processes lives."""
 
 
 class HostProcess:
     """Owns: HostMemory's core while its process lives, and its ends of links."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, node: Node) -> None:
+        self._node, self._world = node, node.world
         self.core: HostMemoryCore | None = None
         self.lost_counters: Counter[str] = Counter()
         """The counters of the cores that were killed."""
         self._links: dict[ConnectionId, Link] = {}
-        self._scheduler: Link | None = None
+        self._schedulers: dict[Cluster, Link] = {}
+        """The latest link to the Scheduler of each engine."""
         self._storage: Link | None = None
         self._start(is_first=True)
 
     def _start(self, *, is_first: bool) -> None:
         """A new process, on a new arena or on the one that its predecessor left."""
-        cluster = self._cluster
+        node, world = self._node, self._world
         self.core = HostMemoryCore(
-            cluster.geometry,
+            node.geometry,
             HostSettings(
-                page_size=cluster.settings.page_size,
-                rule=make_rule(cluster.settings.layout),
-                storage=cluster.storage_settings or StorageSettings(),
-                has_storage=cluster.storage is not None and cluster.storage.is_in_use,
+                page_size=node.settings.page_size,
+                rule=make_rule(node.settings.layout),
+                storage=node.storage_settings or StorageSettings(),
+                has_storage=node.storage is not None and node.storage.is_in_use,
             ),
-            None if is_first else int32_array(cluster.generations),
+            None if is_first else int32_array(node.generations),
+            num_awaited_schedulers=node.num_engines,
         )
         self._watch = TouchOrderWatch()
         self._num_slabs_taken = 0
         self._turns = Turns(
-            cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick()
+            world.clock, world.faults, self._take, self.core.next_deadline_s, host_events.Tick()
         )
-        self._dial_scheduler(self.core)
+        for engine in node.engines:
+            self._dial_scheduler(engine, self.core)
+
+    def follow(self, engine: Cluster) -> None:
+        """Stay connected to whichever Scheduler serves this engine."""
+        self._dial_scheduler(engine, self.core)
 
     def kill(self) -> None:
         """SIGKILL: the index is lost, the arena stays; all copies end before the next process."""
         if self.core is None:
             return
-        self._cluster.num_faults["HostMemory killed"] += 1
+        self._world.num_faults["HostMemory killed"] += 1
         self.lost_counters.update(self.core.counters)
         self.core = None
         self._turns.stop()
-        for link in (self._scheduler, self._storage):
+        for link in (*self._schedulers.values(), self._storage):
             if link is not None:
                 link.close()
-        self._scheduler = self._storage = None
+        self._storage = None
+        self._schedulers.clear()
         self._links.clear()
-        self._cluster.after(self._cluster.clock.draw(0.2), self._restart)
+        self._world.after(self._world.clock.draw(0.2), self._restart)
 
     def _restart(self) -> None:
-        storage = self._cluster.storage
+        storage = self._node.storage
         is_copying = storage is not None and storage.is_busy
-        if is_copying or self._cluster.processes.is_any_lingering:
-            self._cluster.after(_LOOK_AGAIN_S, self._restart)
+        if is_copying or self._world.processes.is_any_lingering:
+            self._world.after(_LOOK_AGAIN_S, self._restart)
         else:
             self._start(is_first=False)
 
     def pause(self, duration_s: float) -> None:
-        """SIGSTOP, then SIGCONT: what the Scheduler sends is heard late."""
-        if self._scheduler is not None:
-            self._cluster.num_faults["HostMemory silent"] += 1
-            self._scheduler.hold_up(End.DIALLER, self._cluster.now_s + duration_s)
+        """SIGSTOP, then SIGCONT: what Schedulers send is heard late."""
+        if self._schedulers:
+            self._world.num_faults["HostMemory silent"] += 1
+            for link in self._schedulers.values():
+                link.hold_up(End.DIALLER, self._world.now_s + duration_s)
 
-    def flap(self) -> None:
-        """The link to the Scheduler breaks while both live."""
-        if self._scheduler is not None and self._scheduler.is_open:
-            self._cluster.num_faults["HostMemory link broken"] += 1
-            self._scheduler.close()
+    def flap(self, engine: Cluster) -> None:
+        """The link to an engine's Scheduler breaks while both live."""
+        link = self._schedulers.get(engine)
+        if link is not None and link.is_open:
+            self._world.num_faults["HostMemory link broken"] += 1
+            link.close()
 
     def take_now(self, event: host_events.HostEvent) -> None:
         """A control call: the core, if there is one, takes this event at once."""
         self._turns.take_now(event)
 
-    def _dial_scheduler(self, core: HostMemoryCore | None) -> None:
+    def _dial_scheduler(self, engine: Cluster, core: HostMemoryCore | None) -> None:
         """Connect for this life of the process, which may be over when the Scheduler is there."""
-        self._cluster.scheduler.connect(self._use_scheduler, lambda: self.core is core is not None)
+        use = partial(self._use_scheduler, engine)
+        engine.scheduler.connect(use, lambda: self.core is core is not None)
 
-    def _use_scheduler(self, link: Link) -> None:
-        self._scheduler = self._links[link.number] = link
-        link.listen(
-            End.DIALLER, partial(self._hear_scheduler, link), partial(self._lose_scheduler, link)
-        )
-        link.carry(End.ACCEPTOR, partial(self._cluster.scheduler.accept_host, link))
-        self._turns.post(host_events.SchedulerAttached(link.number, SCHEDULER))
+    def _use_scheduler(self, engine: Cluster, link: Link) -> None:
+        self._schedulers[engine] = self._links[link.number] = link
+        hear, lose = self._hear_scheduler, self._lose_scheduler
+        link.listen(End.DIALLER, partial(hear, link), partial(lose, engine, link))
+        link.carry(End.ACCEPTOR, partial(engine.scheduler.accept_host, link))
+        self._turns.post(host_events.SchedulerAttached(link.number, engine.name))
 
     def _hear_scheduler(self, link: Link, message: ToHost) -> None:
         self._turns.post(host_events.FromScheduler(link.number, message))
 
-    def _lose_scheduler(self, link: Link) -> None:
+    def _lose_scheduler(self, engine: Cluster, link: Link) -> None:
         if self._links.pop(link.number, None) is link:
             # It may hear of the next link first: an earlier one counts as lost all the same.
-            if self._cluster.random.random() < 0.8:
+            if self._world.random.random() < 0.8:
                 self._turns.post(host_events.SchedulerLost(link.number))
-            redial = partial(self._dial_scheduler, self.core)
-            self._cluster.after(self._cluster.draw_redial_s(), redial)
+            redial = partial(self._dial_scheduler, engine, self.core)
+            self._world.after(self._world.draw_redial_s(), redial)
 
     def accept_storage(self, link: Link, pid: int) -> None:
         """A storage actor says hello: none of its batches is in flight."""
@@ -143,7 +152,7 @@ class HostProcess:
     def _take(self, event: host_events.HostEvent) -> None:
         assert self.core is not None
         self._watch.hears(event)
-        effects = self.core.handle(event, self._cluster.now_s)
+        effects = self.core.handle(event, self._world.now_s)
         num_slabs_taken = self.core.stats()["slabs_taken"]
         if num_slabs_taken != self._num_slabs_taken:
             self._watch.sees_slab_change_hands()
@@ -151,22 +160,20 @@ class HostProcess:
         for effect in effects:
             self._watch.says(effect)
             self._carry_out(effect)
-        if self._cluster.is_check_due():
+        if self._world.is_check_due():
             self.core.check()
 
     def _carry_out(self, effect: host_events.HostEffect) -> None:
         match effect:
             case host_events.SetGenerations():
-                self._cluster.generations[effect.host_page_ids] = effect.generations
+                self._node.generations[effect.host_page_ids] = effect.generations
             case host_events.ToScheduler(connection, message):
                 self._send(connection, End.ACCEPTOR, message)
             case host_events.ToStorage(connection, message):
                 self._send(connection, End.DIALLER, message)
             case host_events.WatchProcess(pid):
                 turns = self._turns
-                self._cluster.processes.watch(
-                    pid, lambda: turns.post(host_events.ProcessExited(pid))
-                )
+                self._world.processes.watch(pid, lambda: turns.post(host_events.ProcessExited(pid)))
             case (
                 host_events.HostFlushed()
                 | host_events.StorageFlushed()

@@ -107,9 +107,9 @@ def make_workload(
 
 def describe(cluster: Cluster) -> dict[str, Any]:
     """What happened, in figures."""
-    assert cluster.host_memory is not None
-    assert cluster.host is not None
-    counters = cluster.host_memory.lost_counters + cluster.host.counters
+    assert cluster.node.host_memory is not None
+    assert cluster.node.host is not None
+    counters = cluster.node.host_memory.lost_counters + cluster.node.host.counters
     names = Counter((answer.link.name, answer.submit.request_id) for answer in cluster.history)
     settings = cluster.settings
     return {
@@ -131,7 +131,7 @@ def describe(cluster: Cluster) -> dict[str, Any]:
             if name.startswith(("l3_", "storage_"))
         },
         "scheduler": {name: cluster.count(name) for name in _SCHEDULER_COUNTERS},
-        "leases_at_the_end": cluster.host.stats()["leases"],
+        "leases_at_the_end": cluster.node.host.stats()["leases"],
         "virtual_seconds": round(cluster.now_s, 1),
     }
 

@@ -72,7 +72,7 @@ class QuietEnd:
         cluster.faults.quieten()
         cluster.on_ending = lambda answer: None
         self._wait(_HEALED_S)
-        self.num_unwritten = len(l2_names(cluster) - l3_names(cluster))
+        self.num_unwritten = len(l2_names(cluster.node) - l3_names(cluster.node))
         if not self._settings.prefix_caching:
             return self.probes
 
@@ -85,7 +85,7 @@ class QuietEnd:
 
     def _ask_returning(self) -> None:
         """What L3 holds of prompts that were asked before is used again."""
-        if self._cluster.storage is None:
+        if self._cluster.node.storage is None:
             return
         known = {
             (tuple(answer.submit.token_ids.tolist()), answer.submit.cache_salt)
@@ -136,7 +136,7 @@ class QuietEnd:
 
     def _ask_slow(self) -> None:
         """A storage that has become slow for good, and never fails, is used all the same."""
-        storage = self._cluster.storage
+        storage = self._cluster.node.storage
         # What takes longer the storage actor would have to break off.
         if storage is None or storage.deadline_s < 2 * _SLOW_READ_S:
             return
@@ -196,7 +196,7 @@ class QuietEnd:
 
     def _is_fetched(self, num_tokens: int) -> bool:
         """Whether so many tokens are worth a read from L3, for a request or as a hint."""
-        storage = self._cluster.storage_settings
+        storage = self._cluster.node.storage_settings
         if storage is None or num_tokens < storage.min_tokens:
             return False
         return self._awaits_all or storage.staged_grace_s >= _WRITTEN_S
@@ -209,7 +209,7 @@ class QuietEnd:
         """L2 has room for it, and once more for what L3 brings for a hint."""
         num_pages = -(-len(prompt) // self._settings.page_size)
         num_times = 2 if self._awaits_all else 4
-        num_l2_pages = self._cluster.num_l2_pages
+        num_l2_pages = self._cluster.node.num_l2_pages
         num_spare = max(_SPARE_PAGES, num_l2_pages // _SPARE_DIVISOR)
         return num_times * num_pages + num_spare <= num_l2_pages
 
@@ -264,7 +264,7 @@ class QuietEnd:
         assert answer.ending is not None, f"{answer.asked} waits for ever"
 
     def _flush(self) -> None:
-        self._cluster.to_host(host_events.FlushHost())
+        self._cluster.node.to_host(host_events.FlushHost())
         self._flush_l1()
 
     def _flush_l1(self) -> None:

@@ -30,7 +30,8 @@ class RandomClients:
     open.
     """
 
-    def __init__(self, cluster: Cluster, workload: Workload) -> None:
+    def __init__(self, cluster: Cluster, workload: Workload, number: int = 0) -> None:
+        """Be the clients of the engine with this number: all engines know the same prefixes."""
         self._cluster = cluster
         self._workload = workload
         self._random = random.Random(workload.seed + 1)
@@ -49,6 +50,10 @@ class RandomClients:
             self._tokens(self._random, self._random.choice(workload.prefix_tokens))
             for _ in range(workload.num_prefixes)
         ]
+        self._name = f"{workload.seed}" if number == 0 else f"{workload.seed} {number}"
+        """What draws of its own are seeded with."""
+        if number:
+            self._random = random.Random(self._name)
         cluster.on_ending = self._on_ending
         for _ in range(workload.num_requests):
             cluster.after(self._random.uniform(0, workload.span_s), self._send_new)
@@ -80,7 +85,7 @@ class RandomClients:
 
     def _send_new(self, client: str | None = None) -> None:
         # Drawn apart, so that what is asked for does not depend on the hints.
-        draw = random.Random(f"{self._workload.seed} {self._num_prompts}")
+        draw = random.Random(f"{self._name} {self._num_prompts}")
         self._num_prompts += 1
         if draw.random() < self._workload.hint_fraction:
             self._send_hint(draw)
@@ -143,7 +148,7 @@ class RandomClients:
         name = self._take_name(client)
         self._num_sent += 1
         # Drawn apart, too.
-        draw = random.Random(f"{self._workload.seed} {self._num_sent} scores")
+        draw = random.Random(f"{self._name} {self._num_sent} scores")
         is_scored = draw.random() < self._workload.score_fraction
         has_logprobs = draw.random() < self._workload.logprob_fraction
         sampling = DeviceSampling(

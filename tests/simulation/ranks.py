@@ -123,7 +123,7 @@ class SimulatedRank:
         self.not_finite.forget()
         self.scores.forget()
         self._restore_experts()
-        self.cluster.after(self.cluster.draw_redial_s(), self._dial)
+        self.cluster.after(self.cluster.world.draw_redial_s(), self._dial)
 
     def _restore_experts(self) -> None:
         """The next Scheduler knows only where they were at the start."""
@@ -259,7 +259,7 @@ class SimulatedRank:
         return 0 if self._is_latent(group) else self.part
 
     def _load_page(self, copy: PageCopy) -> None:
-        content = self.cluster.arena[copy.host_page][self._part_of(copy.group)]
+        content = self.cluster.node.arena[copy.host_page][self._part_of(copy.group)]
         if self.is_alive:
             self.pages[copy.group][copy.page] = list(content)
         if self._is_latent(copy.group) and self.cluster.now_s <= self.exit_s:
@@ -277,10 +277,10 @@ class SimulatedRank:
     def _write_host_page(self, copy: PageCopy) -> None:
         if self.cluster.now_s > self.exit_s:
             return
-        if self.cluster.generations[copy.host_page] != copy.generation:
+        if self.cluster.node.generations[copy.host_page] != copy.generation:
             raise StrayWrite(f"rank {self.rank} writes host page {copy.host_page} of another")
         content = tuple(self.pages[copy.group][copy.page])
-        self.cluster.arena[copy.host_page][self._part_of(copy.group)] = content
+        self.cluster.node.arena[copy.host_page][self._part_of(copy.group)] = content
 
     def _copied(
         self, transfer: int, entries: list[PageCopy], is_load: bool, started_s: float
@@ -316,7 +316,7 @@ class SimulatedRank:
     def is_stale(self, entries: list[PageCopy]) -> bool:
         """Did a host page change hands before all of them were read?"""
         return any(
-            self.cluster.generations[entry.host_page] != entry.generation for entry in entries
+            self.cluster.node.generations[entry.host_page] != entry.generation for entry in entries
         )
 
     def _wait_for_loads(self, plan: StepPlan) -> None:

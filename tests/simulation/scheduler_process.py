@@ -87,7 +87,7 @@ class SchedulerProcess:
         if not self.is_up:
             self._cluster.after(_REDIAL_S, lambda: self.connect(use, is_wanted))
             return
-        link = self._cluster.new_link()
+        link = self._cluster.world.new_link()
         self._dialled = [*(known for known in self._dialled if known.is_open), link]
         use(link)
 
@@ -184,7 +184,7 @@ class SchedulerProcess:
             self._carry_out(effect)
         if isinstance(event, events.ClientGone):
             self._leaving.pop(event.client_id).is_forgotten = True
-        if self._cluster.is_check_due():
+        if self._cluster.world.is_check_due():
             self.core.check()
             for named in self._named_pages:
                 named.check()

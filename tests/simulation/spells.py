@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster import Cluster
+    from tests.simulation.world import World
 
 LONGEST_SPELL_S = 40.0
 _STORAGE_LAGS_S = (0.3, 2.5, 6.0)
@@ -15,26 +15,26 @@ _LOAD_LAGS_S = (0.05, 0.5, 3.0)
 _DURATIONS_S = (0.5, 3.0, LONGEST_SPELL_S)
 
 
-def slow_storage(cluster: Cluster, draw: random.Random) -> None:
+def slow_storage(world: World, draw: random.Random) -> None:
     """Let L3 read and write more slowly, and sometimes answer questions late, too."""
-    faults = cluster.faults
-    cluster.num_faults["storage slowed"] += 1
+    faults = world.faults
+    world.num_faults["storage slowed"] += 1
     faults.storage_lag_s = draw.choice(_STORAGE_LAGS_S)
     faults.exists_lag_s = draw.choice([0.0, 0.0, faults.storage_lag_s])
 
     def heal() -> None:
         faults.storage_lag_s = faults.exists_lag_s = 0.0
 
-    cluster.after(draw.choice(_DURATIONS_S), heal)
+    world.after(draw.choice(_DURATIONS_S), heal)
 
 
-def slow_loads(cluster: Cluster, draw: random.Random) -> None:
+def slow_loads(world: World, draw: random.Random) -> None:
     """Let every copy from L2 to a GPU take longer."""
-    faults = cluster.faults
-    cluster.num_faults["loads slowed"] += 1
+    faults = world.faults
+    world.num_faults["loads slowed"] += 1
     faults.load_lag_s = draw.choice(_LOAD_LAGS_S)
 
     def heal() -> None:
         faults.load_lag_s = 0.0
 
-    cluster.after(draw.choice(_DURATIONS_S), heal)
+    world.after(draw.choice(_DURATIONS_S), heal)

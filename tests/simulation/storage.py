@@ -23,7 +23,7 @@ from raydix.runtime.messages.host import (
 from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster import Cluster
+    from tests.simulation.node import Node
 
 PagePart = tuple[int | None, ...]
 """What one rank's part of a page holds, per slot."""
@@ -56,9 +56,9 @@ class SimulatedStorage:
     An actor whose link breaks finishes its batches, unheard, before it says hello again.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._process = _Process(cluster.processes.start())
+    def __init__(self, node: Node) -> None:
+        self._node, self._world = node, node.world
+        self._process = _Process(self._world.processes.start())
         self.is_in_use = True
         """False while no backend is attached, between two."""
         self.objects: dict[_Name, list[PagePart]] = {}
@@ -74,20 +74,20 @@ class SimulatedStorage:
 
     def dial(self) -> None:
         """Say hello to HostMemory, once it is there."""
-        process, host = self._process, self._cluster.host_memory
+        process, host = self._process, self._node.host_memory
         if not process.is_alive or process.busy or process.link is not None:
             return
         if host is None or host.core is None:
-            self._cluster.after(_REDIAL_S, self.dial)
+            self._world.after(_REDIAL_S, self.dial)
             return
-        link = process.link = self._cluster.new_link()
+        link = process.link = self._world.new_link()
         link.listen(
             End.DIALLER, partial(self._receive, process, link), partial(self._lose_link, process)
         )
         link.carry(End.ACCEPTOR, lambda: self._say_hello(host.core, link))
 
     def _say_hello(self, core: object, link: Link) -> None:
-        host = self._cluster.host_memory
+        host = self._node.host_memory
         assert host is not None
         if host.core is core and core is not None:
             host.accept_storage(link, self._process.pid)
@@ -97,63 +97,63 @@ class SimulatedStorage:
     def _lose_link(self, process: _Process) -> None:
         process.link = None
         if process.is_alive and not process.busy:
-            self._cluster.after(self._cluster.draw_redial_s(), self.dial)
+            self._world.after(self._world.draw_redial_s(), self.dial)
 
     def kill(self) -> None:
         """SIGKILL: its reads may linger; its objects stay; then a new actor is there."""
         if self._process.is_alive:
-            self._cluster.num_faults["storage killed"] += 1
+            self._world.num_faults["storage killed"] += 1
             exit_s = self._end(self._process)
-            self._cluster.after(exit_s + self._draw_linger_s(), self._start)
+            self._world.after(exit_s + self._draw_linger_s(), self._start)
 
     def flap(self) -> None:
         """The link to HostMemory breaks while both live."""
         if self._process.link is not None and self._process.link.is_open:
-            self._cluster.num_faults["storage link broken"] += 1
+            self._world.num_faults["storage link broken"] += 1
             self._process.link.close()
 
     def switch(self) -> None:
         """Retire the backend, end its actor, done or not; attach another, perhaps empty, later."""
         if self._process.is_alive:
-            self._cluster.num_faults["storage switched"] += 1
+            self._world.num_faults["storage switched"] += 1
             retired = self._process
-            self._cluster.to_host(host_events.RetireStorage())
-            self._cluster.after(self._cluster.clock.draw(0.1), lambda: self._detach(retired))
+            self._node.to_host(host_events.RetireStorage())
+            self._world.after(self._world.clock.draw(0.1), lambda: self._detach(retired))
 
     def _detach(self, retired: _Process) -> None:
         if not retired.is_alive:
             return
         exit_s = self._end(retired)
         self.is_in_use = False
-        if self._cluster.random.random() < 0.5:
+        if self._world.random.random() < 0.5:
             self.objects, self.bad_names = {}, set()
-        self._cluster.after(exit_s, lambda: self._cluster.to_host(host_events.DetachStorage()))
-        self._cluster.after(exit_s + self._cluster.clock.draw(0.3), self._start)
+        self._world.after(exit_s, lambda: self._node.to_host(host_events.DetachStorage()))
+        self._world.after(exit_s + self._world.clock.draw(0.3), self._start)
 
     def _end(self, process: _Process) -> float:
         """Kill; how long the process lives on after its link has closed."""
         exit_s = self._draw_linger_s()
         process.is_alive = False
-        process.exit_s = self._cluster.now_s + exit_s
-        self._cluster.processes.end(process.pid, exit_s)
+        process.exit_s = self._world.now_s + exit_s
+        self._world.processes.end(process.pid, exit_s)
         if process.link is not None:
             process.link.close()
         return exit_s
 
     def _start(self) -> None:
-        self._process = _Process(self._cluster.processes.start())
+        self._process = _Process(self._world.processes.start())
         self.is_in_use = True
         self.dial()
 
     def _draw_linger_s(self) -> float:
-        return self._cluster.clock.draw(self._cluster.faults.linger_s)
+        return self._world.clock.draw(self._world.faults.linger_s)
 
     def _receive(self, process: _Process, link: Link, order: host_events.StorageOrder) -> None:
         """An order is carried out after a random delay, out of order."""
         delay_s = self._draw_delay_s(order)
         match order:
             case CancelBatch():
-                if order.batch_id in process.busy and self._cluster.random.random() < 0.5:
+                if order.batch_id in process.busy and self._world.random.random() < 0.5:
                     process.cancelled.add(order.batch_id)
                 return
             case DeleteObjects():
@@ -167,12 +167,12 @@ class SimulatedStorage:
                 self.deadline_s = order.deadline_s
                 carry_out = partial(self._write, order)
         process.busy.add(order.batch_id)
-        self._cluster.after(delay_s, lambda: self._finish(order.batch_id, process, link, carry_out))
+        self._world.after(delay_s, lambda: self._finish(order.batch_id, process, link, carry_out))
 
     def _draw_delay_s(self, order: host_events.StorageOrder) -> float:
-        faults = self._cluster.faults
+        faults = self._world.faults
         lag_s = faults.exists_lag_s if isinstance(order, AskExists) else faults.storage_lag_s
-        return self._cluster.clock.draw(faults.storage_s) + lag_s
+        return self._world.clock.draw(faults.storage_s) + lag_s
 
     def _finish(
         self,
@@ -181,7 +181,7 @@ class SimulatedStorage:
         link: Link,
         carry_out: Callable[[], list[ObjectStatus]],
     ) -> None:
-        if self._cluster.now_s > process.exit_s:
+        if self._world.now_s > process.exit_s:
             return
         statuses = carry_out()
         process.busy.discard(batch_id)
@@ -192,11 +192,11 @@ class SimulatedStorage:
             self.dial()
 
     def _fails(self) -> bool:
-        return self._cluster.random.random() < self._cluster.faults.storage_failure_fraction
+        return self._world.random.random() < self._world.faults.storage_failure_fraction
 
     def _is_full(self) -> bool:
-        fraction = self._cluster.faults.storage_full_fraction
-        return fraction > 0.0 and self._cluster.random.random() < fraction
+        fraction = self._world.faults.storage_full_fraction
+        return fraction > 0.0 and self._world.random.random() < fraction
 
     def _delete(self) -> list[ObjectStatus]:
         self.objects.clear()
@@ -221,12 +221,12 @@ class SimulatedStorage:
         if name not in self.objects:
             return ObjectStatus.MISSING
         if name not in self.bad_names:
-            self._cluster.arena[host_page] = list(self.objects[name])
+            self._node.arena[host_page] = list(self.objects[name])
             return ObjectStatus.OK
 
         # What cannot be verified has been written all the same, and the backend drops it.
-        empty_part: PagePart = (None,) * self._cluster.settings.page_size
-        self._cluster.arena[host_page] = [empty_part] * len(self.objects[name])
+        empty_part: PagePart = (None,) * self._node.settings.page_size
+        self._node.arena[host_page] = [empty_part] * len(self.objects[name])
         self.bad_names.remove(name)
         del self.objects[name]
         return ObjectStatus.BAD_CHECKSUM
@@ -240,7 +240,7 @@ class SimulatedStorage:
             return ObjectStatus.IO_ERROR
         if self._is_full():
             return ObjectStatus.FULL
-        self.objects[name] = list(self._cluster.arena[host_page])
-        if self._cluster.random.random() < self._cluster.faults.bad_object_fraction:
+        self.objects[name] = list(self._node.arena[host_page])
+        if self._world.random.random() < self._world.faults.bad_object_fraction:
             self.bad_names.add(name)
         return ObjectStatus.OK

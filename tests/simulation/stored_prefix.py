@@ -3,20 +3,21 @@
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key, split_keys
 from tests.simulation.cluster import Cluster
+from tests.simulation.node import Node
 
 
-def l2_names(cluster: Cluster) -> set[tuple[int, PageKey]]:
+def l2_names(node: Node) -> set[tuple[int, PageKey]]:
     """Groups and keys of the pages that L2 holds."""
-    if cluster.host is None:
+    if node.host is None:
         return set()
-    pages = map(HostPageId, range(cluster.geometry.num_host_pages))
-    names = map(cluster.host._index.name, pages)
+    pages = map(HostPageId, range(node.geometry.num_host_pages))
+    names = map(node.host._index.name, pages)
     return {name for name in names if name is not None}
 
 
-def l3_names(cluster: Cluster) -> set[tuple[int, PageKey]]:
+def l3_names(node: Node) -> set[tuple[int, PageKey]]:
     """Groups and keys of the objects that L3 holds, sound or not."""
-    return set() if cluster.storage is None else {*cluster.storage.objects}
+    return set() if node.storage is None else {*node.storage.objects}
 
 
 def num_stored_tokens(cluster: Cluster, prompt: list[int], cache_salt: str | None) -> int:
@@ -24,7 +25,7 @@ def num_stored_tokens(cluster: Cluster, prompt: list[int], cache_salt: str | Non
 
     A group that looks back over a window needs the last pages alone.
     """
-    storage, settings = cluster.storage, cluster.settings
+    storage, settings = cluster.node.storage, cluster.settings
     assert storage is not None
     root = root_key(cache_salt=cache_salt)
     keys = split_keys(extend_keys(root, pack_tokens(prompt), settings.page_size))

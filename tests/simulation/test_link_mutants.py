@@ -57,11 +57,9 @@ def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: dict[ConnectionId, ConnectionId] = {}
     latest: dict[ConnectionId, ConnectionId] = {}
 
-    def use(self: HostProcess, link: Any) -> None:
-        numbers[link.number] = first.setdefault(
-            (self.core, self._cluster.scheduler.core), link.number
-        )
-        use_scheduler(self, link)
+    def use(self: HostProcess, engine: Any, link: Any) -> None:
+        numbers[link.number] = first.setdefault((self.core, engine.core), link.number)
+        use_scheduler(self, engine, link)
 
     def handle_event(self: SchedulerCore, event: Any, now_s: float) -> Any:
         if isinstance(event, events.HostAttached):

@@ -12,6 +12,7 @@ from tests.simulation import (
     test_link_mutants,
     test_mutants,
     test_reuse_laws,
+    test_shared_l2,
     test_turn_mutants,
     test_window_mutants,
 )
@@ -29,6 +30,7 @@ ROWS = re.findall(
         test_turn_mutants,
         test_reuse_laws,
         test_link_mutants,
+        test_shared_l2,
         test_expert_mutants,
         test_device,
     ],

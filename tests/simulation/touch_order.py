@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 
-from raydix.ids import BatchId, LookupId
+from raydix.ids import BatchId, ConnectionId, LeaseId, LookupId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.host import (
@@ -48,9 +48,9 @@ class TouchOrderWatch:
         self._chains: dict[int, list[_Name]] = {}
         self._fetched: set[_Name] = set()
         self._pins: Counter[_Name] = Counter()
-        self._lookups: dict[LookupId, list[list[_Name]]] = {}
-        """Per group: the chain's pages."""
-        self._leases: dict[int, list[_Name]] = {}
+        self._lookups: dict[tuple[ConnectionId, LookupId], list[list[_Name]]] = {}
+        """Per group: the chain's pages, by the connection that asked and its number."""
+        self._leases: dict[tuple[ConnectionId, LeaseId], list[_Name]] = {}
         self._writes: dict[BatchId, list[_Name]] = {}
         self._reads: dict[BatchId, list[_Name]] = {}
 
@@ -60,20 +60,23 @@ class TouchOrderWatch:
         match event:
             case host_events.SchedulerAttached():
                 self._forget()
-            case host_events.FromScheduler(_, Lookup() as lookup):
+            case host_events.FromScheduler(asker, Lookup() as lookup):
                 groups = range(len(lookup.num_l1_pages))
-                self._lookups[lookup.lookup_id] = [_names(group, lookup.keys) for group in groups]
-                self._touch(self._lookups[lookup.lookup_id])
-            case host_events.FromScheduler(_, LeasePages() as lease):
+                chains = [_names(group, lookup.keys) for group in groups]
+                self._lookups[asker, lookup.lookup_id] = chains
+                self._touch(chains)
+            case host_events.FromScheduler(asker, LeasePages() as lease):
                 runs = [_names(group, lease.keys, at) for group, at in enumerate(lease.starts)]
-                self._leases[lease.lease_id] = [name for run in runs for name in run]
-                self._pin(self._leases[lease.lease_id])
-            case host_events.FromScheduler(_, ReleaseLeases() as release):
+                leased = self._leases[asker, lease.lease_id] = [
+                    name for run in runs for name in run
+                ]
+                self._pin(leased)
+            case host_events.FromScheduler(asker, ReleaseLeases() as release):
                 for lease_id in release.lease_ids:
-                    self._unpin(self._leases.pop(lease_id))
-            case host_events.FromScheduler(_, AbandonPages() as abandoned):
+                    self._unpin(self._leases.pop((asker, lease_id), []))
+            case host_events.FromScheduler(asker, AbandonPages() as abandoned):
                 for lease_id in abandoned.lease_ids:
-                    del self._leases[lease_id]
+                    self._leases.pop((asker, lease_id), None)
             case host_events.FromStorage(_, done):
                 self._unpin(self._writes.pop(done.batch_id, []))
                 read = zip(self._reads.pop(done.batch_id, []), done.statuses, strict=False)
@@ -93,8 +96,8 @@ class TouchOrderWatch:
         match effect:
             case host_events.ToScheduler(_, MirrorUpdate() as update):
                 self._follow(update)
-            case host_events.ToScheduler(_, LookupProgress(is_final=True) as report):
-                self._touch(self._lookups.pop(report.lookup_id))
+            case host_events.ToScheduler(asker, LookupProgress(is_final=True) as report):
+                self._touch(self._lookups.pop((asker, report.lookup_id)))
             case host_events.ToStorage(_, WriteObjects() as order):
                 self._writes[order.batch_id] = _names(order.group, order.keys)
                 self._pin(self._writes[order.batch_id])
@@ -104,9 +107,7 @@ class TouchOrderWatch:
                 pass
 
     def _forget(self) -> None:
-        """Another Scheduler's link: nobody heard of drops in between; its leases stay pinned."""
-        self._lookups.clear()
-        self._leases.clear()
+        """Another link: nobody may have heard of drops in between; leases stay pinned."""
         self._ready.clear()
         self._uses.clear()
         self._chains.clear()

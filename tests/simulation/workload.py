@@ -1,11 +1,9 @@
 """Seeded random workloads for the simulated cluster, and what must hold after each of them."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
-from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.config.policies import (
     LoadPolicy,
@@ -13,11 +11,11 @@ from raydix.runtime.config.policies import (
     SchedulingPolicy,
     WritePolicy,
 )
-from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle
 from tests.simulation.cluster import Cluster, MakeRank
 from tests.simulation.extremes import extreme_prefixes, extreme_settings, extreme_storage
+from tests.simulation.fault_schedule import FAULT_SPAN, schedule_faults
 from tests.simulation.faults import Faults
 from tests.simulation.hardships import (
     TURNED_OVER_FRACTION,
@@ -36,12 +34,14 @@ from tests.simulation.layouts import (
     with_windows,
 )
 from tests.simulation.narrow_l2 import narrow_workload
+from tests.simulation.node import Node
 from tests.simulation.quiet_end import QuietEnd
 from tests.simulation.random_clients import RandomClients
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.reuse_laws import check_reuse, check_written
-from tests.simulation.spells import LONGEST_SPELL_S, slow_loads, slow_storage
+from tests.simulation.spells import LONGEST_SPELL_S
 from tests.simulation.step_groups import with_step_groups
+from tests.simulation.world import World
 
 STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3)
 BASE_SETTINGS = SchedulerSettings(
@@ -70,8 +70,6 @@ _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
 _LONGEST_DRAW = 19.0
 """Means: no delay that the clock draws is longer."""
-_FAULT_SPAN = 1.5
-"""Faults come until so many times as long after the start as requests do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +81,8 @@ class Workload:
     l2_pages: int = 64
     storage: StorageSettings | None = STORAGE
     faults: Faults = field(default_factory=Faults)
+    num_engines: int = 1
+    """Engines that share the node's L2, each with as many clients, requests and faults."""
     num_requests: int = 24
     span_s: float = 2.0
     num_prefixes: int = 3
@@ -273,40 +273,53 @@ def _crowd(workload: Workload) -> Workload:
 
 def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Cluster:
     """Run a workload to its end and prove that all went well; raises whatever went wrong."""
-    cluster = Cluster(
-        workload.settings,
-        seed=workload.seed,
-        l2_pages=workload.l2_pages,
-        storage=workload.storage,
-        faults=replace(workload.faults),
-        make_rank=make_rank,
-    )
-    cluster.check_interval = workload.check_interval
-    clients = RandomClients(cluster, workload)
-    _schedule_faults(cluster, workload, clients)
-    cluster.run(clients.are_done, limit_s=workload.span_s + 1000.0)
-    unanswered = [
-        f"{answer.submit.request_id} of {answer.link.client_id}"
-        for answer in cluster.history
-        if answer.ending is None
-    ]
-    assert not unanswered, f"nothing happens any more, but these wait: {unanswered}"
-    check_answers(cluster)
+    engines = _start_engines(workload, make_rank)
+    first = engines[0]
+    clients = [RandomClients(engine, workload, number) for number, engine in enumerate(engines)]
+    for number, (engine, own) in enumerate(zip(engines, clients, strict=True)):
+        schedule_faults(engine, workload, own, number)
+
+    are_done = [each.are_done for each in clients]
+    first.run(lambda: all(is_done() for is_done in are_done), limit_s=workload.span_s + 1000.0)
+    for engine in engines:
+        unanswered = [
+            f"{answer.submit.request_id} of {answer.link.client_id}"
+            for answer in engine.history
+            if answer.ending is None
+        ]
+        assert not unanswered, f"nothing happens any more, but these wait: {unanswered}"
+        check_answers(engine)
 
     # Faults that were still to come have their time, too: a rank that is killed last of all ends
     # its copies and exits before the next one starts.
-    faults = cluster.faults
+    faults = first.faults
     settle_s = _SETTLE_S + LONGEST_SPELL_S + _LONGEST_DRAW * (faults.copy_s + 2 * faults.linger_s)
-    end_s = max(cluster.now_s, _FAULT_SPAN * workload.span_s) + settle_s
-    cluster.run_until(end_s)
-    check_idle(cluster)
+    end_s = max(first.now_s, FAULT_SPAN * workload.span_s) + settle_s
+    first.run_until(end_s)
+    check_idle(first.node)
     if workload.has_quiet_end:
-        _end_in_quiet(cluster, workload)
-    num_stale = cluster.count("stale_loads")
+        _end_in_quiet(first, workload)
+    num_stale = sum(int(engine.count("stale_loads")) for engine in engines)
     assert not num_stale or not workload.has_sound_leases, (
         f"{num_stale} loads read pages that had changed hands"
     )
-    return cluster
+    return first
+
+
+def _start_engines(workload: Workload, make_rank: MakeRank) -> list[Cluster]:
+    """The engines of one node, which have all attached."""
+    world = World(workload.seed, replace(workload.faults))
+    node = Node(
+        world,
+        workload.settings,
+        l2_pages=workload.l2_pages,
+        storage=workload.storage,
+        num_engines=workload.num_engines,
+    )
+    for _ in range(workload.num_engines):
+        Cluster(node, make_rank)
+    world.check_interval = workload.check_interval
+    return node.engines
 
 
 def _end_in_quiet(cluster: Cluster, workload: Workload) -> None:
@@ -322,58 +335,4 @@ def _end_in_quiet(cluster: Cluster, workload: Workload) -> None:
         check_written(end.num_unwritten)
     cluster.faults.quieten()
     cluster.run_until(cluster.now_s + _SETTLE_S)
-    check_idle(cluster)
-
-
-def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClients) -> None:
-    draw = random.Random(workload.seed + 2)
-
-    def flush() -> None:
-        cluster.to_core(events.FlushL1())
-        if draw.random() < 0.5:
-            cluster.to_host(host_events.FlushHost())
-
-    host, storage, num_ranks = cluster.host_memory, cluster.storage, len(cluster.ranks)
-    schedule: list[tuple[int, Callable[[], None]]] = [
-        (workload.num_rank_kills, lambda: cluster.kill_rank(draw.randrange(num_ranks))),
-        (workload.num_rank_hangs, lambda: cluster.hang_rank(draw.randrange(num_ranks))),
-        (workload.num_rank_flaps, lambda: cluster.ranks[draw.randrange(num_ranks)].flap()),
-        (workload.num_flushes, flush),
-        (workload.num_scheduler_kills, lambda: cluster.scheduler.kill(draw.uniform(0.0, 0.3))),
-        (workload.num_load_spells, lambda: slow_loads(cluster, draw)),
-        (workload.num_client_losses, clients.lose_one),
-        (workload.num_client_flaps, clients.flap_one),
-        (workload.num_client_rests, lambda: clients.rest_one(draw.uniform(0.0, 1.0))),
-        (workload.num_weather_changes, lambda: change_weather(cluster.faults, draw)),
-    ]
-    if host is not None:
-        schedule += [
-            (workload.num_host_kills, host.kill),
-            (workload.num_host_pauses, lambda: host.pause(draw.uniform(0.0, 0.5))),
-            (workload.num_host_flaps, host.flap),
-        ]
-    if storage is not None:
-        schedule += [
-            (workload.num_storage_kills, storage.kill),
-            (workload.num_storage_flaps, storage.flap),
-            (workload.num_storage_switches, storage.switch),
-            (workload.num_storage_spells, lambda: slow_storage(cluster, draw)),
-            (
-                workload.num_storage_flushes,
-                lambda: cluster.to_host(host_events.FlushStorage()),
-            ),
-        ]
-    for count, action in schedule:
-        for _ in range(count):
-            cluster.after(draw.uniform(0, _FAULT_SPAN * workload.span_s), action)
-
-
-def change_weather(faults: Faults, draw: random.Random) -> None:
-    """Let links, steps and storage be as fast, and storage fail as often, as drawn."""
-    faults.link_delay_s = draw.choice([0.0002, 0.002, 0.01])
-    faults.step_s = draw.choice([0.0005, 0.002, 0.01, 0.03])
-    faults.copy_s = draw.choice([0.002, 0.02, 0.1])
-    faults.storage_s = draw.choice([0.003, 0.03, 0.03, 0.03, 0.03, 0.3, 0.3, 5.0])
-    faults.storage_failure_fraction = draw.choice([0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 1.0])
-    faults.storage_full_fraction = draw.choice([0.0, 0.0, 0.0, 0.0, 0.5, 1.0])
-    faults.bad_object_fraction = draw.choice([0.0, 0.0, 0.1, 0.3])
+    check_idle(cluster.node)

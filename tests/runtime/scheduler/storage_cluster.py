@@ -14,7 +14,9 @@ from tests.simulation.checks import check_idle
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.modelled_tokens import expected_output
+from tests.simulation.node import Node
 from tests.simulation.workload import BASE_SETTINGS, STORAGE
+from tests.simulation.world import World
 
 PATIENT = PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
 PAGES = [token % 7 for token in range(41)]
@@ -33,7 +35,8 @@ def cluster_with(
     """`changes`: of the Scheduler's settings."""
     settings = replace(BASE_SETTINGS, num_lanes=1, prefetch=prefetch, **changes)
     storage = replace(STORAGE, min_tokens=min_tokens, max_read_batches=max_read_batches)
-    return Cluster(settings, seed=3, l2_pages=l2_pages, storage=storage, faults=faults or Faults())
+    world = World(3, faults or Faults())
+    return Cluster(Node(world, settings, l2_pages=l2_pages, storage=storage))
 
 
 def ask(
@@ -66,14 +69,14 @@ def settle(cluster: Cluster) -> None:
     """Let a minute pass: nothing is left in flight or held, but for a probe of L3, which ends."""
     end_s = cluster.now_s + 60
     cluster.run(lambda: cluster.now_s > end_s, limit_s=float("inf"))
-    host = cluster.host
+    host = cluster.node.host
     if host is not None:
         cluster.run(lambda: not host.stats()["pages_reading"], limit_s=end_s + 60)
-    check_idle(cluster)
+    check_idle(cluster.node)
 
 
 def flush(cluster: Cluster) -> None:
     """Empty L1 and L2."""
     cluster.to_core(events.FlushL1())
-    cluster.to_host(host_events.FlushHost())
+    cluster.node.to_host(host_events.FlushHost())
     settle(cluster)

@@ -96,10 +96,10 @@ def test_who_waits_for_no_lookup_learns_from_earlier_prompts_where_they_part(
     for number in range(2):
         assert "l3" not in visit(cluster, number)
         flush(cluster)
-    assert cluster.storage is not None
+    assert cluster.node.storage is not None
     keys = split_keys(Chain(branch(2), cache_salt=None, page_size=PAGE_SIZE).keys(SHARED_PAGES))
     for group, start in enumerate(first_needed(layout.reaches, SHARED_PAGES)):
-        assert all((group, key) in cluster.storage.objects for key in keys[start:])
+        assert all((group, key) in cluster.node.storage.objects for key in keys[start:])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -121,13 +121,13 @@ def test_fetched_pages_fill_at_most_half_of_l2_at_any_time() -> None:
 
     def is_over() -> bool:
         nonlocal most
-        stats = cluster.host_memory.core.stats()  # type: ignore[union-attr]
+        stats = cluster.node.host_memory.core.stats()  # type: ignore[union-attr]
         most = max(most, stats["pages_staged"] + stats["pages_reading"])
         return cluster.answers["warm"].ending is not None  # type: ignore[index]
 
     ask(cluster, "warm", LONG)
     cluster.run(is_over)
-    assert 0 < most <= cluster.geometry.max_pages(0) // 2
+    assert 0 < most <= cluster.node.geometry.max_pages(0) // 2
 
 
 STAGES = ["halted", "leasing", "sent", "loaded", "next turn"]
@@ -237,18 +237,18 @@ def test_faults_in_the_midst_of_turns_cost_no_answer(fault: str, after_s: float)
         ask(cluster, f"warm {number}", [number, *LONG[1:]])
 
     def strike() -> None:
-        assert cluster.host_memory is not None
-        assert cluster.storage is not None
+        assert cluster.node.host_memory is not None
+        assert cluster.node.storage is not None
         match fault:
             case "storage":
-                cluster.storage.kill()
+                cluster.node.storage.kill()
             case "host":
-                cluster.host_memory.kill()
+                cluster.node.host_memory.kill()
             case "rank":
                 cluster.kill_rank(0)
             case "flush":
                 cluster.to_core(events.FlushL1())
-                cluster.to_host(host_events.FlushHost())
+                cluster.node.to_host(host_events.FlushHost())
             case _:
                 cluster.abort("warm 0")  # type: ignore[arg-type]
 

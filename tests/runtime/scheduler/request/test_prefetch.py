@@ -220,9 +220,9 @@ def test_page_gone_from_the_middle_of_storage_leaves_the_prefix_before_it() -> N
     cluster = cluster_with()
     serve(cluster, "cold", PAGES)
     flush(cluster)
-    assert cluster.storage is not None
+    assert cluster.node.storage is not None
     keys = CoreDriver().keys(PAGES)
-    del cluster.storage.objects[0, split_keys(keys)[4]]
+    del cluster.node.storage.objects[0, split_keys(keys)[4]]
     assert serve(cluster, "warm", PAGES) == {
         "l3": 16,
         "computed:not_found": 24,
@@ -238,17 +238,17 @@ def test_run_below_min_tokens_is_computed_without_a_read() -> None:
         "computed:below_min_tokens": 40,
         "computed:partial_page": 1,
     }
-    assert cluster.storage is not None
-    assert not cluster.storage.num_reads
+    assert cluster.node.storage is not None
+    assert not cluster.node.storage.num_reads
 
 
 def test_miss_takes_no_host_page() -> None:
     cluster = cluster_with()
     ask(cluster, "cold", PAGES)
-    assert cluster.host is not None
+    assert cluster.node.host is not None
     cluster.run(lambda: cluster.core.stats()["num_requests_running"] > 0)
-    assert cluster.host.stats()["pages_reading"] == 0
-    assert cluster.host.stats()["pages_filling"] == cluster.host.stats()["pages_granted"]
+    assert cluster.node.host.stats()["pages_reading"] == 0
+    assert cluster.node.host.stats()["pages_filling"] == cluster.node.host.stats()["pages_granted"]
 
 
 def test_sharers_of_one_read_read_it_once_and_all_count_it() -> None:
@@ -258,8 +258,8 @@ def test_sharers_of_one_read_read_it_once_and_all_count_it() -> None:
     for name in ("a", "b", "c"):
         ask(cluster, name, PAGES)
     settle(cluster)
-    assert cluster.storage is not None
-    assert set(cluster.storage.num_reads.values()) == {1}
+    assert cluster.node.storage is not None
+    assert set(cluster.node.storage.num_reads.values()) == {1}
     sources = [cluster.answers[name].sources for name in ("a", "b", "c")]  # type: ignore[index]
     assert sources == [{"l3": 40, "computed:partial_page": 1}] * 3
 
@@ -279,8 +279,8 @@ def test_abort_at_any_moment_of_a_prefetch_leaks_nothing(delay_s: float) -> None
 
 def read_until(cluster: Cluster, num_pages: int) -> None:
     """Let time pass until storage has read so many pages."""
-    assert cluster.storage is not None
-    reads = cluster.storage.num_reads
+    assert cluster.node.storage is not None
+    reads = cluster.node.storage.num_reads
     cluster.run(lambda: sum(reads.values()) >= num_pages)
 
 
@@ -297,12 +297,14 @@ def test_abort_stops_the_reads_of_its_request_within_a_batch_and_no_others() -> 
     read_until(cluster, 1)
     cluster.abort("aborted")  # type: ignore[arg-type]
     settle(cluster)
-    assert cluster.storage is not None
+    assert cluster.node.storage is not None
     own, others = (split_keys(CoreDriver().keys(prompt)) for prompt in (PAGES, OTHER))
     assert (
-        sum(cluster.storage.num_reads[0, key] for key in own) <= 2 * STORAGE.batch_pages < len(own)
+        sum(cluster.node.storage.num_reads[0, key] for key in own)
+        <= 2 * STORAGE.batch_pages
+        < len(own)
     )
-    assert [cluster.storage.num_reads[0, key] for key in others] == [1] * len(others)
+    assert [cluster.node.storage.num_reads[0, key] for key in others] == [1] * len(others)
     sources = cluster.answers["other"].sources  # type: ignore[index]
 
     assert sources == {"l3": 40, "computed:partial_page": 1}
@@ -320,8 +322,8 @@ def test_request_that_waits_no_longer_reads_at_most_one_more_batch(
     flush(cluster)
     ask(cluster, "warm", PAGES)
     cluster.run(lambda: cluster.core.stats()["num_requests_running"] > 0)
-    assert cluster.storage is not None
-    reads = cluster.storage.num_reads
+    assert cluster.node.storage is not None
+    reads = cluster.node.storage.num_reads
     before = sum(reads.values())
     settle(cluster)
 

@@ -71,13 +71,13 @@ def test_explain_gives_each_reason(reason: PageSource) -> None:
     serve(cluster, "cold", prompt)
     flush(cluster)
     if reason in (PageSource.NOT_FOUND, PageSource.LAST_TOKEN):
-        assert cluster.storage is not None
-        cluster.storage.objects.clear()
+        assert cluster.node.storage is not None
+        cluster.node.storage.objects.clear()
         serve(cluster, "warm", prompt)
     if reason is PageSource.NO_WINDOW:
-        assert cluster.storage is not None
-        for name in [name for name in cluster.storage.objects if name[0] == 1]:
-            del cluster.storage.objects[name]
+        assert cluster.node.storage is not None
+        for name in [name for name in cluster.node.storage.objects if name[0] == 1]:
+            del cluster.node.storage.objects[name]
     num_prompt_logprobs = 0 if reason is PageSource.PROMPT_LOGPROBS else None
     again = [*prompt, *range(8)] if reason is PageSource.NOT_FOUND else prompt
     serve(cluster, "again", again, num_prompt_logprobs)
@@ -109,9 +109,9 @@ def test_fewer_tokens_than_are_fetched_say_so_and_what_storage_lacks_does_not() 
     cluster = cluster_with(min_tokens=16)
     serve(cluster, "cold", PAGES)
     flush(cluster)
-    assert cluster.storage is not None
+    assert cluster.node.storage is not None
     for key in split_keys(CoreDriver().keys(PAGES))[2:]:
-        del cluster.storage.objects[0, key]
+        del cluster.node.storage.objects[0, key]
     assert serve(cluster, "again", PAGES) == {
         "computed:below_min_tokens": 8,
         "computed:not_found": 32,

@@ -1,0 +1,73 @@
+"""A node: its L2, HostMemory and storage, which one engine uses or several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.settings import StorageSettings
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from tests.simulation.host_process import HostProcess
+from tests.simulation.storage import PagePart, SimulatedStorage
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+
+class Node:
+    """Owns: the arena's bytes, which outlive HostMemory, and the engines that share them."""
+
+    def __init__(
+        self,
+        world: World,
+        settings: SchedulerSettings,
+        *,
+        l2_pages: int,
+        storage: StorageSettings | None,
+        num_engines: int = 1,
+    ) -> None:
+        """Start with nobody on it; `num_engines` of these settings are to come."""
+        self.world = world
+        self.settings = settings
+        self.storage_settings = storage
+        self.num_l2_pages = l2_pages
+        self.num_engines = num_engines
+        self.engines: list[Cluster] = []
+        layout = settings.layout
+        bytes_of_all_groups = sum(map(layout.host_page_bytes, range(len(layout.groups))))
+        self.geometry: ArenaGeometry = plan_arena(layout, l2_pages * bytes_of_all_groups)
+        empty_page: PagePart = (None,) * settings.page_size
+        self.arena = [
+            [empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)
+        ]
+        """What each host page holds, per rank of a lane."""
+        self.generations = np.zeros(self.geometry.num_host_pages, dtype=np.int32)
+        self.storage: SimulatedStorage | None = None
+        self.host_memory: HostProcess | None = None
+
+    def add(self, engine: Cluster) -> None:
+        """An engine has come, whose Scheduler is up; the first one finds HostMemory started."""
+        self.engines.append(engine)
+        if len(self.engines) > 1:
+            if self.host_memory is not None:
+                self.host_memory.follow(engine)
+            return
+        self.storage = SimulatedStorage(self) if self.storage_settings else None
+        self.host_memory = HostProcess(self) if self.settings.has_host_memory else None
+        if self.storage is not None:
+            self.storage.dial()
+
+    @property
+    def host(self) -> HostMemoryCore | None:
+        """HostMemory's core, while there is one."""
+        return None if self.host_memory is None else self.host_memory.core
+
+    def to_host(self, event: host_events.HostEvent) -> None:
+        """HostMemory, if there is one, takes this event now, before what its links have brought."""
+        if self.host_memory is not None:
+            self.host_memory.take_now(event)

@@ -1,0 +1,22 @@
+"""Workloads in which several engines use one L2: what one brings there the others find."""
+
+import random
+from dataclasses import replace
+
+from tests.simulation.workload import Workload, draw_workload
+
+
+def draw_shared_workload(seed: int) -> Workload:
+    """A random workload, asked of two or three engines of one node, each a part of it."""
+    draw = random.Random(f"{seed} shared")
+    workload = draw_workload(seed)
+    num_engines = draw.choice([2, 2, 3])
+    return replace(
+        workload,
+        settings=replace(workload.settings, has_host_memory=True),
+        num_engines=num_engines,
+        num_requests=workload.num_requests // num_engines + 4,
+        num_scheduler_kills=draw.choice([0, 1, 2]),
+        # All of L2 may be granted to engines that need none of it.
+        l2_pages=workload.l2_pages * num_engines,
+    )

@@ -1,0 +1,48 @@
+"""What all nodes and engines of a simulation share: time, chance, processes and links."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from raydix.ids import ConnectionId
+from tests.simulation.clock import Clock
+from tests.simulation.faults import Faults
+from tests.simulation.links import Link
+from tests.simulation.processes import Processes
+
+
+class World:
+    """Owns: the virtual clock, how the world misbehaves, and what was done to its inhabitants."""
+
+    def __init__(self, seed: int, faults: Faults) -> None:
+        self.faults = faults
+        self.clock = Clock(seed)
+        self.random = self.clock.random
+        self.processes = Processes(self.clock)
+        self.num_faults: Counter[str] = Counter()
+        """What was done to actors, links and clients, by kind."""
+        self.check_interval = 5
+        """Every so many events the cores prove their invariants."""
+        self._num_events = self._num_links = 0
+
+    @property
+    def now_s(self) -> float:
+        """The virtual time in seconds."""
+        return self.clock.now_s
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run `action` once `delay_s` has passed."""
+        self.clock.after(delay_s, action)
+
+    def is_check_due(self) -> bool:
+        """A core has taken another event: is it to prove its invariants?"""
+        self._num_events += 1
+        return self._num_events % self.check_interval == 0
+
+    def new_link(self) -> Link:
+        """A link that somebody has dialled."""
+        self._num_links += 1
+        return Link(self.clock, self.faults, ConnectionId(self._num_links))
+
+    def draw_redial_s(self) -> float:
+        """How long somebody who has lost a link waits before dialling anew."""
+        return 0.0 if self.random.random() < 0.5 else self.clock.draw(self.faults.reconnect_s)
