@@ -54,21 +54,17 @@ def answer_reader(
     conversation: Conversation,
     prompt: Sequence[int],
     *,
-    may_call: bool,
-    max_calls: int | None,
     tells_reasoning: bool,
 ) -> AnswerReader | None:
     """What reads the answers to a prompt; None: they are content and nothing else.
 
-    prompt: the conversation's tokens. may_call: with `tool_choice` none the prompt has the tools
-    nevertheless, as it has in the turns around, whose pages serve it. Raises BadParameter if the
-    model's way of writing calls is not known.
+    prompt: the conversation's tokens. Raises BadParameter if the model's way of writing calls is
+    not known.
     """
     tokenizer = client.texts.tokenizer
     assert tokenizer is not None, "it has tokenised the prompt"
-    template = tokenizer.tool_template
-    calls = None
-    if conversation.tools and may_call:
+    template, calls = tokenizer.tool_template, None
+    if conversation.tools and conversation.calls.may_call:
         calls = _tool_format(client, template)
     reasoning = reasoning_format_of(client.limits.reasoning_format, template)
     if reasoning is None and calls is None:
@@ -83,7 +79,7 @@ def answer_reader(
     return AnswerReader(
         tokenizer=tokenizer,
         answer_format=answer_format,
-        max_calls=max_calls,
+        max_calls=conversation.calls.max_calls,
         tells_reasoning=tells_reasoning,
     )
 

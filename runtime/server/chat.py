@@ -8,18 +8,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
-from raydix.runtime.server.answer_reader import AnswerReader, answer_reader
+from raydix.runtime.server.answer_reader import AnswerReader
 from raydix.runtime.server.answers import json_answer
+from raydix.runtime.server.chat_generation import chat_generation
 from raydix.runtime.server.chat_message import ChatMessage
 from raydix.runtime.server.connection import while_connected
-from raydix.runtime.server.conversation import conversation_of
+from raydix.runtime.server.conversation import call_choice, conversation_of
 from raydix.runtime.server.errors import HttpFailure
 from raydix.runtime.server.event_stream import DONE, EventStream, data_event, data_failure
-from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
+from raydix.runtime.server.generation import Generation, choices_of, open_choices
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.plain_chunks import PlainChunks
-from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
+from raydix.runtime.server.served import REFUSALS, Served, caller_of
 from raydix.runtime.server.wire.chat import (
     AnswerMessage,
     ChatChoice,
@@ -35,7 +36,6 @@ from raydix.runtime.server.wire.chat import (
 )
 from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
 from raydix.runtime.server.wire.prompt_logprobs import check_not_streamed, told_prompt_logprobs
-from raydix.runtime.server.wire.tools import check_tool_choice
 from raydix.runtime.server.wire.usage import Usage, UsageMeter
 
 
@@ -230,7 +230,6 @@ async def _generation(
     check_not_streamed(
         "prompt_logprobs", is_asked=num_prompt_logprobs is not None, is_streamed=body.stream
     )
-    check_tool_choice(body.tools, body.tool_choice)
     params = sampling_of(
         body,
         max_tokens=max_tokens_of(body),
@@ -238,25 +237,14 @@ async def _generation(
         prompt_logprobs=num_prompt_logprobs,
         names=names_of_parameters(body),
     )
-    client = await served.engine.connected()
-    conversation = conversation_of(body.messages, body, field="messages")
-    token_ids = await conversation.token_ids(client.texts, caller.tenant)
-    reader = answer_reader(
-        client,
+    calls = call_choice(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
+    conversation = conversation_of(body.messages, body, field="messages", calls=calls)
+    return await chat_generation(
+        served,
         conversation,
-        token_ids,
-        may_call=body.tool_choice != "none",
-        max_calls=None if body.parallel_tool_calls else 1,
+        body,
+        params,
+        caller,
+        num_samples=body.n,
         tells_reasoning=body.include_reasoning,
     )
-    generation = Generation(
-        request_id=new_request_id(),
-        prompts=(token_ids,),
-        prompt_field="messages",
-        num_samples=body.n,
-        params=params if reader is None else reader.sampling(params),
-        options=options_of(body, caller),
-        tenant=caller.tenant,
-    )
-    generation.check()
-    return generation, reader

@@ -9,7 +9,18 @@ from raydix.runtime.api.tool_formats.tool_format import Tools
 from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.wire.chat import TemplateFields, template_arguments
 from raydix.runtime.server.wire.messages import Message, template_messages
-from raydix.runtime.server.wire.tools import Tool, template_tools
+from raydix.runtime.server.wire.tools import Tool, check_tool_choice, template_tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallChoice:
+    """What a request wants of calls."""
+
+    may_call: bool = True
+    """False for `tool_choice` none. The prompt has the tools nevertheless, as it has in the turns
+    around, whose pages serve it."""
+    max_calls: int | None = None
+    """The calls beyond are not told; None: all are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +30,8 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]
     """What the template is told besides; `tools` as well, if there are any."""
-    tools: Sequence[Tool] = ()
+    tools: Sequence[Tool]
+    calls: CallChoice
     field: str
     """The field of the body that is named if the template refuses."""
 
@@ -45,7 +57,11 @@ class Conversation:
 
 
 def conversation_of(
-    messages: Sequence[Message], fields: TemplateFields, *, field: str
+    messages: Sequence[Message],
+    fields: TemplateFields,
+    *,
+    field: str,
+    calls: CallChoice = CallChoice(),
 ) -> Conversation:
     """The conversation of these messages. Raises BadParameter for what is no variable."""
     tools = fields.tools or []
@@ -53,5 +69,17 @@ def conversation_of(
     if tools:
         variables["tools"] = template_tools(tools)
     return Conversation(
-        messages=template_messages(messages), variables=variables, tools=tools, field=field
+        messages=template_messages(messages),
+        variables=variables,
+        tools=tools,
+        calls=calls,
+        field=field,
     )
+
+
+def call_choice(
+    tools: Sequence[Tool] | None, tool_choice: str | dict[str, Any] | None, *, is_parallel: bool
+) -> CallChoice:
+    """The choice of a chat's `tool_choice`. Raises BadParameter for what is not served."""
+    check_tool_choice(tools, tool_choice)
+    return CallChoice(may_call=tool_choice != "none", max_calls=None if is_parallel else 1)

@@ -1,58 +1,79 @@
 """A response in the making: its state, and the events that tell each change. No I/O."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, assert_never
 
-from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
+from raydix.runtime.api.tool_formats.events import (
+    Arguments,
+    CallBegun,
+    CallBroken,
+    CallEnded,
+    Content,
+    Event,
+    Reasoning,
+)
+from raydix.runtime.server.response_items import (
+    MESSAGE,
+    REASONING,
+    CallItem,
+    OpenItem,
+    TextItem,
+    TextKind,
+    Told,
+)
+from raydix.runtime.server.spoken import Spoken
+from raydix.runtime.server.wire.response_items import OutputItem, Status
 from raydix.runtime.server.wire.responses import (
     IncompleteDetails,
-    OutputMessage,
-    OutputText,
     ResponseAnswer,
     ResponseEvent,
     ResponsesRequest,
 )
 from raydix.runtime.server.wire.usage import UsageMeter
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+End = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ResponseWriter:
-    """Owns: the text of one response, and the numbers of its events."""
+    """Owns: the items of one response, and the numbers of its events.
+
+    A call that turns out to be none is an incomplete item of a stream, and not in the response.
+    """
 
     def __init__(
-        self, request: ResponsesRequest, request_id: str, model: str, created_at: int
+        self,
+        request: ResponsesRequest,
+        request_id: str,
+        model: str,
+        created_at: int,
+        spoken: Spoken | None,
     ) -> None:
+        """`spoken`: what reads the answer; None: it is content and nothing else."""
         self._request = request
-        self._id = f"resp_{request_id}"
-        self._message_id = f"msg_{request_id}"
+        self._request_id = request_id
         self._model = model
         self._created_at = created_at
+        self._spoken = spoken
 
         self._meter = UsageMeter(num_samples=1)
-        self._text = ""
-        self._status: Status = "in_progress"
+        self._open: OpenItem | None = None
+        self._done: list[OutputItem] = []
+        self._num_items = 0
+        self._status: End = "in_progress"
         self._num_events = 0
 
     def opening(self) -> list[ResponseEvent]:
-        """The events that come before any text."""
+        """The events that come before any item."""
         empty = self._response(output=[])
-        return [
-            self._event("response.created", response=empty),
-            self._event("response.in_progress", response=empty),
-            self._event(
-                "response.output_item.added",
-                output_index=0,
-                item=OutputMessage(id=self._message_id, status="in_progress", content=[]),
-            ),
-            self._part_event("response.content_part.added", part=OutputText(text="")),
-        ]
+        kinds = ("response.created", "response.in_progress")
+        return [self._event(kind, response=empty) for kind in kinds]
 
     def add(self, output: RequestOutput) -> list[ResponseEvent]:
         """Take in what is new; each token must be told once."""
         self._meter.add(0, output)
         new = output.outputs[0]
-        self._text += new.text
+        events = [told for event in self._said(new) for told in self._tell(event)]
         match new.finish_reason:
             case None:
                 pass
@@ -62,32 +83,90 @@ class ResponseWriter:
                 self._status = "completed"
             case _:
                 self._status = "failed"
-        if not new.text:
-            return []
-        return [self._part_event("response.output_text.delta", delta=new.text, logprobs=[])]
+        return events
 
     def closing(self) -> Iterator[ResponseEvent]:
         """The events that come when the last output has been added."""
-        yield self._part_event("response.output_text.done", text=self._text, logprobs=[])
-        yield self._part_event("response.content_part.done", part=OutputText(text=self._text))
-        yield self._event("response.output_item.done", output_index=0, item=self._message())
+        if self._num_items == 0:
+            yield from self._begin(self._text_item(MESSAGE))
+        yield from self._close(self._last_status())
         yield self._event(f"response.{self._status}", response=self.response())
 
     def response(self) -> ResponseAnswer:
         """The whole response as it is now."""
-        return self._response(output=[self._message()])
+        output = list(self._done)
+        if self._open is not None:
+            output.append(self._open.item(self._last_status()))
+        elif self._num_items == 0:
+            output.append(self._text_item(MESSAGE).item(self._last_status()))
+        return self._response(output)
 
-    def _message(self) -> OutputMessage:
-        status = "completed" if self._status == "completed" else "incomplete"
-        return OutputMessage(
-            id=self._message_id, status=status, content=[OutputText(text=self._text)]
-        )
+    def _said(self, new: CompletionOutput) -> list[Event]:
+        if self._spoken is None:
+            return [Content(new.text)] if new.text else []
+        events = self._spoken.add(new)
+        self._meter.tell_reasoning(0, self._spoken.num_reasoning_tokens)
+        return events
 
-    def _response(self, output: list[OutputMessage]) -> ResponseAnswer:
+    def _tell(self, event: Event) -> Iterator[ResponseEvent]:
+        match event:
+            case Reasoning():
+                yield from self._tell_text(REASONING, event.text)
+            case Content():
+                yield from self._tell_text(MESSAGE, event.text)
+            case CallBegun():
+                assert event.call_id is not None, "Spoken has drawn one"
+                yield from self._begin(CallItem(self._item_id("fc"), event.call_id, event.name))
+            case Arguments():
+                assert self._open is not None, "a call has begun"
+                yield self._item_event(self._open.piece(event.text))
+            case CallEnded():
+                yield from self._close("completed")
+            case CallBroken():
+                yield from self._close("incomplete")
+                self._done.pop()
+                yield from self._tell_text(MESSAGE, event.text)
+            case _:
+                assert_never(event)
+
+    def _tell_text(self, kind: TextKind, text: str) -> Iterator[ResponseEvent]:
+        """Tell text as that of the open item, if it is of this kind, or else of a new one."""
+        if not (isinstance(self._open, TextItem) and self._open.kind is kind):
+            yield from self._begin(self._text_item(kind))
+        assert self._open is not None, "it has begun"
+        yield self._item_event(self._open.piece(text))
+
+    def _text_item(self, kind: TextKind) -> TextItem:
+        return TextItem(kind, self._item_id("msg" if kind is MESSAGE else "rs"))
+
+    def _item_id(self, kind: str) -> str:
+        return f"{kind}_{self._request_id}_{self._num_items}"
+
+    def _begin(self, item: OpenItem) -> Iterator[ResponseEvent]:
+        yield from self._close("completed")
+        self._open = item
+        self._num_items += 1
+        yield from map(self._item_event, item.opening())
+
+    def _close(self, status: Status) -> Iterator[ResponseEvent]:
+        if self._open is not None:
+            yield from map(self._item_event, self._open.closing(status))
+            self._done.append(self._open.item(status))
+            self._open = None
+
+    def _last_status(self) -> Status:
+        """The status of the item with which the response ends."""
+        return "completed" if self._status == "completed" else "incomplete"
+
+    def _item_event(self, told: Told) -> ResponseEvent:
+        return self._event(told.type, output_index=self._num_items - 1, **told.fields)
+
+    def _response(self, output: list[OutputItem]) -> ResponseAnswer:
         request = self._request
         has_ended = self._status != "in_progress"
+        effort = None if request.reasoning is None else request.reasoning.effort
         return ResponseAnswer(
-            id=self._id,
+            id=f"resp_{self._request_id}",
             created_at=self._created_at,
             status=self._status,
             incomplete_details=IncompleteDetails() if self._status == "incomplete" else None,
@@ -96,14 +175,13 @@ class ResponseWriter:
             metadata=request.metadata or {},
             model=self._model,
             output=output,
+            parallel_tool_calls=request.parallel_tool_calls,
+            reasoning={"effort": effort, "summary": None},
             temperature=request.temperature,
+            tool_choice=request.tool_choice or "auto",
+            tools=[each.model_dump() for each in request.tools or ()],
             top_p=request.top_p,
             usage=self._meter.response_usage() if has_ended else None,
-        )
-
-    def _part_event(self, kind: str, **fields: object) -> ResponseEvent:
-        return self._event(
-            kind, item_id=self._message_id, output_index=0, content_index=0, **fields
         )
 
     def _event(self, kind: str, **fields: object) -> ResponseEvent:

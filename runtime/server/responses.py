@@ -8,22 +8,26 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.server.answer_reader import AnswerReader
 from raydix.runtime.server.answers import json_answer
+from raydix.runtime.server.chat_generation import chat_generation
 from raydix.runtime.server.connection import while_connected
-from raydix.runtime.server.errors import HttpFailure, refused_as
+from raydix.runtime.server.conversation import call_choice, conversation_of
+from raydix.runtime.server.errors import HttpFailure
 from raydix.runtime.server.event_stream import EventStream, data_failure, named_event
-from raydix.runtime.server.generation import Generation, choices_of, open_choices, options_of
+from raydix.runtime.server.generation import Generation, choices_of, open_choices
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.response_writer import ResponseWriter
-from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
+from raydix.runtime.server.served import REFUSALS, Served, caller_of
 from raydix.runtime.server.wire.generation import sampling_of
-from raydix.runtime.server.wire.messages import template_messages
 from raydix.runtime.server.wire.responses import (
     ResponseAnswer,
     ResponseEvent,
     ResponsesRequest,
-    conversation_of,
+    template_fields,
+    tool_choice_of,
+    turns_of_request,
 )
 
 
@@ -84,8 +88,10 @@ def response_routes(served: Served) -> APIRouter:
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, which the request brings as a whole."""
         served.check_model(body.model)
-        generation = await _generation(served, body, caller_of(request))
-        writer = ResponseWriter(body, generation.request_id, served.model_name, served.now())
+        generation, reader = await _generation(served, body, caller_of(request))
+        spoken = None if reader is None else reader.spoken()
+        name = generation.request_id
+        writer = ResponseWriter(body, name, served.model_name, served.now(), spoken)
 
         answer = _Answer(served, generation, writer)
         if body.stream:
@@ -96,23 +102,14 @@ def response_routes(served: Served) -> APIRouter:
     return router
 
 
-async def _generation(served: Served, body: ResponsesRequest, caller: Caller) -> Generation:
-    """The generation that the request asks of the engine. Raises BadRequest."""
+async def _generation(
+    served: Served, body: ResponsesRequest, caller: Caller
+) -> tuple[Generation, AnswerReader | None]:
+    """What the request asks of the engine, and what reads its answer. Raises BadRequest."""
     names = {"max_tokens": "max_output_tokens"}
     params = sampling_of(body, max_tokens=body.max_output_tokens, names=names)
-    options = options_of(body, caller)
-    messages = template_messages(conversation_of(body))
-    with refused_as("input"):
-        desk = (await served.engine.connected()).texts
-        token_ids = await desk.encode_chat(messages, {}, caller.tenant)
-    generation = Generation(
-        request_id=new_request_id(),
-        prompts=(token_ids,),
-        prompt_field="input",
-        num_samples=1,
-        params=params,
-        options=options,
-        tenant=caller.tenant,
-    )
-    generation.check()
-    return generation
+    template = template_fields(body)
+    calls = call_choice(template.tools, tool_choice_of(body), is_parallel=body.parallel_tool_calls)
+    turns = turns_of_request(body)
+    conversation = conversation_of(turns, template, field="input", calls=calls)
+    return await chat_generation(served, conversation, body, params, caller)

@@ -4,36 +4,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from raydix.runtime.server.wire.base import (
-    Items,
-    Nothing,
-    OrAbsent,
-    Text,
-    Turns,
-    WireAnswer,
-    WireRequest,
-)
-from raydix.runtime.server.wire.chat import TextFormat
+from raydix.runtime.server.wire.base import Items, OrAbsent, Text, Turns, WireAnswer, WireRequest
+from raydix.runtime.server.wire.chat import ReasoningEffort, TemplateFields, TextFormat
 from raydix.runtime.server.wire.generation import GenerationFields
-from raydix.runtime.server.wire.messages import Message, TextPart
+from raydix.runtime.server.wire.messages import Message
+from raydix.runtime.server.wire.response_items import (
+    NamedTool,
+    OutputItem,
+    OutputPart,
+    ResponseTool,
+    TaggedItem,
+)
+from raydix.runtime.server.wire.response_turns import turns_of
+from raydix.runtime.server.wire.tools import FunctionDefinition, Tool
 from raydix.runtime.server.wire.usage import ResponseUsage
-
-
-class InputPart(TextPart):
-    """Text; what an earlier answer said beside its text is taken and left aside."""
-
-    annotations: Nothing | None = None
-    logprobs: Nothing | None = None
-
-
-class InputMessage(WireRequest):
-    """One turn, as a client writes it or as an earlier answer told it."""
-
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Items[InputPart]
 
 
 class TextOptions(WireRequest):
@@ -42,42 +26,34 @@ class TextOptions(WireRequest):
     format: TextFormat | None = None
 
 
+class ReasoningOptions(WireRequest):
+    """How much the model is to reason."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """It has no effect: what was reasoned is told as it is."""
+
+
 class ResponsesRequest(GenerationFields):
     """A conversation to go on with."""
 
-    input: Text | Turns[InputMessage]
+    input: Text | Turns[TaggedItem]
     instructions: Text | None = None
     max_output_tokens: int | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: Items[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    """Whether more calls than the first are answered."""
 
     # Values that ask for nothing are taken, as clients send them.
     store: Literal[False] = False
     background: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     text: TextOptions | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    include: Nothing | None = None
+    include: Items[Literal["reasoning.encrypted_content"]] | None = None
+    """What was reasoned comes back in the clear."""
     service_tier: Literal["auto", "default"] | None = None
-
-
-class OutputText(WireAnswer):
-    """The text of an answer."""
-
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: list[Any] = Field(default_factory=list)
-    logprobs: list[Any] = Field(default_factory=list)
-
-
-class OutputMessage(WireAnswer):
-    """The answer, whole or under way."""
-
-    type: Literal["message"] = "message"
-    id: str
-    status: Literal["in_progress", "completed", "incomplete"]
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText]
 
 
 class IncompleteDetails(WireAnswer):
@@ -99,14 +75,15 @@ class ResponseAnswer(WireAnswer):
     max_output_tokens: int | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
     model: str
-    output: list[OutputMessage]
-    parallel_tool_calls: bool = False
+    output: list[OutputItem]
+    parallel_tool_calls: bool
     previous_response_id: None = None
+    reasoning: dict[str, str | None]
     store: Literal[False] = False
     temperature: float
     text: dict[str, Any] = Field(default_factory=lambda: {"format": {"type": "text"}})
-    tool_choice: Literal["none", "auto"] = "none"
-    tools: list[Any] = Field(default_factory=list)
+    tool_choice: str | NamedTool
+    tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
@@ -121,25 +98,42 @@ class ResponseEvent(WireAnswer):
     item_id: OrAbsent[str] = None
     output_index: OrAbsent[int] = None
     content_index: OrAbsent[int] = None
-    item: OrAbsent[OutputMessage] = None
-    part: OrAbsent[OutputText] = None
+    item: OrAbsent[OutputItem] = None
+    part: OrAbsent[OutputPart] = None
     delta: OrAbsent[str] = None
     text: OrAbsent[str] = None
+    name: OrAbsent[str] = None
+    arguments: OrAbsent[str] = None
     logprobs: OrAbsent[list[Any]] = None
 
 
-def conversation_of(request: ResponsesRequest) -> list[Message]:
+def turns_of_request(request: ResponsesRequest) -> list[Message]:
     """The turns of a request, its instructions first."""
     turns = []
     if request.instructions is not None:
         turns.append(Message(role="system", content=request.instructions))
     if isinstance(request.input, str):
         return [*turns, Message(role="user", content=request.input)]
-    return [*turns, *(_message(each) for each in request.input)]
+    return [*turns, *turns_of(request.input)]
 
 
-def _message(turn: InputMessage) -> Message:
-    if isinstance(turn.content, str):
-        return Message(role=turn.role, content=turn.content)
-    parts = [TextPart(type="text", text=part.text) for part in turn.content]
-    return Message(role=turn.role, content=parts)
+def template_fields(request: ResponsesRequest) -> TemplateFields:
+    """What the chat template is told of a request."""
+    tools = [
+        Tool(
+            type="function",
+            # What is not given must stay so: templates write each field that there is.
+            function=FunctionDefinition(**each.model_dump(exclude={"type"}, exclude_unset=True)),
+        )
+        for each in request.tools or ()
+    ]
+    effort = None if request.reasoning is None else request.reasoning.effort
+    return TemplateFields(tools=tools, reasoning_effort=effort)
+
+
+def tool_choice_of(request: ResponsesRequest) -> str | dict[str, Any] | None:
+    """The choice of a tool as that of a chat."""
+    choice = request.tool_choice
+    if not isinstance(choice, NamedTool):
+        return choice
+    return {"type": "function", "function": {"name": choice.name}}

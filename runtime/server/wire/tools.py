@@ -1,5 +1,6 @@
 """JSON of tools, and of calls of them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -74,7 +75,7 @@ class ToolCallDelta(WireAnswer):
     function: FunctionDelta
 
 
-def check_tool_choice(tools: list[Tool] | None, choice: str | dict[str, Any] | None) -> None:
+def check_tool_choice(tools: Sequence[Tool] | None, choice: str | dict[str, Any] | None) -> None:
     """Raise BadParameter for what would have to be enforced, or needs tools that are not given."""
     if choice not in (None, "none", "auto"):
         told = choice if isinstance(choice, str) else choice.get("type")

@@ -63,8 +63,7 @@ def test_overload_tells_when_to_come_again() -> None:
         (ChatRequest, {"messages": [TURN], "functions": [{}]}, "functions"),
         (ChatRequest, {"messages": [{**TURN, "annotations": [{}]}]}, "messages.0.annotations"),
         (ResponsesRequest, {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
-        (ResponsesRequest, {"input": "a", "reasoning": {}}, "reasoning"),
-        (ResponsesRequest, {"input": "a", "tools": [{}]}, "tools"),
+        (ResponsesRequest, {"input": "a", "reasoning": {"budget": 1}}, "reasoning.budget"),
     ],
 )
 def test_unsupported_fields_are_named(

@@ -25,7 +25,7 @@ from raydix.runtime.server.wire.generation import (
     session_of,
 )
 from raydix.runtime.server.wire.messages import template_messages
-from raydix.runtime.server.wire.responses import ResponsesRequest, conversation_of
+from raydix.runtime.server.wire.responses import ResponsesRequest, turns_of_request
 from raydix.runtime.server.wire.usage import UsageMeter
 
 
@@ -78,7 +78,7 @@ def test_a_developer_is_a_system_and_parts_stay_parts() -> None:
 
 def test_instructions_come_first_and_input_may_be_text() -> None:
     request = ResponsesRequest.model_validate({"input": "a", "instructions": "b"})
-    assert template_messages(conversation_of(request)) == [
+    assert template_messages(turns_of_request(request)) == [
         {"role": "system", "content": "b"},
         {"role": "user", "content": "a"},
     ]
@@ -279,7 +279,7 @@ def test_a_parameter_is_called_as_the_request_calls_it(
     ("reason", "status"), [("stop", "completed"), ("length", "incomplete"), ("abort", "failed")]
 )
 def test_a_response_ends_as_its_output_did(reason: str, status: str) -> None:
-    writer = ResponseWriter(ResponsesRequest.model_validate({"input": "a"}), "id", "m", 5)
+    writer = ResponseWriter(ResponsesRequest.model_validate({"input": "a"}), "id", "m", 5, None)
     events = [*writer.opening(), *writer.add(output(2)), *writer.add(output(1, reason))]
     events += writer.closing()
 
