@@ -11,13 +11,12 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from statistics import median
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.device.gpu_timing import capture
+from benchmarks.device.gpu_timing import graph_us
 from benchmarks.device.gpus import require_gpus
 from benchmarks.model.model_shapes import SHAPES
 from benchmarks.records.command_line import make_parser, run
@@ -29,7 +28,6 @@ from raydix.kernels.dense.summands import add_up
 
 ROTATED_BYTES = 800_000_000
 """The bytes of all copies of a matrix, which take turns."""
-REPLAYS = 9
 _SHAPES = tuple(
     LinearShape(rows=rows, depth=depth, num_stages=num_stages, programs_per_sm=programs_per_sm)
     for rows, depth, num_stages, programs_per_sm in (
@@ -83,21 +81,6 @@ def compile_all(token_counts: Sequence[int]) -> None:
     with ProcessPoolExecutor(8, mp_context=get_context("spawn")) as pool:
         for tokens in token_counts:
             list(pool.map(compile_shapes, [_SHAPES[part::8] for part in range(8)], [tokens] * 8))
-
-
-def graph_us(work: Callable[[], object], launches: int) -> float:
-    """Median microseconds per launch of a captured sequence."""
-    replay = capture(work)
-    replay()
-    times = []
-    for _ in range(REPLAYS):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        replay()
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended))
-    return median(times) * 1e3 / launches
 
 
 def matrix_us(weights: Sequence[Tensor], tokens: int, product: Callable[..., object]) -> float:

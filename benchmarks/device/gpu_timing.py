@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from statistics import median
 
 import torch
 
@@ -36,6 +37,21 @@ def capture(work: Work) -> Work:
     with torch.cuda.graph(graph):
         work()
     return graph.replay
+
+
+def graph_us(work: Work, launches: int, replays: int = 9) -> float:
+    """Median microseconds per launch of a captured sequence of so many."""
+    replay = capture(work)
+    replay()
+    times = []
+    for _ in range(replays):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        replay()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    return median(times) * 1e3 / launches
 
 
 def run_kernel_benchmark(

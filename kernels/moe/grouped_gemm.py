@@ -186,7 +186,7 @@ def _down(
 
 
 @triton.jit
-def _place_of(tile, firsts_ptr, counts_ptr, tiles_per_block: tl.constexpr, TOGETHER: tl.constexpr):
+def place_of(tile, firsts_ptr, counts_ptr, tiles_per_block, TOGETHER: tl.constexpr):
     """The block of a tile, and which of the block's tiles it is."""
     block = tile // tiles_per_block
     column_tile = tile % tiles_per_block
@@ -233,7 +233,7 @@ def _gate_up_glu(
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     depth = tl.arange(0, DEPTH)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-        block, column_tile = _place_of(
+        block, column_tile = place_of(
             tile, block_firsts_ptr, block_counts_ptr, tiles_per_block, TOGETHER
         )
         first_column = column_tile * COLUMNS
@@ -307,7 +307,7 @@ def _down_weighted(
     tiles_per_block: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
-        block, column_tile = _place_of(
+        block, column_tile = place_of(
             tile, block_firsts_ptr, block_counts_ptr, tiles_per_block, TOGETHER
         )
         first_column = column_tile * COLUMNS

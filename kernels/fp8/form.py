@@ -1,0 +1,18 @@
+"""How inputs of products are rounded to float8: what kernels and their twins agree on.
+
+A block of a token's inputs is divided by the least power of two that makes all of them numbers of
+float8, at most 448. So neither the division rounds nor the product with the scale, on any device.
+"""
+
+BLOCK = 128
+"""The inputs that share a scale; of weights in blocks, the outputs, too."""
+SMALLEST_MAGNITUDE = 2.0**-100
+"""What the largest input of a block counts as at least: less has no inverse in float32."""
+MANTISSA_BITS = 23
+"""The bits of a float32 behind its exponent."""
+ROUND_UP = 0x1FFFFF
+"""Added to the bits of a float32 it carries into the exponent if that has more than 1.75 times its
+power of two: 448 is 1.75 times 256.
+"""
+LARGEST_EXPONENT = 8
+"""The exponent of 448."""

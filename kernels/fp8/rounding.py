@@ -1,0 +1,91 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Inputs of a product as float8, with a scale for each token and block of inputs.
+
+Legend: T tokens of the step, C inputs, D blocks of inputs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raydix.kernels.device.early_launch import early_launch, wait_for_inputs
+from raydix.kernels.fp8 import form
+from raydix.kernels.fp8.form import BLOCK
+
+_BLOCKS = 8
+"""The blocks of a token that a program rounds."""
+_SMALLEST_MAGNITUDE = tl.constexpr(form.SMALLEST_MAGNITUDE)
+_MANTISSA_BITS = tl.constexpr(form.MANTISSA_BITS)
+_ROUND_UP = tl.constexpr(form.ROUND_UP)
+_LARGEST_EXPONENT = tl.constexpr(form.LARGEST_EXPONENT)
+
+
+def round_inputs(x_TC: Tensor) -> tuple[Tensor, Tensor]:
+    """Round as `reference.scaled_linear.round_inputs` does, by blocks of 128 inputs.
+
+    x: bf16 or float32, contiguous in C. Returns float8 numbers [T, C] and float32 scales [D, T],
+    in which a block of all tokens is one run. Raises ValueError if a dtype or stride differs.
+    """
+    if x_TC.dtype not in (torch.bfloat16, torch.float32) or x_TC.dim() != 2 or x_TC.stride(1) != 1:
+        raise ValueError(
+            f"Inputs are {x_TC.dtype} {tuple(x_TC.shape)}, strides {x_TC.stride()}; expected "
+            "bfloat16 or float32 [T, C], contiguous in C."
+        )
+    num_tokens, size = x_TC.shape
+    num_blocks = triton.cdiv(size, BLOCK)
+    numbers_TC = torch.empty((num_tokens, size), dtype=torch.float8_e4m3fn, device=x_TC.device)
+    scales_DT = torch.empty((num_blocks, num_tokens), dtype=torch.float32, device=x_TC.device)
+    if num_tokens:
+        _round[(num_tokens, triton.cdiv(num_blocks, _BLOCKS))](
+            x_TC,
+            numbers_TC,
+            scales_DT,
+            x_TC.stride(0),
+            size,
+            num_blocks,
+            BLOCKS=_BLOCKS,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **early_launch(x_TC.device),
+        )
+    return numbers_TC, scales_DT
+
+
+@triton.jit
+def round_rows(x):
+    """Rows of one block each as float8 [R, BLOCK], and the scales that multiply them, [R]."""
+    x = x.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(x), 1), _SMALLEST_MAGNITUDE)
+    bits = largest.to(tl.int32, bitcast=True)
+    exponent = ((bits + _ROUND_UP) >> _MANTISSA_BITS) - _LARGEST_EXPONENT
+    scales = (exponent << _MANTISSA_BITS).to(tl.float32, bitcast=True)
+    # As they are stored, the exponents of a power of two and of its inverse add up to this.
+    inverses = ((254 - exponent) << _MANTISSA_BITS).to(tl.float32, bitcast=True)
+    return (x * inverses[:, None]).to(tl.float8e4nv), scales
+
+
+@triton.jit
+def _round(
+    x_ptr,
+    numbers_ptr,
+    scales_ptr,
+    x_stride,
+    size,
+    num_blocks,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Some blocks of one token."""
+    wait_for_inputs(EARLY)
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    column = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    is_column = column < size
+
+    x = tl.load(x_ptr + token * x_stride + column, mask=is_column, other=0.0)
+    numbers, scales = round_rows(x)
+    tl.store(numbers_ptr + token * size + column, numbers, mask=is_column)
+    scale_ptr = scales_ptr + block.to(tl.int64) * tl.num_programs(0) + token
+    tl.store(scale_ptr, scales, mask=block < num_blocks)
