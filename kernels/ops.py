@@ -265,6 +265,20 @@ class ReferenceOps:
         return cut_rows(rows, self.tile_tokens), np.empty((4, 0), dtype=np.int64)
 
 
+class ChooseOps(Protocol):
+    """Chooses operations as `choose_ops` does."""
+
+    def __call__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        head_counts: Collection[tuple[int, int]],
+        head_dims: Collection[int],
+        expert_sizes: Sequence[int],
+    ) -> ModelOps: ...
+
+
 def choose_ops(
     device: torch.device,
     dtype: torch.dtype,
@@ -281,6 +295,20 @@ def choose_ops(
     """
     if device.type != "cuda":
         return ReferenceOps()
+    return choose_gpu_ops(
+        device, dtype, head_counts=head_counts, head_dims=head_dims, expert_sizes=expert_sizes
+    )
+
+
+def choose_gpu_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    head_counts: Collection[tuple[int, int]],
+    head_dims: Collection[int],
+    expert_sizes: Sequence[int],
+) -> ModelOps:
+    """`choose_ops` of a GPU, or of the meta device where kernels are compiled for one."""
     obstacle = _obstacle(dtype, head_dims, expert_sizes)
     if obstacle is not None:
         logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
@@ -292,9 +320,10 @@ def choose_ops(
 
 
 def import_gpu_ops() -> None:
-    """Import what `choose_ops` would on a GPU, if it is there."""
+    """Import what `choose_ops` would on a GPU, if it is there, before any kernel is launched."""
     if importlib.util.find_spec("triton") is not None:
         importlib.import_module("raydix.kernels.triton_ops")
+        importlib.import_module("raydix.kernels.compiling.variants").agree_on_keys()
 
 
 def _triton_version() -> str:

@@ -4,6 +4,7 @@ Legend: as in `ops`.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ from raydix.kernels.dense.small_linear import (
     small_linear,
     small_linear_summands,
 )
-from raydix.kernels.device.multiprocessors import num_sms
+from raydix.kernels.device.gpu import num_sms
+from raydix.kernels.device.side_stream import SideStream
 from raydix.kernels.kv_cache.kv_write import rotate_and_write_kv
 from raydix.kernels.kv_cache.latent_write import write_latent
 from raydix.kernels.moe.expert_biases import biases_of
@@ -75,7 +77,7 @@ class TritonOps:
         self._has_small_linear = has_tensor_cores(device)
         self._num_query_heads = max(query_heads for query_heads, _ in head_counts)
         self._num_sms = num_sms(device)
-        self._beside = torch.cuda.Stream(device, priority=-1)
+        self._beside = SideStream(device)
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // largest_group, 1)
 
     def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
@@ -158,13 +160,9 @@ class TritonOps:
     ) -> Tensor:
         """Attend to cached pages, as `ModelOps.paged_attention` says."""
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
-        current = torch.cuda.current_stream()
-        beside = current
-        if rows.decode and rows.tiles_X4 is not None:
-            # Decodes wait for memory and prompts for the multipliers: they run side by side.
-            beside = self._beside
-            beside.wait_stream(current)
-        with torch.cuda.stream(beside):
+        # Decodes wait for memory and prompts for the multipliers: they run side by side.
+        has_both = bool(rows.decode) and rows.tiles_X4 is not None
+        with self._beside.beside() if has_both else nullcontext():
             for decode in rows.decode:
                 paged_decode(
                     q_TQD,
@@ -192,8 +190,8 @@ class TritonOps:
                 form=form,
                 out_TQD=out_TQD,
             )
-        if beside is not current:
-            current.wait_stream(beside)
+        if has_both:
+            self._beside.join()
         return out_TQD
 
     def latent_attention(

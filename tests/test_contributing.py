@@ -81,6 +81,7 @@ def test_the_guide_has_recipes() -> None:
         "An L3 backend",
         "A model family",
         "A checkpoint format",
+        "A kernel",
         "A logit rule",
         "A metric",
         "A command-line verb",

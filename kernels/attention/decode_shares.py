@@ -20,7 +20,7 @@ from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.hopper_blocks import NUM_WARPS, key_boxes
 from raydix.kernels.attention.scores import score_scales
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
-from raydix.kernels.device.multiprocessors import num_sms
+from raydix.kernels.device.gpu import num_sms
 
 MAX_SHARED_ROWS = MAX_TILE_ROWS
 """The most query rows of a tile: its tokens times the query heads of a KV head."""

@@ -19,6 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.device.gluon_barrier import thread_barrier
+from raydix.kernels.device.gpu import capability
 from raydix.kernels.kv_cache.fp8 import FP8
 
 NUM_WARPS = 4
@@ -38,7 +39,7 @@ _MIN_BOX_ROWS = 8
 """The number of rows of a swizzle."""
 _MAX_BOX_ROWS = 2**31 - 1
 """The most rows that a tensor map can address, as its coordinates are int32."""
-_CAPABILITY = 9
+_CAPABILITY = (9, 0)
 
 
 def fits(q_TQD: Tensor, pool_PLH2SD: Tensor, form: AttentionForm) -> bool:
@@ -53,8 +54,7 @@ def fits(q_TQD: Tensor, pool_PLH2SD: Tensor, form: AttentionForm) -> bool:
         and form.soft_cap is None
         and form.sinks_Q is None
         and pool_PLH2SD.numel() // head_dim <= _MAX_BOX_ROWS
-        and pool_PLH2SD.is_cuda
-        and torch.cuda.get_device_capability(pool_PLH2SD.device)[0] == _CAPABILITY
+        and capability(pool_PLH2SD.device) == _CAPABILITY
     )
 
 

@@ -20,13 +20,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from raydix.kernels.device.gluon_barrier import thread_barrier
+from raydix.kernels.device.gpu import capability
 
 BLOCK_ROWS = 64
 """The query rows of a program: their sums of 512 values fill the registers of eight warps."""
 NUM_WARPS = 8
 _VALUE_DIMS, _REST_DIM = (128, 256, 512), 64
-_CAPABILITY = 9
-"""The major compute capability of Hopper, whose matrix instructions this kernel uses."""
+_CAPABILITY = (9, 0)
+"""The compute capability of Hopper, whose matrix instructions this kernel uses."""
 _VALUE_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
 _REST_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
 _SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
@@ -41,8 +42,7 @@ def is_wide_enough(pool_PLSD: Tensor, value_dim: int) -> bool:
         pool_PLSD.dtype == torch.bfloat16
         and value_dim in _VALUE_DIMS
         and pool_PLSD.shape[3] - value_dim == _REST_DIM
-        and pool_PLSD.is_cuda
-        and torch.cuda.get_device_capability(pool_PLSD.device)[0] == _CAPABILITY
+        and capability(pool_PLSD.device) == _CAPABILITY
     )
 
 

@@ -21,7 +21,7 @@ from raydix.kernels.attention.hopper_blocks import NUM_WARPS, key_boxes
 from raydix.kernels.attention.prefill_hopper import BLOCK_KEYS, TILE_TOKENS, attend_share
 from raydix.kernels.attention.scores import score_scales
 from raydix.kernels.device.early_launch import early_launch, wait_for_inputs
-from raydix.kernels.device.multiprocessors import num_sms
+from raydix.kernels.device.gpu import num_sms
 
 _MIN_BLOCKS = 2
 """The least number of blocks of keys for which a separate part pays."""

@@ -31,7 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from raydix.kernels.dense.summands import add_up
 from raydix.kernels.device.early_launch import early_launch
 from raydix.kernels.device.gluon_barrier import thread_barrier
-from raydix.kernels.device.multiprocessors import num_sms
+from raydix.kernels.device.gpu import capability, num_sms
 
 MAX_TOKENS = 32
 _NARROW = 16
@@ -42,8 +42,8 @@ _MIN_OUTPUTS = 1024
 """The least number of outputs: of fewer, too many programs would meet in a row of tiles."""
 _ALIGNMENT = 8
 """The elements, 16 bytes of bf16, of which a tensor map's rows must have a multiple."""
-_CAPABILITY = 9
-"""The major compute capability of the devices with these tensor cores."""
+_CAPABILITY = (9, 0)
+"""The compute capability of the devices with these tensor cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def divide(size: Sequence[int], shape: LinearShape, num_sms: int) -> Division:
 
 def has_tensor_cores(device: torch.device) -> bool:
     """Can `device` run this at all?"""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _CAPABILITY
+    return capability(device) == _CAPABILITY
 
 
 def fits(x_TC: Tensor, weight_OC: Tensor) -> bool:

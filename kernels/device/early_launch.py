@@ -7,7 +7,6 @@ when the layers of the step began, as kernels of other libraries, which come bef
 what was written ahead of a product since: products wait before they let the next kernel come.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,20 +14,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from raydix.kernels.device.gpu import capability
+
 _FIRST_CAPABILITY = (9, 0)
 
 
 def early_launch(device: torch.device) -> dict[str, Any]:
     """Arguments of a launch whose kernel has the parameter EARLY, a constexpr."""
-    is_early = _knows_early_launch(device)
+    known = capability(device)
+    is_early = known is not None and known >= _FIRST_CAPABILITY
     return {"EARLY": is_early, "launch_pdl": is_early}
-
-
-@cache
-def _knows_early_launch(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
 @triton.jit

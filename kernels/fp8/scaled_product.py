@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.dense.summands import MAX_SUMMANDS
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
-from raydix.kernels.device.multiprocessors import num_sms
+from raydix.kernels.device.gpu import num_sms
 from raydix.kernels.fp8.form import BLOCK
 from raydix.kernels.fp8.rounding import round_inputs, round_rows
 from raydix.kernels.fp8.scaled_dot import (

@@ -63,7 +63,7 @@ def _check(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, demand_E: Tensor)
     return num_experts, num_entries
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_choices"])
 def _route(
     ids_ptr,
     table_ptr,

@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.dense.activation import activate, glu_constants, offset_up
 from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.device.gpu import capability, num_sms
 from raydix.kernels.moe.choice_sum import sum_over_choices
 from raydix.kernels.moe.expert_biases import ExpertBiases
 from raydix.kernels.moe.expert_inputs import INTERLEAVED, check_biases, check_experts
@@ -80,10 +81,10 @@ def fused_experts(
 def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> int:
     """A fixed grid walks the tiles, whose number the device alone knows."""
     capacity = blocks.experts_B.numel() * triton.cdiv(num_columns, shape.columns)
-    if shape.programs_per_sm is None or not blocks.experts_B.is_cuda:
+    device = blocks.experts_B.device
+    if shape.programs_per_sm is None or capability(device) is None:
         return capacity
-    num_sms = torch.cuda.get_device_properties(blocks.experts_B.device).multi_processor_count
-    return min(capacity, num_sms * shape.programs_per_sm)
+    return min(capacity, num_sms(device) * shape.programs_per_sm)
 
 
 def _num_together(weights: Tensor) -> int:

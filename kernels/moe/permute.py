@@ -23,6 +23,8 @@ _SMALL_SLOTS = 1024
 _MAX_PROGRAMS = 256
 _COUNT_ROWS = 32
 """The number of programs whose counts are read at a time."""
+_ALIGNED = 4
+"""The number of int32 in 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +76,10 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
 
     num_slots = expert_ids_TK.numel()
     capacity = max_blocks(num_slots, num_experts, block_rows)
-    columns = torch.empty((6, max(capacity, 1)), dtype=torch.int32, device=expert_ids_TK.device)
+    length = max(capacity, 1)
+    # Each column begins at a multiple of 16 bytes: kernels are compiled for others apart.
+    padded = triton.cdiv(length, _ALIGNED) * _ALIGNED
+    columns = torch.empty((6, padded), dtype=torch.int32, device=expert_ids_TK.device)[:, :length]
     blocks = ExpertBlocks(
         block_rows=block_rows,
         slots_X=torch.empty(num_slots, dtype=torch.int32, device=expert_ids_TK.device),
@@ -139,7 +144,7 @@ def _count_range(
     return tl.histogram(tl.where(is_expert, expert, 0), BLOCK_EXPERTS, mask=is_expert)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _count_slots(
     ids_ptr, counts_ptr, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
 ):
@@ -149,7 +154,7 @@ def _count_slots(
     tl.store(counts_ptr + program * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS), counts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "capacity"])
 def _place_slots(
     ids_ptr,
     counts_ptr,

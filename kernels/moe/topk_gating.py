@@ -63,7 +63,7 @@ def topk_gating(
     return weights_TK, expert_ids_TK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _choose_experts(
     logits_ptr,
     weights_ptr,

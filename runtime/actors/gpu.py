@@ -106,6 +106,7 @@ class GpuActor:
         self._slots: set[int] = set()
         """The slots that hold a request; the launcher alone knows them."""
         self._next_step: int | None = None
+        self._rehearsed = threading.Event()
 
         self._num_links = 0
         self._load_s = 0.0
@@ -140,7 +141,10 @@ class GpuActor:
         return await asyncio.to_thread(self._attach, location)
 
     async def start(self, setup: GpuSetup) -> None:
-        """Connect to the Scheduler, and to each that follows it, and carry out its plans."""
+        """Connect to the Scheduler, and to each that follows it, and carry out its plans.
+
+        Returns once nothing is left that would take longer for the first time.
+        """
         hello = Hello(
             role=Role.GPU,
             name=f"gpu{self._rank}",
@@ -151,6 +155,8 @@ class GpuActor:
         address, secret = setup.scheduler_address, setup.secret
         spare_long_lived_objects()
         self.serve(lambda stop: connect_blocking(address, hello, secret, RECONNECT_S, stop))
+        with phase(logger, "steps rehearsed"):
+            await asyncio.to_thread(self._rehearsed.wait)
 
     def serve(self, dial: Dial[BlockingLink]) -> None:
         """Start with any way to reach a Scheduler."""
@@ -234,13 +240,17 @@ class GpuActor:
     def _launch(self, dial: Dial[BlockingLink]) -> None:
         assert self._model is not None
         self._model.enter_thread()
-        # Forgets what warming up has counted, and loads the kernels that this takes.
-        self._experts.restore()
         try:
+            self._model.rehearse()
+            # Forgets what warming up has counted, and loads the kernels that this takes.
+            self._experts.restore()
+            self._rehearsed.set()
             while (link := redial(dial, self._stop, "the Scheduler", RECONNECT_S)) is not None:
                 self._follow_watched(link)
                 self._forget_requests()
         finally:
+            # Nobody waits for a rehearsal that has failed.
+            self._rehearsed.set()
             self._results.close()
             self._reports.close()
 

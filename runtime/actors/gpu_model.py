@@ -204,6 +204,10 @@ class GpuModel:
     """Prepares a thread to drive the model; called once in each such thread."""
     make_experts: Callable[[OnError], Experts] = _no_experts
     """Makes the rank's part in divided experts; called at most once."""
+    rehearse: Callable[[], None] = lambda: None
+    """Does whatever takes longer for the first time, on the thread that launches steps, before the
+    first plan. Ranks that step together do so at the same time.
+    """
     stats: Callable[[], dict[str, Any]] = _no_figures
     """The model's figures, which the actor adds to its own; may be called from any thread."""
     close: Callable[[], None] = lambda: None

@@ -8,6 +8,7 @@ import logging
 import pickle
 
 from raydix.runtime.actors.gpu_model import LoadedGpuModel, RankPlace
+from raydix.runtime.actors.kernel_build import KernelOrder, start_build
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.phases import phase
 
@@ -22,11 +23,13 @@ def build_torch_model(
     Pickled because those who pass it on do without torch, and reading it again would import the
     library that reads configs, which takes seconds.
     """
+    order = KernelOrder(config=config, checkpoint=checkpoint, device_index=place.device_index)
+    build = start_build(order)
     with phase(logger, "torch imported"):
         from raydix.runtime.actors.torch_model import load_gpu_model
 
     read = None if checkpoint is None else pickle.loads(checkpoint)
-    return load_gpu_model(config, place, checkpoint=read)
+    return load_gpu_model(config, place, checkpoint=read, build=build)
 
 
 def import_torch_model() -> None:

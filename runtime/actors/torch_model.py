@@ -11,6 +11,7 @@ from raydix.errors import ConfigError
 from raydix.kernels.ops import import_gpu_ops
 from raydix.moe.bank import ExpertBank
 from raydix.runtime.actors.cuda_timer import CudaTimer
+from raydix.runtime.actors.first_times import FirstTimes
 from raydix.runtime.actors.gpu_model import (
     Experts,
     ExpertsShape,
@@ -21,6 +22,7 @@ from raydix.runtime.actors.gpu_model import (
     NoExperts,
     RankPlace,
 )
+from raydix.runtime.actors.kernel_build import KernelBuild
 from raydix.runtime.actors.page_room import pages_with_room
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_shard import KvShard
@@ -58,12 +60,15 @@ def load_gpu_model(
     place: RankPlace,
     group_layers: KvGrouping = derive_kv_groups,
     checkpoint: CheckpointConfig | None = None,
+    build: KernelBuild | None = None,
 ) -> LoadedGpuModel:
     """Meet the ranks that this one steps with, and load its part of the checkpoint.
 
-    `group_layers`: see `derive_kv_groups`. `checkpoint`: the model's, if it has been read. Raises
+    `group_layers`: see `derive_kv_groups`. `checkpoint`: the model's, if it has been read. `build`:
+    of its kernels, which has begun; None: they are compiled as steps are tried. Raises
     CheckpointError or ConfigError.
     """
+    kernels = FirstTimes()
     if config.model.device == "cuda":
         with phase(logger, "kernels imported"):
             import_gpu_ops()
@@ -80,6 +85,36 @@ def load_gpu_model(
     )
     if collectives.size > 1:
         logger.info("rank %d has met its lane of %d", place.rank, collectives.size)
+    loaded = _load_weights(
+        config,
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        collectives=collectives,
+        expert_ranks=_expert_ranks(config, place, device),
+        group_layers=group_layers,
+    )
+
+    layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
+    shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
+    step_bytes, halving = 0, Halving(_overlap(config, loaded))
+    if device.type == "cuda":
+        kernels.load(build)
+        step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
+    num_pages = pages_with_room(config, shard, step_bytes, device)
+
+    return LoadedGpuModel(
+        report=_report(loaded, shard, num_pages),
+        prepare=partial(
+            _prepare, config, loaded, shard, device, place, halving=halving, kernels=kernels
+        ),
+    )
+
+
+def _load_weights(
+    config: EngineConfig, checkpoint: CheckpointConfig | None, **arguments: Any
+) -> LoadedModel:
+    """Make the decoder and fill it. `arguments`: those of `load_model` that are not named here."""
     is_dummy = config.model.load_format == "dummy"
     load, find = (
         (make_dummy_model, settings_folder) if is_dummy else (load_model, checkpoint_folder)
@@ -88,30 +123,11 @@ def load_gpu_model(
         folder = find(config.model.path)
     checkpoint = checkpoint or read_checkpoint_config(folder)
     with phase(logger, "weights drawn" if is_dummy else "weights read"):
-        loaded = load(
-            folder,
-            device=device,
-            dtype=dtype,
-            collectives=collectives,
-            expert_ranks=_expert_ranks(config, place, device),
-            group_layers=group_layers,
-            config=checkpoint.up_to(config.model.max_model_len),
-        )
-        if device.type == "cuda":
+        loaded = load(folder, config=checkpoint.up_to(config.model.max_model_len), **arguments)
+        if loaded.decoder.device.type == "cuda":
             # Those that are still being copied, or drawn, are not there yet.
-            torch.cuda.synchronize(device)
-
-    layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
-    shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
-    step_bytes, halving = 0, Halving(_overlap(config, loaded))
-    if device.type == "cuda":
-        step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
-    num_pages = pages_with_room(config, shard, step_bytes, device)
-
-    return LoadedGpuModel(
-        report=_report(loaded, shard, num_pages),
-        prepare=partial(_prepare, config, loaded, shard, device, place, halving=halving),
-    )
+            torch.cuda.synchronize(loaded.decoder.device)
+    return loaded
 
 
 def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | None:
@@ -169,6 +185,7 @@ def _prepare(
     num_pages: tuple[int, ...],
     *,
     halving: Halving,
+    kernels: FirstTimes,
 ) -> GpuModel:
     """Make the pools, then capture graphs, as `LoadedGpuModel.prepare` says."""
     # The thread may be another one than that which loaded.
@@ -205,9 +222,14 @@ def _prepare(
         make_transfers=make_transfers,
         make_experts=partial(_make_experts, config, loaded),
         enter_thread=partial(_enter_thread, device),
-        stats=partial(_stats, runner, halving),
+        rehearse=partial(kernels.rehearse, runner, config) if device.type == "cuda" else _nothing,
+        stats=lambda: _stats(runner, halving) | kernels.stats(),
         close=loaded.decoder.close,
     )
+
+
+def _nothing() -> None:
+    """Devices without kernels have nothing to rehearse."""
 
 
 def _stats(runner: ModelRunner, halving: Halving) -> dict[str, Any]:

@@ -37,6 +37,15 @@ def is_aligned(shard: KvShard, pools: Sequence[Tensor]) -> bool:
     return not any(figure % ALIGNMENT_BYTES for figure in (*in_pools, *in_arena, *offsets))
 
 
+def compile_page_copies(pools: Sequence[Tensor], codec: Codec) -> None:
+    """Launch every variant of the kernels by which these pools' pages are copied, over no pages."""
+    if codec is Codec.NONE:
+        compile_copies(pools[0].device)
+        return
+    for pool in pools:
+        compile_quantised_copies(pool, codec)
+
+
 class KernelCopies:
     """Enqueues the runs of transfers, each as one kernel or one call of the copy engine.
 
@@ -57,11 +66,7 @@ class KernelCopies:
 
         # Compiled now, or the first load would wait for it.
         self._engine = CopyEngine() if codec is Codec.NONE and has_copy_engine() else None
-        if codec is Codec.NONE:
-            compile_copies(pools[0].device)
-        else:
-            for pool in pools:
-                compile_quantised_copies(pool, codec)
+        compile_page_copies(pools, codec)
 
     def enqueue(self, transfer: Transfer, runs: Sequence[Sequence[LayerCopy]]) -> Iterator[None]:
         """Enqueue run after run on the current stream; yields after each.

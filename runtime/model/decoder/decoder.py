@@ -3,14 +3,14 @@
 Legend: T tokens of the step, R sampled rows, C hidden, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never, cast
 
 import torch
 from torch import Tensor, nn
 
 from raydix.kernels.attention.rows import PrefillRow
-from raydix.kernels.ops import ModelOps, choose_ops
+from raydix.kernels.ops import ChooseOps, ModelOps, choose_ops
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
@@ -150,6 +150,10 @@ class Decoder(nn.Module):
         """Do some layers keep a state in place of keys and values?"""
         return any(isinstance(layer.attention, GatedDeltaSpec) for layer in self.spec.layers)
 
+    def keep_layers(self, chosen: Collection[int]) -> None:
+        """Leave out all other layers: what then runs is a part of every step, with its shapes."""
+        self.layers = nn.ModuleList(self.layers[index] for index in sorted(chosen))
+
     def close(self) -> None:
         """End what connects the ranks, from any thread: none waits for another any longer."""
         self.collectives.close()
@@ -201,15 +205,16 @@ def make_decoder(
     collectives: Collectives = ALONE,
     expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
+    choose: ChooseOps = choose_ops,
 ) -> Decoder:
     """A rank's decoder with the fastest operations that the device has for it.
 
     `expert_ranks`: None if the lane has all experts to itself; else it waits for those ranks.
-    `group_layers`: see `derive_kv_groups`. Raises ConfigError if the model cannot be divided
-    among so many ranks.
+    `group_layers`: see `derive_kv_groups`. `choose` chooses the operations. Raises ConfigError if
+    the model cannot be divided among so many ranks.
     """
     share = RankShare(collectives.rank, collectives.size)
-    ops = choose_ops(
+    ops = choose(
         device,
         dtype,
         head_counts={_head_counts(each, share) for each in _attentions(spec)},

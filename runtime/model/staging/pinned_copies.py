@@ -29,6 +29,7 @@ class PinnedRing:
         """`size`: the most numbers at a time."""
         self._size = size
         self._num_lent = 0
+        self._device = device
         self._is_cuda = device.type == "cuda"
         if self._is_cuda:
             with torch.cuda.device(device):
@@ -46,7 +47,7 @@ class PinnedRing:
         if len(column) > self._size:
             raise ValueError(f"A column has {len(column)} numbers; expected at most {self._size}.")
         if not self._is_cuda:
-            yield torch.from_numpy(column)
+            yield torch.from_numpy(column).to(self._device)
             return
         entry = self._num_lent % _RING_ENTRIES
         self._num_lent += 1
@@ -78,6 +79,8 @@ class PinnedCopies:
             # A plain copy would take a copy engine.
             packed = torch.add(on_device(pinned), 0)
             self._keep(pinned)
+        else:
+            packed = packed.to(self._device)
         parts = packed.split([layout.size for layout in layouts])
         return [layout.split(part) for layout, part in zip(layouts, parts, strict=True)]
 

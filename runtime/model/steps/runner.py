@@ -110,6 +110,11 @@ class ModelRunner:
         self.num_halved_steps = 0
         """Steps that went through the layers as two micro-batches."""
 
+    @property
+    def num_lanes(self) -> int:
+        """The lanes that step together, this one among them."""
+        return 1 if self._place is None else self._place.num_lanes
+
     @torch.inference_mode()
     def warm_up(self, max_prefill_tokens: int) -> None:
         """Run steps of all kinds up to this size, on padding, so that every kernel is compiled."""
@@ -125,6 +130,21 @@ class ModelRunner:
         if self._decoder.experts is not None:
             # Padding's rows do not count as load of experts.
             self._decoder.experts.routes.take_demand()
+
+    @torch.inference_mode()
+    def run_shapes(self) -> None:
+        """Enqueue a step of each captured shape, of nothing but padding, without its graph."""
+        for shape in self.captured_shapes():
+            packed = torch.from_numpy(self._columns.padding(shape)).to(self._device)
+            output = self._columns.run(packed, shape)
+            self._columns.cut(packed, shape, output)
+
+    @torch.inference_mode()
+    def run_rows(self, num_rows: int, num_tokens: int, context_tokens: int) -> None:
+        """Enqueue a step of so many rows of padding that end at that context, as one batch."""
+        row = padding_row(num_tokens, context_tokens - num_tokens, self.slots)
+        lanes = self._same_on_all_lanes(num_rows * num_tokens)
+        self._run([self._whole(row.repeated(num_rows), lanes)], SAMPLES_NOTHING)
 
     @torch.inference_mode()
     def run_whole(self, num_tokens: int) -> None:
@@ -336,4 +356,4 @@ class ModelRunner:
 
     def _same_on_all_lanes(self, num_tokens: int) -> tuple[int, ...]:
         """Every rank of a step group warms up with the same sizes."""
-        return (num_tokens,) * (1 if self._place is None else self._place.num_lanes)
+        return (num_tokens,) * self.num_lanes

@@ -1,0 +1,127 @@
+"""Compare the variants that are found for a model with those that random steps launch.
+
+    python -m tests.kernels.traced_steps dense_l16 1 60
+
+Needs Triton and no GPU: nothing is computed. The model is one of `benchmarks.model.model_shapes`
+in its own sizes; the numbers are those of tensor-parallel ranks and of random steps.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.model.model_shapes import write_config
+from raydix.ids import RequestId, Slot
+from raydix.kernels.compiling.variants import TargetGpu, compiling_for, trace
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import AddedRequest, StepPlan
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.logit_rules.table import LOGIT_RULES
+from raydix.runtime.model.steps.rehearsal import rehearsed_plans
+from raydix.runtime.model.steps.runner import ModelRunner
+from raydix.runtime.model.steps.step_variants import ShapedModel, model_variants
+from raydix.runtime.model.steps.warm_up import CUTTING, GREEDY, asking_for_all
+
+HOPPER = TargetGpu(capability=(9, 0), num_sms=132)
+MAX_TOKENS, MAX_MODEL_LEN = 8192, 16_384
+BATCHES = (1, 2, 3, 7, 17, 33, 64, 100, 130)
+SAMPLINGS = (GREEDY, CUTTING, asking_for_all(LOGIT_RULES))
+
+
+def configuration(folder: Path, tp: int) -> EngineConfig:
+    """The configuration of an engine that serves a folder's model on GPUs."""
+    return EngineConfig.model_validate(
+        {
+            "model": {
+                "path": str(folder),
+                "load_format": "dummy",
+                "device": "cuda",
+                "dtype": "bfloat16",
+                "max_model_len": MAX_MODEL_LEN,
+            },
+            "parallel": {"tp": tp},
+            "cache": {"page_size": 64, "l2": None},
+            "scheduler": {"chunked_prefill_tokens": MAX_TOKENS, "max_running_requests": 130},
+        }
+    )
+
+
+def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
+    """Requests of any length that compute a prompt, a chunk or an extension of it, or decode."""
+    lengths = rng.choice([1, 1, 2, 17, 300, int(rng.integers(1, 5001))], rng.choice(BATCHES))
+    lengths = lengths[np.cumsum(lengths) <= MAX_TOKENS]
+    before = np.exp(rng.uniform(0, np.log(MAX_MODEL_LEN), len(lengths))).astype(np.int64)
+    before = np.minimum(before, MAX_MODEL_LEN - lengths - 1)
+    ends = before + lengths
+    added = tuple(
+        AddedRequest(
+            slot=Slot(slot),
+            request_id=RequestId(str(slot)),
+            token_ids=int32_array(np.zeros(end)),
+            num_prompt_tokens=max(int(end) - int(rng.integers(2)), 1),
+            sampling=SAMPLINGS[rng.integers(len(SAMPLINGS))],
+        )
+        for slot, end in enumerate(ends.tolist())
+    )
+    return StepPlan(
+        step=step,
+        added=added,
+        row_slots=int32_array(range(len(ends))),
+        row_starts=int32_array(before),
+        row_num_tokens=int32_array(lengths),
+        row_write_starts=int32_array(before),
+        row_output_positions=int32_array(rng.integers(-1, 2, len(ends))),
+        row_loads=int32_array([-1] * len(ends)),
+    )
+
+
+def carry_out(runner: ModelRunner, plan: StepPlan) -> None:
+    """Carry out a plan in place of whatever was there."""
+    taken = int32_array(np.flatnonzero(runner.slots.is_taken))
+    runner.apply(StepPlan(step=0, removed_slots=taken))
+    runner.apply(plan)
+    runner.execute(plan, lambda load, layer: None)
+
+
+def run_random_steps(runner: ModelRunner, num_steps: int) -> None:
+    """Run random plans, and those of a rehearsal."""
+    rng = np.random.default_rng(0)
+    for step in range(num_steps):
+        plan = random_plan(rng, step)
+        if len(plan.row_slots):
+            carry_out(runner, plan)
+    plans = rehearsed_plans(
+        SAMPLINGS,
+        max_slots=runner.slots.max_slots,
+        max_model_len=MAX_MODEL_LEN,
+        max_prefill_tokens=MAX_TOKENS,
+        num_lanes=1,
+    )
+    runner.apply(StepPlan(step=0, removed_slots=int32_array(np.flatnonzero(runner.slots.is_taken))))
+    for plan in plans:
+        runner.apply(plan)
+        runner.execute(plan, lambda load, layer: None)
+
+
+def main() -> int:
+    """Print the variants that nobody has foreseen; their number is the exit status."""
+    shape, tp, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_config(shape, Path(name))
+        config, spec = configuration(folder, tp), read_checkpoint_config(folder).spec
+        with compiling_for(HOPPER):
+            found = model_variants(config, spec, MAX_MODEL_LEN)
+            model = ShapedModel(config, spec, MAX_MODEL_LEN)
+            launched = trace(lambda: run_random_steps(model.runner, num_steps))
+
+    for variant in sorted({*launched} - {*found}):
+        print(f"not foreseen: {variant.kernel} {variant.specialization}")
+    print(f"{shape}: {len(found)} variants, of which random steps launch {len(launched)}")
+    return len({*launched} - {*found})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
