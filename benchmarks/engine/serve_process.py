@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -55,6 +55,11 @@ class Served:
         """What took seconds, and nobody waited for."""
         return tuple(line for line in self._other if line.endswith(ASIDE))
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Everything that it told and that is no phase."""
+        return tuple(self._other)
+
     async def stop(self) -> None:
         """End it as Ctrl-C does."""
         if self._process.returncode is None:
@@ -92,13 +97,15 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serve(config: Path, name: str) -> AsyncIterator[Served]:
+async def serve(
+    config: Path, name: str, environment: Mapping[str, str] = os.environ
+) -> AsyncIterator[Served]:
     """An engine of this configuration file, which is stopped at the end."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "raydix", "serve", str(config), "--name", name, "--log-json"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env=os.environ,
+        env=environment,
         limit=1 << 20,
     )
     served = Served(process)

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.dense.summands import MAX_SUMMANDS
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
-from raydix.kernels.device.gpu import num_sms
+from raydix.kernels.device.gpu import capability, num_sms
 from raydix.kernels.fp8.form import BLOCK
 from raydix.kernels.fp8.rounding import round_inputs, round_rows
 from raydix.kernels.fp8.scaled_dot import (
@@ -47,7 +47,7 @@ def _divide(outputs: int, inputs: int, tiles: LinearTiles, device: torch.device)
     """How many programs share the inputs, whatever the tokens: a row's sums depend on no other."""
     num_blocks = triton.cdiv(inputs, BLOCK)
     num_tiles = triton.cdiv(outputs, tiles.tile.columns * tiles.tile.halves)
-    sms = num_sms(device) if device.type == "cuda" else 1
+    sms = 1 if capability(device) is None else num_sms(device)
     wanted = sms * tiles.programs_per_sm // num_tiles
     steps = triton.cdiv(num_blocks, max(1, min(wanted, num_blocks, MAX_SUMMANDS)))
     return _Division(steps=steps, num_summands=triton.cdiv(num_blocks, steps))
