@@ -24,6 +24,7 @@ venv: .venv/.installed
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0 >&2
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' >&2
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps xgrammar >&2 # it asks for Triton, which torch for CPUs lacks
 	@touch $@
 
 format: venv

@@ -34,6 +34,7 @@ from raydix.kernels.reference import (
     norm,
     paged_attention,
     sampling,
+    token_mask,
 )
 from raydix.kernels.sampling.columns import SamplingColumns
 from raydix.kernels.state.delta_form import DeltaForm
@@ -108,6 +109,9 @@ class ModelOps(Protocol):
 
     def sample_cut(self, logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
         """Sample in rows that cut, as `reference.sampling.sample_cut` does, and in no other."""
+
+    def mask_tokens(self, logits_BV: Tensor, rows_M: Tensor, words_MW: Tensor) -> None:
+        """Mask tokens as `reference.token_mask.mask_tokens` does."""
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Cut rows into tiles: `tiles_X4` of `AttentionRows`, and extensions_4Y.
@@ -230,6 +234,7 @@ class ReferenceOps:
     route_experts = staticmethod(expert_routes.route_experts)
     sample_whole = staticmethod(sampling.sample_whole)
     sample_cut = staticmethod(sampling.sample_cut)
+    mask_tokens = staticmethod(token_mask.mask_tokens)
 
     def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
         """Multiply by a weight and add its bias, as `ModelOps.linear` says."""

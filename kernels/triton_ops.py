@@ -42,6 +42,7 @@ from raydix.kernels.moe.grouped_gemm import fused_experts
 from raydix.kernels.moe.topk_gating import topk_gating
 from raydix.kernels.reference import experts
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
+from raydix.kernels.sampling.token_mask import mask_tokens
 from raydix.kernels.state.gated_delta import gated_delta
 from raydix.kernels.weights.weight import Weight
 
@@ -62,6 +63,7 @@ class TritonOps:
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
+    mask_tokens = staticmethod(mask_tokens)
 
     def __init__(
         self,

@@ -29,5 +29,7 @@ NO_TOKEN = -1
 Slot = NewType("Slot", int)
 """A running request's row in the per-request state of a GPU actor."""
 Rank = NewType("Rank", int)
+GrammarKey = NewType("GrammarKey", bytes)
+"""16 bytes: the digest of a grammar as it was asked for."""
 LogicalExpertId = NewType("LogicalExpertId", int)
 """An expert of a layer, numbered as in the checkpoint."""

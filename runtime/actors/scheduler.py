@@ -13,6 +13,7 @@ from raydix.ids import ConnectionId, RequestId
 from raydix.runtime.actors.client_links import ClientLinks
 from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.actors.figures_log import FiguresLog
+from raydix.runtime.actors.grammar_compilers import GrammarCompilers
 from raydix.runtime.actors.idle_check import IdleCheck
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_listener import Listener, listen
@@ -28,9 +29,11 @@ from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.metrics import read_samples
+from raydix.runtime.model.grammars.compiling import CompilerSetup
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
     BackUpL1,
+    CompileGrammar,
     Effect,
     EndRequests,
     Event,
@@ -70,6 +73,8 @@ class SchedulerSetup:
     addresses: tuple[str, ...]
     """The addresses at which it listens for GPU actors, HostMemory and clients."""
     secret: bytes
+    compilers: CompilerSetup
+    """What compilers of grammars start with, once there is a grammar."""
 
 
 class SchedulerActor:
@@ -94,6 +99,8 @@ class SchedulerActor:
             Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal
         )
         self._planner = ExpertPlanner(self._turns.post)
+        self._compilers = GrammarCompilers(self._turns.post)
+        self._compiler_setup: CompilerSetup | None = None
         self._traffic_log = FiguresLog(Traffic(), TRAFFIC_INTERVAL_S)
         self._idle_check = IdleCheck()
 
@@ -117,6 +124,7 @@ class SchedulerActor:
     async def start(self, setup: SchedulerSetup) -> tuple[str, ...]:
         """Listen; returns the addresses, with the ports that were chosen."""
         self._core = SchedulerCore(setup.settings)
+        self._compiler_setup = setup.compilers
         self._turns.start(self._core)
         self._num_ranks = setup.settings.num_lanes * setup.settings.ranks_per_lane
         self._cpu_start_s = time.thread_time()
@@ -207,6 +215,7 @@ class SchedulerActor:
         self._turns.stop()
         await self._traffic_log.stop()
         await self._planner.stop()
+        await self._compilers.stop()
         for listener in self._listeners:
             await listener.close()
 
@@ -328,6 +337,9 @@ class SchedulerActor:
                 experts = self._running_core().settings.experts
                 assert experts is not None, "only who shares experts plans them"
                 self._planner.start(effect, experts.facts)
+            case CompileGrammar():
+                assert self._compiler_setup is not None, "the core has started"
+                self._compilers.start(effect, self._compiler_setup)
             case L1Flushed():
                 flushes, self._flushes = self._flushes, []
                 for flush in flushes:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import Int32Array, empty
+from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.plan import DeviceSampling, PromptLogprobs, TokenLogprobs
 
 
@@ -58,6 +59,8 @@ class SubmitRequest:
     session_id: str | None = None
     routing_key: str | None = None
     deadline_s: float | None = None
+    grammar: Grammar | None = None
+    """What the output has to be; its end is the end of the output."""
     sample_of: RequestId | None = None
     """A request of this client with the same prompt. While that one lives, this one goes where it
     is, so that the prompt is computed once.

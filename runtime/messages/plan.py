@@ -11,8 +11,9 @@ stale stands with it.
 
 from dataclasses import dataclass, field
 
-from raydix.ids import RequestId, Slot
+from raydix.ids import GrammarKey, RequestId, Slot
 from raydix.runtime.messages.arrays import Int32Array, empty
+from raydix.runtime.messages.grammar import GrammarChanges
 
 MAX_BIAS = 100.0
 """The largest bias, as in OpenAI's interface: about twice what tells a certain token from a
@@ -41,6 +42,8 @@ class DeviceSampling:
     """No id twice."""
     biases: tuple[float, ...] = ()
     """What is added to the logits of these tokens, in their order."""
+    grammar: GrammarKey | None = None
+    """The grammar by which tokens are sampled; the Scheduler alone sets it."""
     num_logprobs: int | None = None
     """How many logprobs are wanted. None: none. 0: of the sampled token alone. k: also of the k
     most likely.
@@ -138,15 +141,17 @@ class StepPlan:
     """One numbered plan for one lane. Without rows it only moves pages and changes state, unless
     another lane of the step group has rows.
 
-    Order of effects: `removed_slots`, `added`, `tables`, `placement`, start `expert_copies` and
-    `loads`, then the rows. `backups` start before the rows or behind them: they see all that
-    earlier plans computed, and neither rows nor loads of the plan write what they copy. Rows may
+    Order of effects: `removed_slots`, `grammars`, `added`, `tables`, `placement`, start
+    `expert_copies` and `loads`, then the rows. `backups` start before the rows or behind them: they
+    see all that earlier plans computed, and neither rows nor loads of the plan write what they
+    copy. Rows may
     use pages that loads of this or an earlier plan fill: such a row names the load in `row_loads`
     and layer i waits until that load has brought layer i.
     """
 
     step: int
     removed_slots: Int32Array = field(default_factory=empty)
+    grammars: GrammarChanges | None = None
     added: tuple[AddedRequest, ...] = ()
     tables: tuple[TableChanges, ...] = ()
     loads: PageCopies = field(default_factory=PageCopies)

@@ -21,6 +21,7 @@ from raydix.runtime.scheduler.life.attempts import Attempts
 from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.explanations import Explanations
+from raydix.runtime.scheduler.life.grammars import Grammars
 from raydix.runtime.scheduler.life.hints import Hints
 from raydix.runtime.scheduler.life.leases import LeaseAnswers
 from raydix.runtime.scheduler.life.load_ahead import LoadAhead
@@ -31,15 +32,13 @@ from raydix.runtime.scheduler.life.submission import Submission
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.life.trials import Trials
 from raydix.runtime.scheduler.outbox import Outbox
-from raydix.runtime.scheduler.pages.use_counts import UseCounts
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.ranks.expert_events import on_experts_planned
-from raydix.runtime.scheduler.ranks.lane import Lane
-from raydix.runtime.scheduler.ranks.step_group import StepGroup, step_groups
+from raydix.runtime.scheduler.ranks.lanes import make_lanes
+from raydix.runtime.scheduler.ranks.step_group import step_groups
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.sources.host_view import HostView
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.steps.drafts import Drafter
 from raydix.runtime.scheduler.steps.planning import Planner
@@ -71,7 +70,7 @@ class SchedulerCore:
         self._requests = Requests()
         self._source = KvSource(settings, self._outbox, self._counters)
         self._step_groups = step_groups(settings)
-        self._lanes = _lanes(settings, self._step_groups, self._source.view)
+        self._lanes = make_lanes(settings, self._step_groups, self._source.view)
         self._life = Transitions(
             settings,
             requests=self._requests,
@@ -89,6 +88,9 @@ class SchedulerCore:
             counters=self._counters,
         )
 
+        self._grammars = Grammars(
+            requests=self._requests, life=self._life, endings=self._endings, outbox=self._outbox
+        )
         self._flush = L1Flush(self._lanes, self._pieces, self._outbox)
         self._hints = self._make_hints()
         self._submission = self._make_submission()
@@ -193,6 +195,8 @@ class SchedulerCore:
                     self._host.lose()
             case events.ExpertsPlanned():
                 on_experts_planned(self._step_groups[event.step_group], event)
+            case events.GrammarCompiled():
+                self._grammars.take(event)
             case events.FlushL1():
                 self._flush.start(now_s)
             case events.RefuseRequests():
@@ -210,7 +214,8 @@ class SchedulerCore:
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
         match event.message:
             case SubmitRequest():
-                self._submission.submit(event.client_id, event.message, now_s)
+                request = self._submission.submit(event.client_id, event.message, now_s)
+                self._grammars.provide(request)
             case PrefetchPrompt():
                 self._hints.submit(event.client_id, event.message)
             case AbortRequest() | StopRequest():
@@ -260,6 +265,7 @@ class SchedulerCore:
             requests=self._requests,
             lanes=self._lanes,
             endings=self._endings,
+            grammars=self._grammars,
             outbox=self._outbox,
             timers=self._timers,
             counters=self._counters,
@@ -372,8 +378,3 @@ class SchedulerCore:
             drafter=drafter,
             timers=self._timers,
         )
-
-
-def _lanes(settings: SchedulerSettings, step_groups: list[StepGroup], view: HostView) -> list[Lane]:
-    uses = UseCounts(settings.num_lanes * max(settings.num_pages))
-    return [Lane(index, settings, each, view, uses) for each in step_groups for index in each.lanes]

@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from raydix.ids import ClientId, ConnectionId
+from raydix.ids import ClientId, ConnectionId, GrammarKey
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.messages.client import (
     AbortRequest,
     PrefetchPrompt,
     RequestDelta,
+    RequestFailure,
     StopRequest,
     SubmitRequest,
 )
+from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
@@ -95,6 +97,18 @@ class ExpertsPlanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarCompiled:
+    """The answer to a `CompileGrammar`. It names content, so it is never stale."""
+
+    key: GrammarKey
+    content: bytes | None = None
+    """The compiled grammar; None: `failure` says why there is none."""
+    vocabulary: bytes | None = None
+    """What the content is read with: the same for all grammars of an engine."""
+    failure: RequestFailure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushL1:
     """Drop every page of L1 that no request holds: an `L1Flushed` tells when that is done."""
 
@@ -129,6 +143,7 @@ Event = (
     | HostMessage
     | HostLost
     | ExpertsPlanned
+    | GrammarCompiled
     | FlushL1
     | RefuseRequests
     | EndRequests
@@ -203,10 +218,27 @@ class PlanExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompileGrammar:
+    """Compile a grammar outside the Scheduler's loop. The answer is a `GrammarCompiled`."""
+
+    key: GrammarKey
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class L1Flushed:
     """Every `FlushL1` so far is done; they dropped so many pages together, of all KV groups."""
 
     num_pages: int
 
 
-Effect = SendPlan | SendHost | SendClient | SendTokens | KillRank | PlanExperts | L1Flushed
+Effect = (
+    SendPlan
+    | SendHost
+    | SendClient
+    | SendTokens
+    | KillRank
+    | PlanExperts
+    | CompileGrammar
+    | L1Flushed
+)

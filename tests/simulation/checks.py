@@ -4,7 +4,8 @@ from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
-from tests.simulation.modelled_tokens import expected_output, prefix_hashes
+from tests.simulation.grammars import expected_output, may_fail
+from tests.simulation.modelled_tokens import prefix_hashes
 from tests.simulation.node import Node
 from tests.simulation.prompt_scores import expected_bits
 from tests.simulation.stored_prefix import l2_names
@@ -37,8 +38,10 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
     submit = answer.submit
     name = f"asking {submit.asking} of {answer.link.client_id}, {submit.request_id}"
     prompt = submit.token_ids.tolist()
-    expected = expected_output(prompt, len(answer.tokens), submit.cache_salt)
+    expected = expected_output(prompt, len(answer.tokens), submit.cache_salt, submit.grammar)
     assert answer.tokens == expected, f"{name}: {answer.tokens} instead of {expected}"
+
+    assert not may_fail(submit.grammar) or not answer.tokens, f"{name} has no grammar"
 
     room = max_model_len - len(prompt)
     max_tokens = room if submit.max_tokens is None else min(room, submit.max_tokens)

@@ -19,6 +19,8 @@ class Faults:
     planner_s: float = 0.050
     """The time to find places for experts."""
     planner_failure_fraction: float = 0.1
+    compile_s: float = 0.030
+    """The time to compile a grammar."""
     storage_s: float = 0.030
     storage_lag_s: float = 0.0
     """Reads and writes of L3 take so much longer, and fail no more often."""
@@ -49,7 +51,7 @@ class Faults:
         """Nothing fails any more, and everything is quick."""
         self.link_delay_s = self.turn_s = 0.0001
         self.step_s = self.copy_s = self.report_s = 0.001
-        self.storage_s = 0.0005
+        self.storage_s = self.compile_s = 0.0005
         self.storage_lag_s = self.exists_lag_s = self.load_lag_s = 0.0
         self.storage_failure_fraction = self.storage_full_fraction = 0.0
         self.bad_object_fraction = self.not_finite_fraction = self.lag_fraction = 0.0

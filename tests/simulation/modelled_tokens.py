@@ -27,13 +27,3 @@ def kv_of(prefix_hash: int, group: int) -> int:
 def next_token(prefix_hash: int) -> int:
     """The modelled greedy choice after a prefix."""
     return prefix_hash % VOCABULARY
-
-
-def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None = None) -> list[int]:
-    """What a request must answer in every cache state."""
-    value = prefix_hashes(prompt, cache_salt)[-1]
-    tokens: list[int] = []
-    for _ in range(num_tokens):
-        tokens.append(next_token(value))
-        value = hash((value, tokens[-1]))
-    return tokens

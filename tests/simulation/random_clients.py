@@ -11,6 +11,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from tests.simulation.client_links import CUT_OFF, Answer, ClientLink
+from tests.simulation.grammars import draw_grammar, may_fail
 from tests.simulation.modelled_tokens import VOCABULARY
 
 if TYPE_CHECKING:
@@ -156,7 +157,17 @@ class RandomClients:
             num_logprobs=0 if has_logprobs else None,
             num_prompt_logprobs=0 if is_scored else None,
         )
-        sent = replace(message, asking=link.next_asking(), request_id=name, sampling=sampling)
+        grammar = draw_grammar(
+            random.Random(f"{self._workload.seed} {self._num_sent} grammar"),
+            self._workload.grammar_fraction,
+        )
+        sent = replace(
+            message,
+            asking=link.next_asking(),
+            request_id=name,
+            sampling=sampling,
+            grammar=grammar,
+        )
         answer = self._cluster.submit(sent, client)
         self._note_sent(answer, name)
         if self._random.random() < self._workload.abort_fraction:
@@ -213,6 +224,9 @@ class RandomClients:
     def _on_ending(self, answer: Answer) -> None:
         self._free_name(answer)
         is_request = isinstance(answer.asked, SubmitRequest)
+        if is_request and may_fail(answer.submit.grammar) and answer.ending == _REFUSED:
+            self._num_pending -= 1
+            return
         if answer.ending == _REFUSED and (is_request or self._takes_hints):
             assert answer in self._at_risk, f"{answer.asked} is refused"
         if not is_request:

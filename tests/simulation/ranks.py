@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from raydix.ids import NO_TOKEN
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import (
@@ -17,9 +16,10 @@ from raydix.runtime.messages.plan import (
     TransfersDone,
 )
 from tests.simulation.experts import ExpertCopy, SimulatedExperts
+from tests.simulation.grammars import RankGrammars
 from tests.simulation.links import End, Link
 from tests.simulation.modelled_rows import ModelledRow, Pages
-from tests.simulation.modelled_tokens import next_token, prefix_hashes
+from tests.simulation.modelled_tokens import prefix_hashes
 from tests.simulation.not_finite import NotFinite
 from tests.simulation.page_copy import PageCopy, StrayWrite
 from tests.simulation.prompt_scores import PromptScores
@@ -60,7 +60,7 @@ class SimulatedRank:
         """The block tables of each slot, per KV group."""
         lane = rank // cluster.settings.ranks_per_lane
         self.not_finite = NotFinite(f"{lane} {incarnation}")
-        self.scores = PromptScores()
+        self.scores, self.grammars = PromptScores(), RankGrammars()
         self.loading: set[int] = set()
         self.stale: set[int] = set()
         """Loads that read pages which had changed hands: nothing computed on them may count."""
@@ -120,8 +120,8 @@ class SimulatedRank:
             return
         for kept in (self.tokens, self.hashes, self.tables, self.stale, self._shares):
             kept.clear()
-        self.not_finite.forget()
-        self.scores.forget()
+        for part in (self.not_finite, self.scores, self.grammars):
+            part.forget()
         self._restore_experts()
         self.cluster.after(self.cluster.world.draw_redial_s(), self._dial)
 
@@ -166,8 +166,8 @@ class SimulatedRank:
     def _apply(self, plan: StepPlan) -> None:
         if self.experts is not None and plan.placement is not None:
             self.experts.put(plan.placement)
-        self.scores.apply(plan)
-        self.not_finite.apply(plan)
+        for part in (self.scores, self.not_finite, self.grammars):
+            part.apply(plan)
         for slot in plan.removed_slots.tolist():
             del self.tokens[slot], self.hashes[slot], self.tables[slot]
         for added in plan.added:
@@ -377,7 +377,8 @@ class SimulatedRank:
                 row.check(self.pages, layout)
             row.write(self.pages, layout)
             if output_position >= 0:
-                token = NO_TOKEN if is_void else next_token(self.hashes[slot][start + count - 1])
+                last = None if is_void else self.hashes[slot][start + count - 1]
+                token = self.grammars.sample(slot, output_position, last)
                 del self.tokens[slot][start + count :], self.hashes[slot][start + count :]
                 self.tokens[slot].append(token)
                 self.hashes[slot].append(hash((self.hashes[slot][-1], token)))

@@ -12,6 +12,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
+from tests.simulation.grammars import compile_grammar
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.named_pages import NamedPages
 
@@ -209,6 +210,8 @@ class SchedulerProcess:
                 self._cluster.after(0.0, partial(self._cluster.kill_condemned, effect))
             case events.PlanExperts():
                 self._plan_experts(effect)
+            case events.CompileGrammar():
+                compile_grammar(self._cluster, effect, self._turns.post)
             case events.L1Flushed():
                 pass
             case _:

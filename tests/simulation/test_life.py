@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import AccountingError
+from raydix.runtime.messages.grammar import Grammar, GrammarKind
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.request import request
 from raydix.runtime.scheduler.request.state import MOVES, State, require_move
@@ -14,6 +15,7 @@ from tests.runtime.scheduler.l2_driver import PROMPT
 from tests.simulation.workload import draw_workload, run_workload
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+GRAMMAR = Grammar(kind=GrammarKind.REGEX, text="a")
 Move = tuple[State, State]
 ALL_MOVES = {(former, new) for former, others in MOVES.items() for new in others}
 MAX_SEEDS = 100
@@ -27,6 +29,11 @@ def end_early() -> None:
     driver.fill_l2(PROMPT)
     driver.abort(driver.submit(PROMPT, max_tokens=1))
     driver.submit(PROMPT, max_tokens=1)
+    driver.lose_rank(0)
+
+    driver = CoreDriver()
+    driver.abort(driver.submit(PROMPT, grammar=GRAMMAR))
+    driver.submit(PROMPT, grammar=GRAMMAR)
     driver.lose_rank(0)
 
     driver = CoreDriver(num_pages=(2048,), max_model_len=8192)

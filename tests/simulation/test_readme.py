@@ -9,6 +9,7 @@ import pytest
 from tests.simulation import (
     test_device,
     test_expert_mutants,
+    test_grammar_mutants,
     test_link_mutants,
     test_mutants,
     test_reuse_laws,
@@ -32,6 +33,7 @@ ROWS = re.findall(
         test_link_mutants,
         test_shared_l2,
         test_expert_mutants,
+        test_grammar_mutants,
         test_device,
     ],
     ids=lambda module: module.__name__.rpartition(".")[2],

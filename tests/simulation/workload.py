@@ -101,6 +101,8 @@ class Workload:
     """Ask for the logprobs of their prompts."""
     logprob_fraction: float = 0.0
     """Ask for the logprobs of their output: they decode apart from the batch."""
+    grammar_fraction: float = 0.0
+    """Go by a grammar, which refuses most tokens."""
     sample_fraction: float = 0.0
     """The part of requests that are followed at once by one more sample of their prompt."""
     num_client_losses: int = 0
@@ -166,6 +168,7 @@ def draw_workload(seed: int) -> Workload:
         num_client_losses=int(draw.random() < 0.2),
         logprob_fraction=random.Random(seed + 7).choice([0.0, 0.0, 0.2, 1.0]),
         sample_fraction=random.Random(seed + 8).choice([0.0, 0.0, 0.3]),
+        grammar_fraction=random.Random(seed + 17).choice([0.0, 0.0, 0.5]),
         num_storage_flushes=random.Random(seed + 9).choice([0, 0, 2]),
         num_rank_hangs=random.Random(seed + 10).choice([0, 0, 0, 1, 3]),
     )

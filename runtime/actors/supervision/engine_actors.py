@@ -24,6 +24,7 @@ from raydix.runtime.config.capacity import host_bytes_per_node
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.config.pool_sizes import max_context_pages
+from raydix.runtime.model.grammars.compiling import CompilerSetup
 from raydix.runtime.storage.namespace import make_namespace
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
@@ -250,7 +251,14 @@ class EngineActors:
             report.experts,
         )
         setup = SchedulerSetup(
-            settings=settings, addresses=(self.record.client_address,), secret=self._secret
+            settings=settings,
+            addresses=(self.record.client_address,),
+            secret=self._secret,
+            compilers=CompilerSetup(
+                model_path=facts.client.model_path,
+                vocab_size=facts.client.vocab_size,
+                eos_token_ids=facts.client.eos_token_ids,
+            ),
         )
         await actor.call("start", setup)
 

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.staging.columns import Columns
+from raydix.runtime.model.staging.columns import Column, Columns
 
 Kept = TypeVar("Kept")
 ALWAYS = (1 << 63) - 1
@@ -36,6 +36,9 @@ class Block(Generic[Kept]):
 
     num_rows: int
     vocab_size: int
+    slots: Column
+    positions: Column
+    """Which output token of its request each row samples, counted from 0."""
     asked: Mapping[int, Kept]
     """What was kept for each row that the rule concerns, by the row's index in the block."""
 

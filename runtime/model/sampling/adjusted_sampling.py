@@ -68,7 +68,13 @@ def _host_block(
     chosen, ends, positions = rows.slots[part], rows.ends[part], rows.output_positions[part]
     rules = []
     for rule, asked in slots.sampling.asked(chosen, positions):
-        block = Block(num_rows=len(part), vocab_size=vocab_size, asked=asked)
+        block = Block(
+            num_rows=len(part),
+            vocab_size=vocab_size,
+            slots=chosen,
+            positions=positions,
+            asked=asked,
+        )
         columns = rule.columns(block)
         if columns is not None:
             rules.append((rule, columns))

@@ -15,6 +15,9 @@ from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.decoder.decoder import Decoder
 from raydix.runtime.model.decoder.in_turns import MicroBatch
+from raydix.runtime.model.grammars.library import ReadGrammars
+from raydix.runtime.model.grammars.slot_matchers import SlotMatchers
+from raydix.runtime.model.logit_rules.grammar_mask import GrammarMask
 from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.slots.slot_sampling import SAMPLES_NOTHING, SamplingRows
@@ -95,13 +98,14 @@ class ModelRunner:
         self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
         self._place = group_place_of(decoder)
+        self._matchers = SlotMatchers(ReadGrammars())
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
             max_slots=max_slots,
             max_model_len=max_model_len,
             device=device,
-            rules=rules,
+            rules=(*rules, GrammarMask(self._matchers, decoder.ops)),
         )
         self._inputs = InputMaker(decoder, pools, self.slots, device)
         self._columns = ColumnSteps(decoder, self.slots, self._inputs, self._place)
@@ -187,6 +191,7 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes: see `RequestSlots`."""
         self.slots.apply(plan)
+        self._matchers.apply(plan)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
@@ -205,10 +210,17 @@ class ModelRunner:
         if captured is not None:
             shape, common = self._choose_shapes(captured.shapes, rows, sizes, on_layer)
             if shape is not None:
-                return self._replay(captured, shape, rows, sampling, on_layer)
+                output = self._replay(captured, shape, rows, sampling, on_layer)
+                return self._note_sampled(sampling, output)
 
         parts = self._parts(rows, sizes.tokens, common)
-        return self._sample(self._run(parts, sampling, on_layer), sampling)
+        output = self._sample(self._run(parts, sampling, on_layer), sampling)
+        return self._note_sampled(sampling, output)
+
+    def _note_sampled(self, sampling: SamplingRows, output: StepOutput) -> StepOutput:
+        """Let grammars go on from what this step samples, once it is there."""
+        self._matchers.note_sampled(sampling.slots, sampling.output_positions, output.token_id)
+        return output
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page outside its pool. The host waits."""

@@ -27,6 +27,12 @@ class StepOutput:
     ready: torch.cuda.Event | None
     """Recorded after the step's last work; None on cpu."""
 
+    def token_id(self, row: int) -> int:
+        """The token of a sampling row; waits for the step."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        return int(self.token_ids[row])
+
     def to_result(self, rank: int, step: int, compute_s: float) -> StepResult:
         """Wait for the step and make its message."""
         if self.ready is not None:

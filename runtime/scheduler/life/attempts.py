@@ -65,6 +65,9 @@ class Attempts:
         if request.request_id in self._requests.orphans:
             lane.waiting.park(request, lacks=None)
             return Verdict.WAITS
+        if request.grammar.is_missing:
+            self._life.await_grammar(lane, request)
+            return Verdict.WAITS
         found = self._choice.assess(lane, request, now_s)
         if self._falls_back(lane, request, found.prefix.num_pages):
             return Verdict.WAITS

@@ -45,11 +45,15 @@ class Endings:
 
     def fail(self, request: RequestState, kind: FailureKind, message: str) -> None:
         """End a request badly and tell its client, unless that is gone."""
+        self.fail_as(request, RequestFailure(kind=kind, message=message))
+
+    def fail_as(self, request: RequestState, failure: RequestFailure) -> None:
+        """Do the same with a failure that says more."""
         if request.request_id in self._requests.orphans:
             self._drop(request)
             return
-        self._counters.count_failure(kind)
-        self._news.send_failure(request, RequestFailure(kind=kind, message=message))
+        self._counters.count_failure(failure.kind)
+        self._news.send_failure(request, failure)
         self._life.end(request)
 
     def stop(self, client_id: ClientId, message: AbortRequest | StopRequest) -> None:

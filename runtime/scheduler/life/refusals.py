@@ -15,6 +15,7 @@ from raydix.runtime.messages.client import (
     RequestFailure,
     SubmitRequest,
 )
+from raydix.runtime.messages.grammar import MAX_GRAMMAR_BYTES
 from raydix.runtime.messages.plan import (
     MAX_BIAS,
     MAX_BIASED_TOKENS,
@@ -64,6 +65,7 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
         return _bad(wrong_prompt)
     wrong = (
         _wrong_limits(message)
+        or _wrong_grammar(message)
         or _wrong_sampling(message, settings)
         or _wrong_amount(message, settings)
     )
@@ -120,6 +122,23 @@ def _wrong_limits(message: SubmitRequest) -> _Wrong | None:
     if not -_MAX_PRIORITY <= message.priority <= _MAX_PRIORITY:
         problem = f"is {message.priority}; expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}."
         return "priority", problem
+    return None
+
+
+def _wrong_grammar(message: SubmitRequest) -> _Wrong | None:
+    """What is wrong with the grammar, as far as it can be told without compiling it."""
+    if message.sampling.grammar is not None:
+        return "grammar", "is named by its key; expected its text."
+    if message.grammar is None:
+        return None
+    num_bytes = len(message.grammar.text.encode(errors="surrogatepass"))
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        return "structured_outputs", (
+            f"has a grammar or schema of {num_bytes} bytes; expected at most {MAX_GRAMMAR_BYTES}."
+        )
+    # At its end nothing but the end can follow.
+    if message.sampling.min_tokens:
+        return "min_tokens", "is set beside a grammar, which alone says when an output may end."
     return None
 
 

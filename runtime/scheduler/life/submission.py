@@ -9,6 +9,7 @@ from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFai
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.life.endings import Endings
+from raydix.runtime.scheduler.life.grammars import Grammars
 from raydix.runtime.scheduler.life.refusals import refuse_as_closing, refuse_request
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.outbox import Outbox
@@ -30,6 +31,7 @@ class Submission:
         requests: Requests,
         lanes: Sequence[Lane],
         endings: Endings,
+        grammars: Grammars,
         outbox: Outbox,
         timers: Timers,
         counters: Counters,
@@ -38,16 +40,19 @@ class Submission:
         self._requests = requests
         self._lanes = lanes
         self._endings = endings
+        self._grammars = grammars
         self._outbox = outbox
         self._timers = timers
         self._counters = counters
 
-    def submit(self, client_id: ClientId, message: SubmitRequest, now_s: float) -> None:
-        """Queue a request, or refuse it with a typed failure."""
-        failure = self._refusal(message)
+    def submit(
+        self, client_id: ClientId, message: SubmitRequest, now_s: float
+    ) -> RequestState | None:
+        """Queue a request, and return it, or refuse it with a typed failure."""
+        failure = self._refusal(message) or self._grammars.refusal(message.grammar)
         if failure is not None:
             self._refuse(client_id, message, failure)
-            return
+            return None
 
         room = self._settings.max_model_len - len(message.token_ids)
         max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
@@ -66,6 +71,7 @@ class Submission:
         self._adopt_keys(request)
         self._endings.drop_orphan(request.request_id)
         self._requests.add(request)
+        return request
 
     def _refuse(self, client_id: ClientId, message: SubmitRequest, failure: RequestFailure) -> None:
         self._counters.count_failure(failure.kind)

@@ -23,6 +23,7 @@ from raydix.runtime.scheduler.request.block_table import BlockTable
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import order_key
 from raydix.runtime.scheduler.request.run import RowOutcome, Start
+from raydix.runtime.scheduler.request.state import State
 from raydix.runtime.scheduler.request.transfers import Load, Promotion
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
@@ -98,6 +99,19 @@ class Transitions:
         promotion.wait_for(self._source.ask_lease(request, starts, stop, promotion))
         return True
 
+    def await_grammar(self, lane: Lane, request: RequestState) -> None:
+        """Let a waiting request wait for its grammar; others have their turn."""
+        # It may be looked at again before, as what else it had waited for has come.
+        if request.state is not State.COMPILING:
+            request.move(State.COMPILING)
+        lane.waiting.park(request, lacks=None)
+
+    def take_up_grammar(self, request: RequestState) -> None:
+        """Give a request its turn again whose grammar has come, if it waits for that alone."""
+        if request.state is State.COMPILING:
+            request.move(State.WAITING)
+            self._lanes[request.lane].waiting.wake(request)
+
     def admit(
         self,
         lane: Lane,
@@ -117,6 +131,7 @@ class Transitions:
         lane.waiting.admit(request)
         lane.promotions.end(request.request_id)
         lane.start_run(request, lock, table, start, now_s)
+        lane.grammars.begin(request.grammar)
         lane.lead(request, num_l1_pages)
         lease_id = None
         if any(start.loads):
@@ -208,6 +223,7 @@ class Transitions:
         if request.is_decoding:
             lane.batch.leave(request)
         lane.release(request)
+        lane.grammars.end(request.grammar)
         lane.waiting.stop_running(request)
         return num_held_pages
 

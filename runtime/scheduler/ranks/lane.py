@@ -20,6 +20,7 @@ from raydix.runtime.scheduler.pages.use_counts import UseCounts
 from raydix.runtime.scheduler.queue.waiting import Place, WaitingQueue
 from raydix.runtime.scheduler.ranks.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.ranks.in_flight import InFlight, PlannedRow, StepInFlight
+from raydix.runtime.scheduler.ranks.lane_grammars import LaneGrammars
 from raydix.runtime.scheduler.ranks.slots import Slots
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.request.block_table import BlockTable
@@ -76,6 +77,7 @@ class Lane:
         self._changed_tables: dict[RequestId, RequestState] = {}
         """Decoding requests whose block table on the device is out of date."""
         self._slots = Slots(self.settings.max_running_requests)
+        self.grammars = LaneGrammars()
 
     @property
     def is_attached(self) -> bool:
@@ -322,6 +324,7 @@ class Lane:
         """Raise AccountingError unless the lane's parts agree with its requests."""
         self.waiting.check(self.running.values())
         self.batch.check()
+        self.grammars.check(request.grammar for request in self.running.values())
 
         pools, tree = self.l1.pools, self.l1.tree
         groups = range(pools.num_groups)

@@ -14,6 +14,7 @@ from raydix.runtime.messages.plan import AddedRequest, PromptLogprobs
 from raydix.runtime.scheduler.request.block_table import BlockTable
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.decode_progress import DecodeProgress
+from raydix.runtime.scheduler.request.grammar_need import GrammarNeed
 from raydix.runtime.scheduler.request.prefetch import PrefetchState
 from raydix.runtime.scheduler.request.run import NOWHERE, RowOutcome, Start
 from raydix.runtime.scheduler.request.state import State, require_move
@@ -59,6 +60,7 @@ class RequestState:
         self.chain = Chain(submit.token_ids, cache_salt=submit.cache_salt, page_size=page_size)
         self.num_prompt = self.chain.num_prompt
         self.prefetch = PrefetchState()
+        self.grammar = GrammarNeed(submit.grammar)
 
         self.lane = 0
         self.state = State.PLACING
@@ -84,9 +86,7 @@ class RequestState:
         """Whether the request goes on where an earlier one has ended."""
         self._num_scored = 0
         """The number of prompt tokens for whose successors the client was told logprobs."""
-        self._num_sampled = 0
-        self._num_planned = 0
-        self._num_computed = 0
+        self._num_sampled = self._num_planned = self._num_computed = 0
         self._reset_run()
 
     def _reset_run(self) -> None:
@@ -251,7 +251,7 @@ class RequestState:
             request_id=self.request_id,
             token_ids=self.chain.token_ids(),
             num_prompt_tokens=self.num_prompt,
-            sampling=self.submit.sampling,
+            sampling=replace(self.submit.sampling, grammar=self.grammar.key),
             num_scored_tokens=self._num_scored,
         )
 

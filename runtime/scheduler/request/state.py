@@ -14,6 +14,8 @@ class State(Enum):
     """The request has no lane: keys of its pages are hashed, or the ranks of its lane were lost."""
     WAITING = "waiting"
     """The request is in a lane's queue, and holds no slot, page, lock or lease of its own."""
+    COMPILING = "compiling"
+    """The request waits in a lane's queue until its grammar is compiled; its turn had come."""
     LEASING = "leasing"
     """The request is admitted, and HostMemory was asked for the pages that it loads from L2."""
     LOADING = "loading"
@@ -26,7 +28,7 @@ class State(Enum):
     """The request holds nothing, and nobody knows it any more."""
 
 
-QUEUED = frozenset({State.WAITING})
+QUEUED = frozenset({State.WAITING, State.COMPILING})
 """A request in one of these is in its lane's queue, and holds nothing there but its place."""
 
 ADMITTED = frozenset({State.LEASING, State.LOADING, State.PREFILLING, State.DECODING})
@@ -43,8 +45,14 @@ MOVES: Mapping[State, Mapping[State, str]] = {
     State.WAITING: {
         # A lane that loses its ranks gives those that wait there to others.
         State.PLACING: "displace",
+        State.COMPILING: "await_grammar",
         State.LEASING: "admit",
         State.PREFILLING: "admit",
+        State.ENDED: "end",
+    },
+    State.COMPILING: {
+        State.PLACING: "displace",
+        State.WAITING: "take_up_grammar",
         State.ENDED: "end",
     },
     State.LEASING: {State.PREFILLING: "begin", State.WAITING: "requeue", State.ENDED: "end"},

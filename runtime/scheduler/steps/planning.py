@@ -236,6 +236,7 @@ def _write(lane: Lane, draft: Draft, shared: _Shared) -> StepPlan:
     return StepPlan(
         step=shared.step,
         removed_slots=int32_array(removed) if removed else empty(),
+        grammars=lane.grammars.take_changes(),
         added=tuple(draft.added),
         tables=_table_changes(draft),
         loads=page_copies(draft.loads),

@@ -15,6 +15,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FinishReason, StopRequest, SubmitRequest, TokenFrame
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TokenLogprobs
+from raydix.runtime.model.grammars.compiling import CompilerSetup
 from tests.runtime.actors.links.link_ends import short_folder
 from tests.runtime.scheduler.core_driver import BASE
 
@@ -59,7 +60,12 @@ class Bench:
 
     async def start(self) -> None:
         await self.actor.start(
-            SchedulerSetup(settings=SETTINGS, addresses=(self.address,), secret=SECRET)
+            SchedulerSetup(
+                settings=SETTINGS,
+                addresses=(self.address,),
+                secret=SECRET,
+                compilers=CompilerSetup(model_path="", vocab_size=100, eos_token_ids=()),
+            )
         )
         link = await connect(self.address, hello(Role.GPU, "g", 0), SECRET)
         self._rank = asyncio.create_task(self._serve_plans(link))

@@ -13,7 +13,7 @@ from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.checks import check_idle
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
-from tests.simulation.modelled_tokens import expected_output
+from tests.simulation.grammars import expected_output
 from tests.simulation.node import Node
 from tests.simulation.workload import BASE_SETTINGS, STORAGE
 from tests.simulation.world import World

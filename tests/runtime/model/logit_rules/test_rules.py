@@ -10,8 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raydix.ids import NO_TOKEN
+from raydix.kernels.ops import ReferenceOps
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
+from raydix.runtime.model.grammars.library import ReadGrammars
+from raydix.runtime.model.grammars.slot_matchers import SlotMatchers
+from raydix.runtime.model.logit_rules.grammar_mask import GrammarMask
 from raydix.runtime.model.logit_rules.rule import Asked, Block, BlockTokens, LogitRule
 from raydix.runtime.model.logit_rules.table import LOGIT_RULES, LogitRules
 from raydix.runtime.model.sampling.adjusted_sampling import BLOCK_ROWS
@@ -55,8 +59,20 @@ class ForbidTokens:
         return replace(sampling, seed=FORBIDDING.seed)
 
 
-ALL_RULES: LogitRules = (*LOGIT_RULES, ForbidTokens([4, 9]))
+GRAMMAR_MASK = GrammarMask(SlotMatchers(ReadGrammars()), ReferenceOps())
+ALL_RULES: LogitRules = (*LOGIT_RULES, ForbidTokens([4, 9]), GRAMMAR_MASK)
 EACH_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: type(rule).__name__)
+
+
+def block_of(slots: list[int], asked: Mapping[int, Any]) -> Block[Any]:
+    """A block of rows that sample the first token of their output."""
+    return Block(
+        num_rows=len(slots),
+        vocab_size=VOCAB,
+        slots=np.array(slots),
+        positions=np.zeros(len(slots), dtype=np.int64),
+        asked=asked,
+    )
 
 
 def falling_logits(num_rows: int) -> torch.Tensor:
@@ -172,7 +188,7 @@ def test_a_plain_request_asks_nothing_of_a_rule(rule: LogitRule[Any]) -> None:
 @EACH_RULE
 def test_rows_that_a_rule_does_not_concern_keep_their_logits(rule: LogitRule[Any]) -> None:
     asked = rule.read(rule.example(GREEDY))
-    block = Block(num_rows=3, vocab_size=VOCAB, asked={1: asked.kept} if asked else {})
+    block = block_of([4, 2, 0], {1: asked.kept} if asked else {})
     columns = rule.columns(block)
     assert columns is not None
     logits = falling_logits(3)
@@ -199,8 +215,7 @@ def test_warm_up_tries_every_rule_with_the_first_token() -> None:
     slots.put(0, asking_for_all(ALL_RULES))
 
     blocks = [
-        (rule, Block(num_rows=1, vocab_size=VOCAB, asked=asked))
-        for rule, asked in slots.asked(np.array([0]), np.array([0]))
+        (rule, block_of([0], asked)) for rule, asked in slots.asked(np.array([0]), np.array([0]))
     ]
 
     assert [rule for rule, block in blocks if rule.columns(block) is None] == []

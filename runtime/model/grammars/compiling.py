@@ -1,0 +1,203 @@
+"""A process that compiles grammars for the vocabulary of one model, one after another.
+
+Frames are four bytes of length, then msgpack. It first tells its vocabulary, then answers each
+question. Whoever started it ends it if it takes too long; its memory is bounded by itself.
+"""
+
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from raydix.errors import BadRequest, CheckpointError, RaydixError
+from raydix.runtime.messages.grammar import Grammar, GrammarKind
+from raydix.runtime.model.grammars.schema_check import MAX_DEPTH, enforceable
+from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary, read_vocabulary
+
+_LENGTH_BYTES = 4
+_MAX_MEMORY_BYTES = 2 << 30
+"""What a grammar may take beside what the process has once it is ready."""
+MAX_CONTENT_BYTES = 16 << 20
+"""The largest compiled grammar: it travels to GPU actors, and is kept there."""
+_TRIED_TOKENS = 32
+_MAX_TOKEN_S = 0.005
+"""The mean time of a processor that the next mask may take: steps wait for it."""
+_ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerSetup:
+    """What a compiler starts with."""
+
+    model_path: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the process writes: content, the vocabulary, or why there is none."""
+
+    content: bytes | None = None
+    failure: str | None = None
+
+
+class Compiler:
+    """Compiles grammars for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        import xgrammar
+
+        self._vocabulary = vocabulary
+        self._library = xgrammar
+        # Content is kept by who asked.
+        self._compiler = xgrammar.GrammarCompiler(
+            vocabulary.info, max_threads=1, cache_enabled=False
+        )
+
+    def compile(self, grammar: Grammar) -> bytes:
+        """The content of the compiled grammar. Raises BadRequest, which says what is wrong."""
+        try:
+            compiled = self._compile(grammar)
+        except (RuntimeError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            raise BadRequest(f"cannot be compiled: {_reason(error)}") from error
+        content = msgspec.msgpack.encode(
+            CompiledContent(
+                grammar=compiled.serialize_json(),
+                takes_special=grammar.kind is GrammarKind.STRUCTURAL_TAG,
+            )
+        )
+        if len(content) > MAX_CONTENT_BYTES:
+            raise BadRequest(
+                f"has a grammar that takes {len(content)} bytes once compiled; expected at most "
+                f"{MAX_CONTENT_BYTES}. Make it smaller"
+            )
+        self._try(content)
+        return content
+
+    def _compile(self, grammar: Grammar) -> Any:
+        text = grammar.text
+        match grammar.kind:
+            case GrammarKind.JSON_OBJECT:
+                return self._compiler.compile_json_schema(_ANY_OBJECT, any_whitespace=False)
+            case GrammarKind.JSON_SCHEMA:
+                schema = json.dumps(enforceable(_parsed(text)))
+                return self._compiler.compile_json_schema(schema, any_whitespace=False)
+            case GrammarKind.REGEX:
+                return self._compiler.compile_regex(text)
+            case GrammarKind.EBNF:
+                return self._compiler.compile_grammar(text)
+            case GrammarKind.STRUCTURAL_TAG:
+                tag = json.dumps(_enforceable_tag(_parsed(text), 0))
+                return self._compiler.compile_structural_tag(tag)
+
+    def _try(self, content: bytes) -> None:
+        """Follow the grammar for some tokens. Raises BadRequest if it is slow, or allows none."""
+        matcher = self._vocabulary.matcher(content)
+        words = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        draw = np.random.default_rng(0)
+        began_s = time.process_time()
+        num_tokens = 0
+        for _ in range(_TRIED_TOKENS):
+            if matcher.is_over:
+                break
+            matcher.fill(words)
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits[: self._vocabulary.info.vocab_size])
+            if not len(allowed):
+                raise BadRequest("has a grammar after which no token of the model may come")
+            matcher.advance(int(draw.choice(allowed)))
+            num_tokens += 1
+        mean_s = (time.process_time() - began_s) / max(1, num_tokens)
+        if mean_s > _MAX_TOKEN_S:
+            raise BadRequest(
+                f"has a grammar that takes {mean_s * 1000:.0f} ms for each token; expected at most "
+                f"{_MAX_TOKEN_S * 1000:g} ms. Make it less ambiguous"
+            )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"is no JSON: {_reason(error)}") from error
+
+
+def _enforceable_tag(part: Any, depth: int) -> Any:
+    """A structural tag whose schemas demand only what is enforced."""
+    if depth > MAX_DEPTH:
+        raise BadRequest(f"is nested deeper than {MAX_DEPTH}")
+    if isinstance(part, list):
+        return [_enforceable_tag(each, depth + 1) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        name: enforceable(each)
+        if name == "json_schema" and part.get("type") == "json_schema"
+        else _enforceable_tag(each, depth + 1)
+        for name, each in part.items()
+    }
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what the library says, without the place in its source."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text.rpartition(".cc:")[2].partition(": ")[2] or text
+
+
+def serve(
+    questions: BinaryIO, answers: BinaryIO, find_folder: Callable[[str], Path], setup: CompilerSetup
+) -> None:
+    """Compile until the questions end. `find_folder`: of the files of a model, by its path."""
+    try:
+        folder = find_folder(setup.model_path)
+        vocabulary = read_vocabulary(folder, setup.vocab_size, setup.eos_token_ids)
+        compiler = Compiler(vocabulary)
+    except (RaydixError, ImportError) as error:
+        _write(answers, Answer(failure=_why_not(error)))
+        return
+    _write(answers, Answer(content=vocabulary.content))
+    _bound_memory()
+    for question in _frames(questions):
+        try:
+            answer = Answer(
+                content=compiler.compile(msgspec.msgpack.decode(question, type=Grammar))
+            )
+        except BadRequest as error:
+            answer = Answer(failure=f"{error}.")
+        _write(answers, answer)
+
+
+def _why_not(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return (
+            f"structured output needs a package that is not installed ({error}): "
+            "pip install 'raydix[structured]'."
+        )
+    if isinstance(error, CheckpointError):
+        return f"structured output needs the model's tokenizer: {error}"
+    return str(error)
+
+
+def _bound_memory() -> None:
+    with open("/proc/self/statm") as file:
+        num_pages = int(file.read().split()[0])
+    most = num_pages * resource.getpagesize() + _MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _write(file: BinaryIO, answer: Answer) -> None:
+    body = msgspec.msgpack.encode(answer)
+    file.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+    file.flush()
+
+
+def _frames(file: BinaryIO) -> Iterator[bytes]:
+    while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+        yield file.read(int.from_bytes(head, "little"))

@@ -1,0 +1,107 @@
+"""The matchers of the requests in the slots, each as far as its output goes.
+
+The Scheduler plans ahead: what a step has sampled may be on the device still when the next one is
+enqueued. Its token is waited for once the next step's layers are enqueued, so that the mask is
+made while they run.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.errors import AccountingError
+from raydix.ids import NO_TOKEN, GrammarKey
+from raydix.runtime.messages.plan import AddedRequest, StepPlan
+from raydix.runtime.model.grammars.matcher import GrammarLibrary, Matcher, Words
+
+EXAMPLE_GRAMMAR = GrammarKey(b"")
+"""What warm-up asks for: every token but the first may come."""
+TokenOf = Callable[[int], int]
+"""The token that a step has sampled in its row of this index; waits for it."""
+
+
+class _SlotMatcher:
+    """Owns: how far the output of one request has been matched."""
+
+    def __init__(self, matcher: Matcher, num_matched: int) -> None:
+        self._matcher = matcher
+        self._num_matched = num_matched
+        self._sampled: deque[tuple[TokenOf, int]] = deque()
+        """The steps, each with its row, that have sampled the tokens behind those matched."""
+        self._is_void = False
+
+    def note(self, position: int, token_of: TokenOf, row: int) -> None:
+        """A step samples the token at this output position."""
+        expected = self._num_matched + len(self._sampled)
+        if position != expected:
+            raise AccountingError(
+                f"output token {position} is sampled by a grammar; expected {expected}"
+            )
+        self._sampled.append((token_of, row))
+
+    def fill(self, position: int, words_W: Words) -> None:
+        """Set the bits of the tokens that may stand at this output position."""
+        while self._sampled:
+            token_of, row = self._sampled.popleft()
+            token_id = token_of(row)
+            # Without a token the request has failed, as the Scheduler will hear.
+            self._is_void = self._is_void or token_id == NO_TOKEN
+            if not self._is_void:
+                self._matcher.advance(token_id)
+            self._num_matched += 1
+        if position != self._num_matched:
+            raise AccountingError(
+                f"the mask of output token {position} is wanted behind {self._num_matched} tokens"
+            )
+
+        if self._is_void:
+            words_W.fill(-1)
+        else:
+            self._matcher.fill(words_W)
+
+
+class SlotMatchers:
+    """Owns: the matcher of each slot whose request goes by a grammar."""
+
+    def __init__(self, library: GrammarLibrary) -> None:
+        self._library = library
+        self._of_slot: dict[int, _SlotMatcher] = {}
+
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out a plan's removals, grammars and additions."""
+        if self._of_slot:
+            for slot in plan.removed_slots.tolist():
+                self._of_slot.pop(slot, None)
+        if plan.grammars is not None:
+            self._library.change(plan.grammars)
+        for added in plan.added:
+            if (key := added.sampling.grammar) is not None:
+                self._of_slot[added.slot] = self._begin(added, key)
+
+    def _begin(self, added: AddedRequest, key: GrammarKey) -> _SlotMatcher:
+        """A matcher behind the output that is known: the request may have run before."""
+        output = added.token_ids[added.num_prompt_tokens :].tolist()
+        return _SlotMatcher(self._library.matcher(key, output), len(output))
+
+    def note_sampled(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64], token_of: TokenOf
+    ) -> None:
+        """A step samples tokens at these output positions, one for each slot."""
+        if not self._of_slot:
+            return
+        rows = zip(slots.tolist(), positions.tolist(), strict=True)
+        for row, (slot, position) in enumerate(rows):
+            if (matcher := self._of_slot.get(slot)) is not None:
+                matcher.note(position, token_of, row)
+
+    def fill(self, slot: int, position: int, words_W: Words) -> None:
+        """Set the bits of the tokens that may stand at this output position of a slot's request."""
+        matcher = self._of_slot.get(slot)
+        if matcher is None:
+            # Warm-up samples by no grammar.
+            words_W.fill(-1)
+            words_W[0] = np.int32(-2)
+        else:
+            matcher.fill(position, words_W)

@@ -1,0 +1,164 @@
+"""What the tokens of a model say, as grammars are compiled and read with it.
+
+The library of grammars is imported when it is used: it takes seconds, and is optional.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.grammars.matcher import Words
+
+_WORD_BITS = 32
+_ENDS_OF_MESSAGES = ("<|call|>", "<|return|>")
+"""Ends of an output that a grammar of gpt-oss writes itself: none that it may not contain."""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """The content of a vocabulary on its way."""
+
+    info: str
+    special_ids: tuple[int, ...]
+
+
+class CompiledContent(msgspec.Struct, frozen=True):
+    """The content of a compiled grammar on its way."""
+
+    grammar: str
+    takes_special: bool
+    """Whether tokens with a meaning of their own may stand in the text."""
+
+
+class Vocabulary:
+    """What tokens say, and which of them are special."""
+
+    def __init__(self, info: Any, special_ids: Sequence[int]) -> None:
+        """`special_ids`: those that no text of a plain grammar contains."""
+        self.info = info
+        """The `TokenizerInfo` of xgrammar."""
+        self.num_words = -(-info.vocab_size // _WORD_BITS)
+        self._special_ids = tuple(special_ids)
+        is_plain = np.ones(self.num_words * _WORD_BITS, dtype=np.bool_)
+        is_plain[[*special_ids]] = False
+        is_plain[info.vocab_size :] = False
+        self._plain_words = np.packbits(is_plain, bitorder="little").view(np.int32)
+
+    @property
+    def content(self) -> bytes:
+        """The vocabulary as it travels."""
+        return msgspec.msgpack.encode(
+            _Told(info=self.info.serialize_json(), special_ids=self._special_ids)
+        )
+
+    @classmethod
+    def of(cls, content: bytes) -> "Vocabulary":
+        """What `content` has told."""
+        import xgrammar
+
+        told = msgspec.msgpack.decode(content, type=_Told)
+        info = xgrammar.TokenizerInfo.deserialize_json(told.info)
+        return cls(info, told.special_ids)
+
+    def matcher(self, content: bytes, token_ids: Sequence[int] = ()) -> "XgrammarMatcher":
+        """A matcher of a compiled grammar, behind these tokens."""
+        return self.matcher_of(self.grammar(content), token_ids)
+
+    def grammar(self, content: bytes) -> "ReadGrammar":
+        """A compiled grammar, from its content."""
+        import xgrammar
+
+        told = msgspec.msgpack.decode(content, type=CompiledContent)
+        compiled = xgrammar.CompiledGrammar.deserialize_json(told.grammar, self.info)
+        return ReadGrammar(compiled, told.takes_special)
+
+    def matcher_of(self, grammar: "ReadGrammar", token_ids: Sequence[int]) -> "XgrammarMatcher":
+        """A matcher of a grammar, behind these tokens."""
+        import xgrammar
+
+        made = XgrammarMatcher(
+            xgrammar.GrammarMatcher(grammar.compiled),
+            None if grammar.takes_special else self._plain_words,
+        )
+        for token_id in token_ids:
+            made.advance(token_id)
+        return made
+
+
+class ReadGrammar:
+    """A compiled grammar in the library's own form."""
+
+    def __init__(self, compiled: Any, takes_special: bool) -> None:
+        self.compiled = compiled
+        self.takes_special = takes_special
+
+
+class XgrammarMatcher:
+    """A `Matcher` by xgrammar."""
+
+    def __init__(self, wrapped: Any, kept_words_W: Words | None) -> None:
+        self._wrapped = wrapped
+        self._kept_words_W = kept_words_W
+        self._is_lost = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the output has ended, or has left the grammar."""
+        return self._is_lost or bool(self._wrapped.is_terminated())
+
+    def advance(self, token_id: int) -> None:
+        """Take the next token of the output."""
+        # Behind the end there is one more token at most: a step that was planned ahead.
+        if not self.is_over and not self._wrapped.accept_token(token_id):
+            self._is_lost = True
+
+    def fill(self, words_W: Words) -> None:
+        """Set the bits of the tokens that may come next, and of no other."""
+        import torch
+
+        if self.is_over:
+            words_W.fill(-1)
+            return
+        self._wrapped.fill_next_token_bitmask(torch.from_numpy(words_W).unsqueeze(0), 0)
+        if self._kept_words_W is not None:
+            np.bitwise_and(words_W, self._kept_words_W, out=words_W)
+
+
+def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+    """The vocabulary of a model's tokenizer. Raises CheckpointError, ImportError."""
+    import xgrammar
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{folder} has none that can be loaded ({type(error).__name__}: {reason:.200})."
+        ) from error
+    return vocabulary_of(xgrammar, tokenizer, vocab_size, eos_token_ids)
+
+
+def vocabulary_of(
+    library: Any, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]
+) -> Vocabulary:
+    """The vocabulary of a transformers tokenizer."""
+    known = len(tokenizer)
+    ends = [each for each in eos_token_ids if each < min(vocab_size, known)]
+    plain_ends = [
+        each for each in ends if tokenizer.convert_ids_to_tokens(each) not in _ENDS_OF_MESSAGES
+    ]
+    info = library.TokenizerInfo.from_huggingface(
+        tokenizer, vocab_size=vocab_size, stop_token_ids=plain_ends or ends or None
+    )
+    special = {
+        token_id
+        for token_id, each in tokenizer.added_tokens_decoder.items()
+        if each.special and token_id < vocab_size
+    }
+    return Vocabulary(info, sorted(special - {*info.stop_token_ids}))

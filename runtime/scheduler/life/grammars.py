@@ -1,0 +1,124 @@
+"""Grammars of requests: each content is compiled once, and kept for those who ask for it again."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from raydix.ids import GrammarKey, RequestId
+from raydix.runtime.messages.client import FailureKind, RequestFailure
+from raydix.runtime.messages.grammar import CompiledGrammar, Grammar
+from raydix.runtime.scheduler.events import CompileGrammar, GrammarCompiled
+from raydix.runtime.scheduler.life.endings import Endings
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.transitions import Transitions
+from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.request.request import RequestState
+
+_MAX_KEPT_BYTES = 128 << 20
+"""The bytes of grammars that are kept."""
+_MAX_KEPT_FAILURES = 1024
+"""The number of grammars that are remembered because they cannot be compiled."""
+_MAX_COMPILING = 256
+"""The number of grammars that may wait to be compiled."""
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A compiled grammar, and what it is read with."""
+
+    compiled: CompiledGrammar
+    vocabulary: bytes
+
+
+class Grammars:
+    """Owns: which grammars are compiled, which are being compiled, and who waits for those."""
+
+    def __init__(
+        self, *, requests: Requests, life: Transitions, endings: Endings, outbox: Outbox
+    ) -> None:
+        self._requests = requests
+        self._life = life
+        self._endings = endings
+        self._outbox = outbox
+        self._compiling: dict[GrammarKey, list[tuple[RequestId, int]]] = {}
+        """The requests that wait for each, by name and serial; some may have ended."""
+        self._kept: OrderedDict[GrammarKey, _Kept] = OrderedDict()
+        """The one that was asked for last at the end."""
+        self._num_kept_bytes = 0
+        self._failed: OrderedDict[GrammarKey, RequestFailure] = OrderedDict()
+
+    def refusal(self, grammar: Grammar | None) -> RequestFailure | None:
+        """Why a new request cannot go by this grammar, as far as is known; None: it may."""
+        if grammar is None:
+            return None
+        key = grammar.key()
+        if (failure := self._failed.get(key)) is not None:
+            return failure
+        is_new = key not in self._kept and key not in self._compiling
+        if is_new and len(self._compiling) >= _MAX_COMPILING:
+            text = (
+                f"{len(self._compiling)} grammars wait to be compiled, as many as may. "
+                f"Try again in {_RETRY_AFTER_S:g} s."
+            )
+            return RequestFailure(
+                kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
+            )
+        return None
+
+    def provide(self, request: RequestState | None) -> None:
+        """Give a new request its compiled grammar, at once or when there is one; None: nobody."""
+        if request is None:
+            return
+        key, asked = request.grammar.key, request.grammar.asked
+        if key is None or asked is None:
+            return
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            request.grammar.take(kept.compiled, kept.vocabulary)
+            return
+        if key not in self._compiling:
+            self._compiling[key] = []
+            self._outbox.emit(CompileGrammar(key=key, grammar=asked))
+        self._compiling[key].append(request.ticket)
+
+    def take(self, event: GrammarCompiled) -> None:
+        """A grammar is compiled, or cannot be: those who wait for it go on, or fail."""
+        # A Scheduler that has begun anew may hear what the former one asked for: it is as good.
+        waiting = self._compiling.pop(event.key, [])
+        requests = [self._requests.living.get(name) for name, _ in waiting]
+        kept = self._keep(event)
+        for request, (_, serial) in zip(requests, waiting, strict=True):
+            # The name may belong to a later request by now.
+            if request is None or request.serial != serial:
+                continue
+            if kept is None:
+                assert event.failure is not None, "there is a grammar or a failure"
+                self._endings.fail_as(request, event.failure)
+                continue
+            request.grammar.take(kept.compiled, kept.vocabulary)
+            self._life.take_up_grammar(request)
+
+    def _keep(self, event: GrammarCompiled) -> _Kept | None:
+        """Keep what the next request of this content will need."""
+        if event.content is None or event.vocabulary is None:
+            # Whoever asks for what is wrong in itself is refused at once from now on.
+            if event.failure is not None and event.failure.kind is FailureKind.BAD_REQUEST:
+                self._failed[event.key] = event.failure
+                if len(self._failed) > _MAX_KEPT_FAILURES:
+                    self._failed.popitem(last=False)
+            return None
+
+        if (known := self._kept.get(event.key)) is not None:
+            return known
+        compiled = CompiledGrammar(key=event.key, content=event.content)
+        kept = self._kept[event.key] = _Kept(compiled, event.vocabulary)
+        self._num_kept_bytes += len(event.content)
+        while self._num_kept_bytes > _MAX_KEPT_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._num_kept_bytes -= len(oldest.compiled.content)
+        return kept
+
+    @property
+    def num_compiling(self) -> int:
+        """The number of grammars that are being compiled."""
+        return len(self._compiling)

@@ -1,0 +1,77 @@
+"""Processes that compile grammars: what they answer, and that a hostile grammar ends its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xgrammar")
+
+from raydix.runtime.actors import grammar_compilers
+from raydix.runtime.actors.grammar_compilers import GrammarCompilers
+from raydix.runtime.messages.client import FailureKind
+from raydix.runtime.messages.grammar import Grammar, GrammarKind
+from raydix.runtime.model.grammars.compiling import CompilerSetup
+from raydix.runtime.model.grammars.vocabulary import Vocabulary
+from raydix.runtime.scheduler.events import CompileGrammar, GrammarCompiled
+from tests.runtime.api.small_tokenizers import byte_level_backend
+
+SLOW = Grammar(
+    kind=GrammarKind.JSON_SCHEMA, text='{"type": "string", "pattern": "^[^a-b]{0,4000}$"}'
+)
+DIGITS = Grammar(kind=GrammarKind.REGEX, text="[0-9]{3}")
+
+
+class Bench:
+    """Compilers for a small tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.setup = CompilerSetup(model_path=str(folder), vocab_size=300, eos_token_ids=(0,))
+        self._answers: asyncio.Queue[GrammarCompiled] = asyncio.Queue()
+        self.compilers = GrammarCompilers(self._answers.put_nowait)
+
+    async def ask(self, *grammars: Grammar) -> list[GrammarCompiled]:
+        """The answers, in the order of the questions."""
+        for grammar in grammars:
+            self.compilers.start(CompileGrammar(key=grammar.key(), grammar=grammar), self.setup)
+        answers = [await self._answers.get() for _ in grammars]
+        by_key = {answer.key: answer for answer in answers}
+        return [by_key[grammar.key()] for grammar in grammars]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    byte_level_backend().save_pretrained(tmp_path)
+    bench = Bench(tmp_path)
+    yield bench
+    await bench.compilers.stop()
+
+
+@pytest.mark.slow
+async def test_a_grammar_that_takes_too_long_ends_its_process_and_no_other_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.ask(DIGITS)
+    monkeypatch.setattr(grammar_compilers, "COMPILE_S", 0.5)
+
+    slow, wrong, right = await bench.ask(SLOW, Grammar(kind=GrammarKind.EBNF, text="("), DIGITS)
+
+    assert slow.failure is not None
+    assert slow.failure.kind is FailureKind.BAD_REQUEST
+    assert wrong.failure is not None
+    assert wrong.failure.message.startswith("cannot be compiled: ")
+    assert right.content is not None
+    assert right.vocabulary is not None
+    matcher = Vocabulary.of(right.vocabulary).matcher(right.content)
+    assert not matcher.is_over
+
+
+async def test_a_model_without_a_tokenizer_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    [answer] = await bench.ask(DIGITS)
+
+    assert answer.failure is not None
+    assert answer.failure.message.startswith("structured output needs the model's tokenizer")
+    await bench.compilers.stop()

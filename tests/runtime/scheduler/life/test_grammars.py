@@ -1,0 +1,161 @@
+"""Requests with a grammar: what is compiled, who waits for it, and what ranks are sent."""
+
+from dataclasses import replace
+
+import pytest
+
+from raydix.runtime.messages.client import FailureKind, RequestFailure
+from raydix.runtime.messages.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.life import grammars
+from raydix.runtime.scheduler.ranks import lane_grammars
+from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
+
+DIGITS = Grammar(kind=GrammarKind.REGEX, text="[0-9]+")
+LETTERS = Grammar(kind=GrammarKind.REGEX, text="[a-z]+")
+PROMPT = [1, 2, 3, 4, 5]
+
+
+class Driver(CoreDriver):
+    """A driver that answers as compilers of grammars do."""
+
+    def compile(self, grammar: Grammar, content: bytes = b"compiled") -> None:
+        self.send(
+            events.GrammarCompiled(key=grammar.key(), content=content, vocabulary=b"vocabulary")
+        )
+
+    def fail(self, grammar: Grammar, kind: FailureKind = FailureKind.BAD_REQUEST) -> None:
+        failure = RequestFailure(kind=kind, message="is wrong.")
+        self.send(events.GrammarCompiled(key=grammar.key(), failure=failure))
+
+    @property
+    def plan(self) -> StepPlan:
+        """The last one by which requests come."""
+        return [plan for plan in self.plans[0] if plan.added][-1]
+
+
+def test_a_request_runs_once_its_grammar_is_compiled_and_its_rank_gets_it_with_the_plan() -> None:
+    driver = Driver()
+    driver.submit(PROMPT, grammar=DIGITS)
+    assert not driver.plans[0]
+
+    driver.compile(DIGITS)
+
+    changes = driver.plan.grammars
+    assert changes is not None
+    assert changes.vocabulary == b"vocabulary"
+    assert [each.content for each in changes.compiled] == [b"compiled"]
+    assert driver.plan.added[0].sampling.grammar == DIGITS.key()
+
+
+def test_others_run_while_a_grammar_is_compiled() -> None:
+    driver = Driver()
+    driver.submit(PROMPT, grammar=DIGITS)
+    other = driver.submit([7, 8, 9])
+
+    assert [each.request_id for each in driver.plan.added] == [other]
+    assert driver.plan.grammars is None
+
+
+def test_a_grammar_that_is_known_is_neither_compiled_nor_sent_again() -> None:
+    driver = Driver()
+    name = driver.submit(PROMPT, grammar=DIGITS, max_tokens=1)
+    driver.compile(DIGITS)
+    driver.run()
+    assert driver.answers[name].ending == "length"
+
+    driver.submit(PROMPT, grammar=DIGITS)
+
+    assert driver.plan.added[0].sampling.grammar == DIGITS.key()
+    assert driver.plan.grammars is None
+
+
+def test_ranks_that_attach_anew_are_sent_grammars_again() -> None:
+    driver = Driver()
+    driver.submit(PROMPT, grammar=DIGITS)
+    driver.compile(DIGITS)
+    driver.lose_rank(0)
+
+    driver.attach_rank(0, incarnation=2)
+
+    assert driver.plan.grammars is not None
+    assert driver.plan.grammars.vocabulary == b"vocabulary"
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_those_who_wait_and_is_refused_from_then_on() -> (
+    None
+):
+    driver = Driver()
+    waiting = driver.submit(PROMPT, grammar=DIGITS)
+    driver.fail(DIGITS)
+    later = driver.submit(PROMPT, grammar=DIGITS)
+
+    assert driver.answers[waiting].ending == "BadRequest"
+    assert driver.answers[later].ending == "BadRequest"
+
+
+def test_a_grammar_for_which_there_was_no_process_is_tried_again() -> None:
+    driver = Driver()
+    waiting = driver.submit(PROMPT, grammar=DIGITS)
+    driver.fail(DIGITS, FailureKind.ENGINE_DEAD)
+    later = driver.submit(PROMPT, grammar=DIGITS)
+    driver.compile(DIGITS)
+
+    assert driver.answers[waiting].ending == "EngineDead"
+    assert driver.plan.added[0].request_id == later
+
+
+def test_an_abort_while_its_grammar_is_compiled_leaves_nothing() -> None:
+    driver = Driver()
+    name = driver.submit(PROMPT, grammar=DIGITS)
+    driver.abort(name)
+    driver.submit(PROMPT, name=name)
+
+    driver.fail(DIGITS)
+
+    assert driver.plan.added[0].request_id == name
+    assert driver.endings == [name]
+
+
+def test_only_so_many_grammars_wait_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_MAX_COMPILING", 1)
+    driver = Driver()
+    driver.submit(PROMPT, grammar=DIGITS)
+    same = driver.submit(PROMPT, grammar=DIGITS)
+    other = driver.submit(PROMPT, grammar=LETTERS)
+
+    assert driver.answers[other].ending == "Overloaded"
+    assert same not in driver.endings
+
+
+def test_old_grammars_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_grammars, "_MAX_KEPT_BYTES", 10)
+    driver = Driver()
+    driver.submit(PROMPT, grammar=DIGITS, max_tokens=1)
+    driver.compile(DIGITS, b"x" * 20)
+    driver.run()
+    driver.submit(PROMPT, grammar=LETTERS)
+    driver.compile(LETTERS, b"y")
+
+    assert driver.plan.grammars is not None
+    assert driver.plan.grammars.dropped == (DIGITS.key(),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"grammar": replace(DIGITS, text="a" * (MAX_GRAMMAR_BYTES + 1))}, "too long"),
+        (
+            {"grammar": DIGITS, "sampling": DeviceSampling(seed=0, min_tokens=2)},
+            "contradicts a minimum",
+        ),
+        ({"sampling": DeviceSampling(seed=0, grammar=DIGITS.key())}, "named by its key"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_cannot_be_is_refused_at_once(fields: dict[str, object], what: str) -> None:
+    driver = Driver()
+    name = driver.submit(PROMPT, client=CLIENT, **fields)
+
+    assert driver.answers[name].ending == "BadRequest"

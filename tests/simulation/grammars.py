@@ -1,0 +1,155 @@
+"""Modelled grammars: which tokens may follow depends on the grammar and all of the output so far.
+
+Each lets two tokens or fewer follow, so most choices of the modelled network are refused.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raydix.ids import NO_TOKEN, GrammarKey
+from raydix.runtime.messages.client import FailureKind, RequestFailure
+from raydix.runtime.messages.grammar import Grammar, GrammarChanges, GrammarKind
+from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.model.grammars.matcher import Words
+from raydix.runtime.model.grammars.slot_matchers import SlotMatchers
+from raydix.runtime.scheduler import events
+from tests.simulation.modelled_tokens import VOCABULARY, next_token, prefix_hashes
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+_VOCABULARY = b"seven tokens"
+_MOST = 2
+_WRONG = "wrong"
+"""The text of a grammar that cannot be compiled."""
+
+
+class ModelledMatcher:
+    """Lets two tokens or one follow, by a hash of the grammar and of the output so far."""
+
+    def __init__(self, text: str, token_ids: Sequence[int] = ()) -> None:
+        self._state = zlib.crc32(text.encode())
+        for token_id in token_ids:
+            self.advance(token_id)
+
+    def advance(self, token_id: int) -> None:
+        self._state = zlib.crc32(f"{self._state} {token_id}".encode())
+
+    def fill(self, words_W: Words) -> None:
+        words_W[0] = sum(1 << token for token in self.allowed())
+
+    def allowed(self) -> list[int]:
+        """The tokens that may follow."""
+        return sorted({self._state // 7**place % VOCABULARY for place in range(_MOST)})
+
+
+class ModelledLibrary:
+    """The modelled grammars that a rank has: what it was sent is their text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[GrammarKey, str] = {}
+        self._vocabulary: bytes | None = None
+
+    def change(self, changes: GrammarChanges) -> None:
+        if changes.vocabulary is not None:
+            self._vocabulary = changes.vocabulary
+        assert self._vocabulary == _VOCABULARY, "no grammar can be read without it"
+        for key in changes.dropped:
+            del self._texts[key]
+        for compiled in changes.compiled:
+            assert compiled.key not in self._texts, "a grammar is sent twice"
+            self._texts[compiled.key] = compiled.content.decode()
+
+    def matcher(self, key: GrammarKey, token_ids: Sequence[int]) -> ModelledMatcher:
+        return ModelledMatcher(self._texts[key], token_ids)
+
+
+class RankGrammars:
+    """What a modelled rank samples by: the real matchers of slots, of modelled grammars."""
+
+    def __init__(self) -> None:
+        self._slots: set[int] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """The Scheduler that has sent them is gone."""
+        self._matchers = SlotMatchers(ModelledLibrary())
+        self._slots.clear()
+
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out a plan's removals, grammars and additions."""
+        self._matchers.apply(plan)
+        self._slots.difference_update(plan.removed_slots.tolist())
+        self._slots |= {each.slot for each in plan.added if each.sampling.grammar is not None}
+
+    def sample(self, slot: int, position: int, prefix_hash: int | None) -> int:
+        """The modelled choice among the tokens that may follow; no token without numbers."""
+        token = NO_TOKEN if prefix_hash is None else next_token(prefix_hash)
+        if slot not in self._slots:
+            return token
+        words = np.zeros(1, dtype=np.int32)
+        self._matchers.fill(slot, position, words)
+        allowed = [token for token in range(VOCABULARY) if words[0] >> token & 1]
+        if prefix_hash is not None:
+            token = chosen(allowed, prefix_hash)
+        self._matchers.note_sampled(np.array([slot]), np.array([position]), lambda row: token)
+        return token
+
+
+def chosen(allowed: list[int], prefix_hash: int) -> int:
+    """The modelled choice among some tokens."""
+    return allowed[prefix_hash % len(allowed)]
+
+
+def expected_output(
+    prompt: list[int],
+    num_tokens: int,
+    cache_salt: str | None = None,
+    grammar: Grammar | None = None,
+) -> list[int]:
+    """What a request must answer in every cache state."""
+    value = prefix_hashes(prompt, cache_salt)[-1]
+    matcher = None if grammar is None else ModelledMatcher(grammar.text)
+    tokens: list[int] = []
+    for _ in range(num_tokens):
+        if matcher is None:
+            tokens.append(next_token(value))
+        else:
+            tokens.append(chosen(matcher.allowed(), value))
+            matcher.advance(tokens[-1])
+        value = hash((value, tokens[-1]))
+    return tokens
+
+
+def draw_grammar(draw: random.Random, fraction: float) -> Grammar | None:
+    """One of few grammars, of which one cannot be compiled, or none."""
+    if draw.random() >= fraction:
+        return None
+    text = draw.choice(["a", "b", "c", "d", _WRONG])
+    return Grammar(kind=GrammarKind.REGEX, text=text)
+
+
+def may_fail(grammar: Grammar | None) -> bool:
+    """Whether requests with this grammar are refused."""
+    return grammar is not None and grammar.text == _WRONG
+
+
+def compile_grammar(
+    cluster: Cluster, effect: events.CompileGrammar, post: Callable[[events.Event], None]
+) -> None:
+    """Another process compiles it in its own time."""
+    answer = events.GrammarCompiled(
+        key=effect.key, content=effect.grammar.text.encode(), vocabulary=_VOCABULARY
+    )
+    if may_fail(effect.grammar):
+        failure = RequestFailure(kind=FailureKind.BAD_REQUEST, message="is wrong.")
+        answer = events.GrammarCompiled(key=effect.key, failure=failure)
+    delay_s = cluster.clock.draw(cluster.faults.compile_s)
+    cluster.after(delay_s, partial(post, answer))
