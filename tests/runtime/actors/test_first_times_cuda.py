@@ -12,7 +12,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan
-from tests.kernels.traced_steps import MAX_MODEL_LEN, MAX_TOKENS, random_plan
+from tests.kernels.random_plans import MAX_MODEL_LEN, MAX_TOKENS, random_plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 NUM_STEPS = 150
