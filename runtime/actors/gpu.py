@@ -20,6 +20,7 @@ from typing import Any
 from raydix.errors import AccountingError
 from raydix.ids import Rank
 from raydix.runtime.actors.arena_copies import ArenaCopies
+from raydix.runtime.actors.gpu_metrics import GPU_METRICS
 from raydix.runtime.actors.gpu_model import (
     BuildModel,
     Experts,
@@ -33,6 +34,7 @@ from raydix.runtime.actors.gpu_model import (
 from raydix.runtime.actors.link_watch import ALONE_S, LinkWatch
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, send_unless_closed
+from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.redial import RECONNECT_S, Dial, redial
 from raydix.runtime.actors.step_results import EnqueuedStep, StepResults
@@ -43,6 +45,7 @@ from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.metrics import Sample, read_samples
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
@@ -78,6 +81,7 @@ class GpuActor:
         expert_memory: ExpertMemory | None = None,
         build_model: BuildModel = build_torch_model,
         on_fatal: Callable[[], None] = exit_process,
+        exporter: MetricsExporter | None = None,
     ) -> None:
         """`name` is the engine's; `meeting`, `expert_memory`: see `RankPlace`.
 
@@ -89,6 +93,7 @@ class GpuActor:
         self._incarnation = incarnation
         self._build_model = build_model
         self._on_fatal = on_fatal
+        self._exporter = exporter
         self._place = RankPlace(
             rank=rank, device_index=rank, meeting=meeting, expert_memory=expert_memory
         )
@@ -157,6 +162,8 @@ class GpuActor:
         self.serve(lambda stop: connect_blocking(address, hello, secret, RECONNECT_S, stop))
         with phase(logger, "steps rehearsed"):
             await asyncio.to_thread(self._rehearsed.wait)
+        if self._exporter is not None:
+            self._exporter.start(self._samples)
 
     def serve(self, dial: Dial[BlockingLink]) -> None:
         """Start with any way to reach a Scheduler."""
@@ -183,6 +190,12 @@ class GpuActor:
 
     async def stats(self) -> dict[str, Any]:
         """Counters since the start, and whether the Scheduler is connected."""
+        return self._figures()
+
+    def _samples(self) -> list[Sample]:
+        return read_samples(GPU_METRICS, self._figures(), (str(self._rank),))
+
+    def _figures(self) -> dict[str, Any]:
         return {
             "rank": self._rank,
             "incarnation": self._incarnation,
@@ -199,6 +212,8 @@ class GpuActor:
 
     async def shutdown(self) -> None:
         """Close the link, finish what is in flight and end the threads."""
+        if self._exporter is not None:
+            await self._exporter.stop()
         await asyncio.to_thread(self._shutdown)
 
     def _attach(self, location: ArenaLocation) -> ArenaLocation:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from raydix.runtime.actors.gpu_metrics import GPU_GROUPS
 from raydix.runtime.actors.host_metrics import HOST_GROUPS
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_GROUPS
 from raydix.runtime.actors.storage_metrics import STORAGE_GROUPS
@@ -23,6 +24,7 @@ class Teller:
 
 TELLERS = (
     Teller("The Scheduler", SCHEDULER_GROUPS),
+    Teller("The GPU actors", GPU_GROUPS),
     Teller("HostMemory", HOST_GROUPS),
     Teller("The storage actor", STORAGE_GROUPS),
     Teller("The HTTP server", HTTP_GROUPS, is_engine=False),

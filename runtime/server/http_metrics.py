@@ -18,9 +18,11 @@ from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from raydix.runtime.actors.gpu_metrics import GPU_METRICS
 from raydix.runtime.actors.host_metrics import HOST_METRICS
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
 from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
+from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.metrics import (
     PREFIX,
     Distribution,
@@ -135,6 +137,9 @@ def _engine_samples(stats: dict[str, Any]) -> list[Sample]:
         samples += read_samples(SCHEDULER_METRICS, scheduler)
     if host := stats.get("host"):
         samples += read_samples(HOST_METRICS, host)
+    for actor, figures in stats.items():
+        if actor.startswith(ActorKind.GPU.value) and figures:
+            samples += read_samples(GPU_METRICS, figures, (str(figures["rank"]),))
     if storage := stats.get("storage"):
         samples += read_samples(STORAGE_METRICS, storage, (storage["backend"],))
     return samples

@@ -198,6 +198,7 @@ class RaySpawner:
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
     ) -> RunningActor:
         """Start an actor as a Ray actor."""
+        arguments["exporter"] = MetricsExporter(self._engine) if self._exports_metrics else None
         match kind:
             case ActorKind.SCHEDULER:
                 cls: type = SchedulerActor
@@ -209,7 +210,6 @@ class RaySpawner:
                 return await self._spawn_gpu(name, log_path, arguments)
             case ActorKind.SUPERVISOR:
                 raise ValueError("the driver alone makes Supervisors")
-        arguments["exporter"] = MetricsExporter(self._engine) if self._exports_metrics else None
         return await self._enter(self._make(cls, name, arguments), name, log_path)
 
     async def _spawn_gpu(self, name: str, log_path: str, arguments: dict[str, Any]) -> RunningActor:
