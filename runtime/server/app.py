@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 
 import raydix
 from raydix.runtime.server.admin import admin_routes
+from raydix.runtime.server.anthropic import anthropic_routes
 from raydix.runtime.server.chat import chat_routes
 from raydix.runtime.server.completions import completion_routes
 from raydix.runtime.server.cross_origin import allow_origins
@@ -48,8 +49,8 @@ def build_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
 
-    of_engine = (completion_routes, chat_routes, response_routes, token_routes, status_routes)
-    routers = [routes(served) for routes in (*of_engine, admin_routes)]
+    of_model = (completion_routes, chat_routes, response_routes, anthropic_routes, token_routes)
+    routers = [routes(served) for routes in (*of_model, status_routes, admin_routes)]
     for router in (*routers, metrics_routes(served, metrics)):
         # As they are: `include_router` would look for each request's route in one after the other.
         app.router.routes.extend(router.routes)

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in OpenAI's shape."""
+"""Errors as HTTP answers."""
 
 import contextlib
 import json
@@ -28,7 +28,8 @@ from raydix.errors import (
 )
 from raydix.runtime.config.nearest import nearest
 from raydix.runtime.server.connection import ClientGone
-from raydix.runtime.server.wire.errors import ErrorAnswer, ErrorDetails
+from raydix.runtime.server.error_shapes import shaped
+from raydix.runtime.server.wire.errors import ErrorDetails
 
 _RETRY_DEAD_S = 5.0
 """The time to wait before asking a dead engine again: about what its parts take to come back."""
@@ -45,14 +46,18 @@ class HttpFailure:
     details: ErrorDetails
     headers: dict[str, str] = field(default_factory=dict)
 
-    def body(self) -> bytes:
-        """The JSON, in ASCII: a message may quote what is no Unicode."""
-        answer = ErrorAnswer(error=self.details)
+    def body(self, path: str) -> bytes:
+        """The JSON, in ASCII: a message may quote what is no Unicode.
+
+        path: the one that was asked for, whose interface has its own shape of errors.
+        """
+        answer = shaped(self.status, self.details, path)
         return json.dumps(answer.model_dump(mode="python")).encode()
 
-    def response(self) -> Response:
-        """The whole answer."""
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+    def response(self, path: str) -> Response:
+        """The whole answer to a request for this path."""
+        body = self.body(path)
+        return Response(body, self.status, self.headers, media_type="application/json")
 
 
 class RequestRefused(Exception):
@@ -175,22 +180,22 @@ def _either(messages: Sequence[str]) -> str:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error in the one shape."""
+    """Answer every error in the shape of its route."""
 
     @app.exception_handler(RaydixError)
-    async def on_raydix_error(_: Request, error: RaydixError) -> Response:
-        return failure_of(error).response()
+    async def on_raydix_error(request: Request, error: RaydixError) -> Response:
+        return failure_of(error).response(request.url.path)
 
     @app.exception_handler(RequestRefused)
-    async def on_refused(_: Request, error: RequestRefused) -> Response:
-        return error.failure.response()
+    async def on_refused(request: Request, error: RequestRefused) -> Response:
+        return error.failure.response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def on_http_exception(request: Request, error: HTTPException) -> Response:
         text = f"{error.detail}: {request.method} {request.url.path}."
         headers = dict(error.headers or {})
         refused = failure(error.status_code, text, "invalid_request_error", headers=headers)
-        return refused.response()
+        return refused.response(request.url.path)
 
     @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientGone)
@@ -201,7 +206,8 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return failure(500, "The server failed; its log says why.", "server_error").response()
+        told = failure(500, "The server failed; its log says why.", "server_error")
+        return told.response(request.url.path)
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

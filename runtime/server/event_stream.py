@@ -42,8 +42,8 @@ def named_event(name: str, value: BaseModel) -> bytes:
 
 
 def data_failure(failed: HttpFailure) -> bytes:
-    """An error within a stream whose events have no names."""
-    return b"data: " + failed.body() + b"\n\n"
+    """An error within a stream of OpenAI's whose events have no names."""
+    return b"data: " + failed.body("") + b"\n\n"
 
 
 class EventWriter(Protocol):
@@ -106,7 +106,7 @@ class EventStream(Response):
                 await self._deliver(self._group, leaving, scope, receive, send)
         except RaydixError as error:
             # Only before the first event: the engine refused the request here.
-            await failure_of(error).response()(scope, receive, send)
+            await failure_of(error).response(scope["path"])(scope, receive, send)
         finally:
             leaving.cancel()
             with contextlib.suppress(asyncio.CancelledError):

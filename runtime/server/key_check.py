@@ -31,7 +31,7 @@ class KeyCheck:
 
         verdict = self._judge(scope)
         if isinstance(verdict, Verdict):
-            await _refusal(verdict).response()(scope, receive, send)
+            await _refusal(verdict).response(scope["path"])(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = verdict
         await self._app(scope, receive, send)
@@ -44,8 +44,11 @@ class KeyCheck:
 
 
 def _key_of(headers: Headers) -> str | None:
+    """The key, in either of the headers in which clients send one."""
     value = headers.get("authorization", "")
-    return value[len(_SCHEME) :].strip() if value.lower().startswith(_SCHEME) else None
+    if value.lower().startswith(_SCHEME):
+        return value[len(_SCHEME) :].strip()
+    return headers.get("x-api-key")
 
 
 def _refusal(verdict: Verdict) -> HttpFailure:
@@ -55,7 +58,7 @@ def _refusal(verdict: Verdict) -> HttpFailure:
         case Verdict.NO_KEY:
             text = (
                 "This route needs one of the server's keys. Send it in the "
-                "header Authorization: Bearer KEY."
+                "header Authorization: Bearer KEY, or X-Api-Key: KEY."
             )
             return failure(401, text, kind, code=code, headers=challenge)
         case Verdict.SHUT:

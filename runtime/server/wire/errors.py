@@ -1,4 +1,6 @@
-"""JSON of errors, in OpenAI's shape."""
+"""JSON of errors, in OpenAI's shape and in Anthropic's."""
+
+from typing import Literal
 
 from raydix.runtime.server.wire.base import WireAnswer
 
@@ -16,3 +18,17 @@ class ErrorAnswer(WireAnswer):
     """The body of every answer from 400 on."""
 
     error: ErrorDetails
+
+
+class AnthropicErrorDetails(WireAnswer):
+    """What was wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(WireAnswer):
+    """The body of every such answer to a request for messages."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetails

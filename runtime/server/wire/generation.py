@@ -63,7 +63,7 @@ class GenerationFields(WireRequest):
     """Names an end user; without effect, like `metadata`."""
     safety_identifier: str | None = None
     """OpenAI's newer name of `user`."""
-    metadata: Table[Text, Text] | None = None
+    metadata: Table[Text, Text | None] | None = None
 
 
 _SAMPLING_NAMES = frozenset(

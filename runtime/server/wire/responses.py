@@ -73,7 +73,7 @@ class ResponseAnswer(WireAnswer):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, str | None] = Field(default_factory=dict)
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool

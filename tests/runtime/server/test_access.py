@@ -31,6 +31,7 @@ ROLES = {
 }
 TENANTS, WATCHERS = {"alice", "bob"}, {"monitor", "admin"}
 KNOWN = TENANTS | WATCHERS
+TURNS = [{"role": "user", "content": "a"}]
 ROUTES: dict[tuple[str, str], tuple[set[str], Any]] = {
     ("GET", "/health"): (set(ROLES), None),
     ("GET", "/ready"): (KNOWN, None),
@@ -41,9 +42,11 @@ ROUTES: dict[tuple[str, str], tuple[set[str], Any]] = {
     ("POST", "/v1/completions"): (TENANTS, {"prompt": [1, 2, 3], "max_tokens": 1}),
     ("POST", "/v1/chat/completions"): (
         TENANTS,
-        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        {"messages": TURNS, "max_tokens": 1},
     ),
     ("POST", "/v1/responses"): (TENANTS, {"input": "a", "max_output_tokens": 1}),
+    ("POST", "/v1/messages"): (TENANTS, {"messages": TURNS, "max_tokens": 1}),
+    ("POST", "/v1/messages/count_tokens"): (TENANTS, {"messages": TURNS}),
     ("POST", "/tokenize"): (TENANTS, {"prompt": "a"}),
     ("POST", "/detokenize"): (TENANTS, {"tokens": [1]}),
     ("GET", "/admin/cache/stats"): ({"admin"}, None),
@@ -89,6 +92,22 @@ async def test_each_route_lets_in_those_whom_it_is_for(guarded: Server) -> None:
                 assert status == (403 if role in KNOWN else 401), (path, role)
 
     assert wrong == []
+
+
+async def test_a_key_may_come_in_the_header_that_anthropics_clients_use(guarded: Server) -> None:
+    body = {"messages": TURNS, "max_tokens": 1}
+    async with guarded.http() as http:
+        statuses = [
+            (await http.post("/v1/messages", json=body, headers=headers)).status_code
+            for headers in ({"X-Api-Key": ALICE}, {"X-Api-Key": MONITOR}, {"X-Api-Key": "none"})
+        ]
+        both = {"X-Api-Key": "none", "Authorization": f"Bearer {ALICE}"}
+        statuses.append((await http.post("/v1/messages", json=body, headers=both)).status_code)
+        refused = await http.post("/v1/messages", json=body)
+    assert statuses == [200, 403, 401, 200]
+    assert refused.status_code == 401
+    assert refused.json()["type"] == "error"
+    assert refused.json()["error"]["type"] == "authentication_error"
 
 
 async def test_a_folder_that_is_relative_to_nobody_is_refused(guarded: Server) -> None:

@@ -45,7 +45,7 @@ def told(kind: type[BaseModel], body: Any) -> tuple[str, str | None, str | None]
 def test_each_error_has_its_status(error: RaydixError, status: int, code: str | None) -> None:
     failed = failure_of(error)
     assert (failed.status, failed.details.code) == (status, code)
-    assert json.loads(failed.body())["error"]["message"] == "no"
+    assert json.loads(failed.body(""))["error"]["message"] == "no"
 
 
 def test_overload_tells_when_to_come_again() -> None:
@@ -175,9 +175,9 @@ def test_null_is_as_good_as_absent() -> None:
 
 def test_a_message_that_quotes_no_unicode_can_be_told() -> None:
     errors = [{"type": "extra_forbidden", "loc": ("\ud800",), "msg": "no"}]
-    body = failure_of_validation(errors, ()).body()
+    body = failure_of_validation(errors, ()).body("")
     assert json.loads(body)["error"]["message"] == "Not supported: 'body'. Leave out what is named."
-    assert failure_of(BadRequest("It says \ud800.")).body().isascii()
+    assert failure_of(BadRequest("It says \ud800.")).body("").isascii()
 
 
 def test_what_is_wrong_is_told_in_words_of_its_kind() -> None:

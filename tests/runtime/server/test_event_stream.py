@@ -82,7 +82,8 @@ class Connection:
 
     @property
     def scope(self) -> dict[str, Any]:
-        return {"type": "http", "extensions": {DIRECT_BODY: self} if self.has_direct else {}}
+        extensions = {DIRECT_BODY: self} if self.has_direct else {}
+        return {"type": "http", "path": "/v1/completions", "extensions": extensions}
 
     async def receive(self) -> dict[str, Any]:
         await self.has_left.wait()

@@ -1,6 +1,5 @@
 """Reasoning is told apart: whole and streamed, with tools, in turns, and counted."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,6 @@ COUNTED = f"\n{THOUGHT}\n</think>"
 HM = f"<think>{COUNTED}\n\n"
 Told = tuple[str | None, str | None, int, str]
 """Reasoning, content, the tokens of the first, and the reason of the end."""
-
-
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[tuple[Server, ScriptedModel]]:
-    async with scripted_serving(write_checkpoint(tmp_path), THINKING_TEMPLATE) as served:
-        yield served
 
 
 async def whole(server: Server, **asked: Any) -> Told:

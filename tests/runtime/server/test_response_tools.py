@@ -1,19 +1,15 @@
 """OpenAI's client calls functions and reads reasoning by `/v1/responses`, whole and streamed."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.runtime.server.scripted_server import (
-    THINKING_TEMPLATE,
     ScriptedModel,
-    scripted_serving,
 )
-from tests.runtime.server.served_engine import MODEL, PAGE_SIZE, Server, write_checkpoint
+from tests.runtime.server.served_engine import MODEL, PAGE_SIZE, Server
 from tests.runtime.server.test_tools import ARGUMENTS, CALL, OTHER, SCHEMA, TOOLS
 
 QUESTION = "How is the weather in Bonn?"
@@ -33,12 +29,6 @@ REASONED = ("reasoning", "Hm ☀.", "completed")
 CALLED = ("function_call", f"weather {ARGUMENTS}", "completed")
 Told = tuple[list[tuple[str, str, str]], str]
 """Each item's type, text and status, and the status of the response."""
-
-
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[tuple[Server, ScriptedModel]]:
-    async with scripted_serving(write_checkpoint(tmp_path), THINKING_TEMPLATE) as served:
-        yield served
 
 
 def told(response: Any) -> Told:
