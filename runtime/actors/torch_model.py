@@ -24,7 +24,9 @@ from raydix.runtime.actors.gpu_model import (
 )
 from raydix.runtime.actors.kernel_build import KernelBuild
 from raydix.runtime.actors.page_room import pages_with_room
+from raydix.runtime.actors.rank_device import open_device
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_layout import FP8_DTYPE
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.policies import Overlap
 from raydix.runtime.config.pool_sizes import max_context_pages
@@ -35,6 +37,7 @@ from raydix.runtime.model.checkpoint.checkpoint_config import (
 )
 from raydix.runtime.model.checkpoint.dummy import make_dummy_model
 from raydix.runtime.model.checkpoint.hub import checkpoint_folder, settings_folder
+from raydix.runtime.model.checkpoint.kv_scales import load_kv_scales
 from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.dispatchers import connect_dispatcher
@@ -74,7 +77,7 @@ def load_gpu_model(
             import_gpu_ops()
     tp = config.parallel.tp
     with phase(logger, "device opened"):
-        device = _device(config, place.device_index)
+        device = open_device(config, place.device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     collectives = meet(
         _lane_file(config, place, "sums"),
@@ -95,7 +98,7 @@ def load_gpu_model(
         group_layers=group_layers,
     )
 
-    layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
+    layout = loaded.kv_layout(config.cache.page_size, config.kv_dtype, config.cache.codec)
     shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
     step_bytes, halving = 0, Halving(_overlap(config, loaded))
     if device.type == "cuda":
@@ -124,6 +127,8 @@ def _load_weights(
     checkpoint = checkpoint or read_checkpoint_config(folder)
     with phase(logger, "weights drawn" if is_dummy else "weights read"):
         loaded = load(folder, config=checkpoint.up_to(config.model.max_model_len), **arguments)
+        if config.kv_dtype == FP8_DTYPE and not is_dummy:
+            loaded = load_kv_scales(loaded, folder)
         if loaded.decoder.device.type == "cuda":
             # Those that are still being copied, or drawn, are not there yet.
             torch.cuda.synchronize(loaded.decoder.device)
@@ -247,20 +252,6 @@ def _make_experts(config: EngineConfig, loaded: LoadedModel, on_error: OnError) 
         load_interval_steps=config.experts.load_interval_steps,
         on_error=on_error,
     )
-
-
-def _device(config: EngineConfig, index: int) -> torch.device:
-    if config.model.device == "cpu":
-        return torch.device("cpu")
-    if index >= torch.cuda.device_count():
-        raise ConfigError(
-            f"CUDA device {index} is asked for; this process sees {torch.cuda.device_count()} of "
-            f"them."
-        )
-    torch.cuda.set_device(index)
-    # Opens it, which otherwise the first tensor would.
-    torch.empty(1, device="cuda")
-    return torch.device("cuda", index)
 
 
 def _make_runner(

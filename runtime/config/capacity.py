@@ -7,7 +7,7 @@ from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.experts import ExpertsSection
-from raydix.runtime.config.kv_layout import GroupKind, KvLayout
+from raydix.runtime.config.kv_layout import FP8_DTYPE, GroupKind, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.l3 import BoundedL3Section
 from raydix.runtime.config.values import Section
@@ -59,7 +59,8 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequenc
     return "\n".join(
         (
             f"model  {model.path} on {model.device}, {model.dtype}, {num_ranks} rank(s)",
-            f"page   {page_size} tokens, {format_bytes(page_size * layout.token_bytes)}",
+            f"page   {page_size} tokens, {format_bytes(page_size * layout.token_bytes)}"
+            f"{', FP8' if layout.dtype == FP8_DTYPE else ''}",
             f"L1     {_tier(max(num_pages), page_size, l1_bytes)} per rank"
             f"{_windows(layout, num_pages)}, eviction {config.cache.eviction}",
             f"L2     {_l2(config, layout, host_bytes)}",

@@ -6,8 +6,10 @@ from pydantic import Field, model_validator
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.experts import ExpertsSection
+from raydix.runtime.config.kv_layout import FP8_DTYPE
 from raydix.runtime.config.l3 import Hf3fsL3Section
 from raydix.runtime.config.memory_limit import available_memory_bytes
+from raydix.runtime.config.policies import KvDtype
 from raydix.runtime.config.sections import (
     CacheSection,
     ModelSection,
@@ -37,6 +39,12 @@ class EngineConfig(Section):
     def has_l3(self) -> bool:
         """Whether pages are kept in storage."""
         return self.has_l2 and self.cache.l3 is not None
+
+    @property
+    def kv_dtype(self) -> str:
+        """What cached keys and values are, by its name in torch."""
+        is_fp8 = self.cache.kv_dtype is KvDtype.FP8_E4M3
+        return FP8_DTYPE if is_fp8 else self.model.dtype
 
     @property
     def stores_experts(self) -> bool:

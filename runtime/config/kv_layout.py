@@ -18,6 +18,8 @@ from raydix.errors import ConfigError
 from raydix.kernels.pages.page_codec import ENCODED_ALIGNMENT_BYTES, Codec, encoded_head_bytes
 
 OBJECT_HEADER_BYTES = 64
+FP8_DTYPE = "float8_e4m3fn"
+"""The `KvLayout.dtype` of one byte per number; `kernels/kv_cache/fp8.py` says what is stored."""
 STATE_ELEMENT_BYTES = 4
 """States are float32, whatever the model's dtype: they add up what all tokens leave."""
 
@@ -103,13 +105,19 @@ class KvLayout:
 
     page_size: int
     dtype: str
+    """What keys and values are in all tiers, by its name in torch; states have their own."""
     dtype_bytes: int
     groups: tuple[KvGroup, ...]
     codec: Codec = Codec.NONE
     version: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if the codec cannot encode a group's pages."""
+        """Raises ConfigError if a group cannot be kept in this dtype, or encoded by the codec."""
+        if self.dtype == FP8_DTYPE and any(each.kind is GroupKind.LATENT for each in self.groups):
+            raise ConfigError(
+                "cache.kv_dtype is fp8_e4m3; this model caches latents, which are kept as they are "
+                "computed. Set cache.kv_dtype to auto."
+            )
         if self.codec is not Codec.NONE:
             for group in self.groups:
                 self._require_encodable(group)

@@ -23,6 +23,13 @@ class EvictionPolicy(StrEnum):
     PRIORITY = "priority"
 
 
+class KvDtype(StrEnum):
+    """What keys and values are cached as; auto: as the model computes them."""
+
+    AUTO = "auto"
+    FP8_E4M3 = "fp8_e4m3"
+
+
 class WritePolicy(StrEnum):
     """When a page is copied from L1 to L2."""
 

@@ -8,6 +8,7 @@ from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.config.policies import (
     EvictionPolicy,
+    KvDtype,
     LoadPolicy,
     PrefetchStrategy,
     ReasoningFormatName,
@@ -33,7 +34,8 @@ class ModelSection(Section):
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32",
-        description="Type of weights, activations and cached KV. Default on cuda: bfloat16.",
+        description="Type of weights, activations and, unless cache.kv_dtype says otherwise, "
+        "cached KV. Default on cuda: bfloat16.",
     )
     max_model_len: Count | None = Field(
         None,
@@ -189,6 +191,11 @@ class CacheSection(Section):
         description="The node's arena. null: no L2, hence no L3.",
     )
     l3: L3Section | None = Field(None, description="Storage that outlives the engine. null: none.")
+    kv_dtype: Choice[KvDtype] = Field(
+        KvDtype.AUTO,
+        description="What keys and values are cached as, in all tiers. auto: model.dtype; "
+        "fp8_e4m3: half of bf16, rounded as they are computed.",
+    )
     codec: Choice[Codec] = Field(
         Codec.NONE,
         description="How pages are held in L2 and L3; "
@@ -240,6 +247,16 @@ class CacheSection(Section):
             raise ValueError(
                 f"cache.codec {self.codec} has no effect without {missing}: "
                 f"it encodes pages of L2 and L3. Set {missing}, or cache.codec to none."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_rounded_once(self) -> Self:
+        if self.codec is not Codec.NONE and self.kv_dtype is not KvDtype.AUTO:
+            raise ValueError(
+                f"cache.codec is {self.codec}, and cache.kv_dtype {self.kv_dtype}, which takes a "
+                "byte per number in all tiers already. Set cache.codec to none, or cache.kv_dtype "
+                "to auto."
             )
         return self
 

@@ -35,6 +35,8 @@ class Namespace:
 def make_namespace(model_fingerprint: bytes, weight_version: str, layout: KvLayout) -> Namespace:
     """The namespace of a model's pages: all that decides their bytes, but for the tokens.
 
+    `layout` says what keys and values are kept as, the fingerprint what they were computed in.
+
     Nothing of rank, host or run goes in: their pages are interchangeable.
     """
     fields: dict[str, Field] = {

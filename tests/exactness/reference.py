@@ -1,7 +1,7 @@
 """What transformers' own `generate` says of prompts, and the comparison with it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,17 +27,26 @@ class Expected:
     gaps: list[float]
     logits: torch.Tensor
     """The logits, [tokens, V]."""
+    min_gap: float = MIN_TOP2_GAP
 
     def is_decided(self, position: int) -> bool:
         """Is the reference's choice beyond rounding?"""
-        return self.gaps[position] >= MIN_TOP2_GAP
+        return self.gaps[position] >= self.min_gap
 
 
 class Reference:
     """One checkpoint in transformers, with every answer it gave."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        make_cache: Callable[[Any], Any] | None = None,
+        min_gap: float = MIN_TOP2_GAP,
+    ) -> None:
+        """`make_cache`: makes another cache than transformers' own, of a model's config."""
         self.folder = folder
+        self._make_cache = make_cache
+        self._min_gap = min_gap
         self._model = load_in_transformers(folder)
         self._known: dict[Prompt, Expected] = {}
         self._known_with: dict[str, Expected] = {}
@@ -96,6 +105,8 @@ class Reference:
     @torch.inference_mode()
     def _ask(self, prompts: list[Prompt]) -> None:
         batch = torch.tensor(prompts)
+        make_cache = self._make_cache
+        cache = {} if make_cache is None else {"past_key_values": make_cache(self._model.config)}
         output = self._model.generate(
             batch,
             attention_mask=torch.ones_like(batch),
@@ -103,6 +114,7 @@ class Reference:
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
+            **cache,
         )
         logits_BTV = torch.stack(output.logits, dim=1)
         top2_BT2 = logits_BTV.topk(2, dim=-1).values
@@ -112,6 +124,7 @@ class Reference:
                 token_ids=output.sequences[row, len(prompt) :].tolist(),
                 gaps=(top2_BT2[row, :, 0] - top2_BT2[row, :, 1]).tolist(),
                 logits=logits_BTV[row],
+                min_gap=self._min_gap,
             )
 
 

@@ -21,11 +21,19 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "tp"),
-    [("dense_l16", 1), ("moe_l12", 2), ("gpt-oss-20b", 1), ("latent_l61", 4), ("gemma-2-9b", 1)],
+    ("shape", "tp", "kv_dtype"),
+    [
+        ("dense_l16", 1, "auto"),
+        ("moe_l12", 2, "auto"),
+        ("gpt-oss-20b", 1, "auto"),
+        ("latent_l61", 4, "auto"),
+        ("gemma-2-9b", 1, "auto"),
+        ("dense_l16", 2, "fp8_e4m3"),
+        ("gpt-oss-20b", 1, "fp8_e4m3"),
+    ],
 )
-def test_steps_of_any_size_launch_what_was_foreseen(shape: str, tp: int) -> None:
-    done = run("tests.kernels.traced_steps", shape, str(tp), "25")
+def test_steps_of_any_size_launch_what_was_foreseen(shape: str, tp: int, kv_dtype: str) -> None:
+    done = run("tests.kernels.traced_steps", shape, str(tp), "25", kv_dtype)
 
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "variants, of which" in done.stdout

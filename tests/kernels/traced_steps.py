@@ -1,9 +1,10 @@
 """Compare the variants that are found for a model with those that random steps launch.
 
-    python -m tests.kernels.traced_steps dense_l16 1 60
+    python -m tests.kernels.traced_steps dense_l16 1 60 fp8_e4m3
 
 Needs Triton and no GPU: nothing is computed. The model is one of `benchmarks.model.model_shapes`
-in its own sizes; the numbers are those of tensor-parallel ranks and of random steps.
+in its own sizes; the numbers are those of tensor-parallel ranks and of random steps, and what
+follows is `cache.kv_dtype`.
 """
 
 import sys
@@ -26,7 +27,7 @@ from tests.kernels.random_plans import MAX_MODEL_LEN, MAX_TOKENS, SAMPLINGS, ran
 HOPPER = TargetGpu(capability=(9, 0), num_sms=132)
 
 
-def configuration(folder: Path, tp: int) -> EngineConfig:
+def configuration(folder: Path, tp: int, kv_dtype: str) -> EngineConfig:
     """The configuration of an engine that serves a folder's model on GPUs."""
     return EngineConfig.model_validate(
         {
@@ -38,7 +39,7 @@ def configuration(folder: Path, tp: int) -> EngineConfig:
                 "max_model_len": MAX_MODEL_LEN,
             },
             "parallel": {"tp": tp},
-            "cache": {"page_size": 64, "l2": None},
+            "cache": {"page_size": 64, "l2": None, "kv_dtype": kv_dtype},
             "scheduler": {"chunked_prefill_tokens": MAX_TOKENS, "max_running_requests": 130},
         }
     )
@@ -74,10 +75,10 @@ def run_random_steps(runner: ModelRunner, num_steps: int) -> None:
 
 def main() -> int:
     """Print the variants that nobody has foreseen; their number is the exit status."""
-    shape, tp, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    shape, tp, num_steps, kv_dtype = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(shape, Path(name))
-        config, spec = configuration(folder, tp), read_checkpoint_config(folder).spec
+        config, spec = configuration(folder, tp, kv_dtype), read_checkpoint_config(folder).spec
         with compiling_for(HOPPER):
             found = model_variants(config, spec, MAX_MODEL_LEN)
             model = ShapedModel(config, spec, MAX_MODEL_LEN)

@@ -64,6 +64,7 @@ def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
         dtype=config.model.dtype,
         tp=config.parallel.tp,
         page_size=config.cache.page_size,
+        kv_dtype=config.kv_dtype,
         codec=config.cache.codec,
     )
 

@@ -74,15 +74,19 @@ class LoadedModel:
     def fingerprint(self) -> bytes:
         """32 bytes; where they are equal, equal tokens have the same keys and values.
 
-        They cover the arithmetic (`ModelSpec.digest`) and the weights, whole, as they are stored.
-        The namespace of stored pages adds the dtype that is served and the shape of pages. Nothing
+        They cover the arithmetic (`ModelSpec.digest`), its dtype, and the weights, whole, as they
+        are stored. The namespace of stored pages adds what these hold, and their shape. Nothing
         else counts: not how weights are cut over ranks, nor which device computes with those of a
         checkpoint, nor how long a context may be.
         """
-        return hashlib.sha256(self.spec.digest() + self.weight_fingerprint).digest()
+        dtype = str(self.decoder.dtype).encode()
+        return hashlib.sha256(self.spec.digest() + dtype + self.weight_fingerprint).digest()
 
     def kv_layout(self, page_size: int, dtype: str, codec: Codec = Codec.NONE) -> KvLayout:
-        """The shape of the model's pages. Raises ConfigError if the codec cannot encode them."""
+        """The shape of the model's pages, of keys and values of `dtype`.
+
+        Raises ConfigError if they cannot be cached so.
+        """
         groups = self.decoder.kv_groups
         return make_kv_layout(groups, page_size=page_size, dtype=dtype, codec=codec)
 

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from raydix.runtime.model.checkpoint.kv_scale_names import kv_scale_name
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import own_name
 
@@ -24,6 +25,8 @@ _PARTS = {
 
 def purpose_left_aside(stored: str, family: FamilyDefinition, num_layers: int) -> str | None:
     """What a tensor is for that the language model does without; None: it may need it."""
+    if kv_scale_name(stored) is not None:
+        return "keys and values in FP8"
     name = own_name(stored)
     if name.endswith("rotary_emb.inv_freq"):
         return "frequencies that the config fixes"

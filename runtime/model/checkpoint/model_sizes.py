@@ -62,12 +62,19 @@ class _Part:
 
 
 def measure_model(
-    folder: str | Path, *, dtype: str, tp: int, page_size: int, codec: Codec = Codec.NONE
+    folder: str | Path,
+    *,
+    dtype: str,
+    tp: int,
+    page_size: int,
+    kv_dtype: str | None = None,
+    codec: Codec = Codec.NONE,
 ) -> ModelSizes:
     """Sizes of the model in `folder`, of which config.json is read.
 
-    Raises CheckpointError for a model that is not supported, ConfigError if its heads cannot be
-    divided among `tp` ranks, or the codec cannot encode its pages.
+    kv_dtype: that of cached keys and values; None: `dtype`. Raises CheckpointError for a model that
+    is not supported, ConfigError if its heads cannot be divided among `tp` ranks, or its pages not
+    be cached so.
     """
     config = read_checkpoint_config(folder)
     spec = config.spec
@@ -77,7 +84,7 @@ def measure_model(
 
     return ModelSizes(
         checkpoint=config,
-        layout=make_kv_layout(groups, page_size=page_size, dtype=dtype, codec=codec),
+        layout=make_kv_layout(groups, page_size=page_size, dtype=kv_dtype or dtype, codec=codec),
         max_position_embeddings=config.max_position_embeddings,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,

@@ -1,8 +1,8 @@
 """Attention over paged KV.
 
 Legend: T tokens of the step, R rows, C hidden, X heads of queries, keys and values x D, Q query
-heads, D head dim, P pages, L layers of the group, H KV heads, S slots per page, N pages of a block
-table.
+heads, D head dim, P pages, L layers of the group, H KV heads, 2 keys and values, S slots per page,
+N pages of a block table.
 """
 
 from collections.abc import Callable
@@ -112,13 +112,24 @@ class Attention(nn.Module):
             self.sinks_Q = nn.Parameter(
                 torch.empty(len(self._heads), device=device, dtype=dtype), requires_grad=False
             )
-        self._form = AttentionForm(
-            scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks_Q=self.sinks_Q
-        )
+        self.kv_scales_2H: Tensor
+        ones_2H = torch.ones(2, len(self._kv_heads), device=device)
+        self.register_buffer("kv_scales_2H", ones_2H, persistent=False)
+        self._form = self._make_form()
 
     def _make_gate(self, hidden_size: int, device: torch.device, dtype: torch.dtype) -> Weight:
         size, bias = len(self._heads) * self.spec.value_dim, self.spec.qkv_bias
         return empty_weight(size, hidden_size, bias=bias, device=device, dtype=dtype)
+
+    def _make_form(self) -> AttentionForm:
+        spec = self.spec
+        return AttentionForm(
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks_Q=self.sinks_Q,
+            kv_scales_2H=self.kv_scales_2H,
+        )
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -144,6 +155,10 @@ class Attention(nn.Module):
             weights["sinks"] = cut_heads(self.sinks_Q, self._heads, spec.num_heads)
         return weights
 
+    def fill_kv_scales(self, scales_2H: Tensor) -> None:
+        """Keep this rank's part of the scales of all heads, which keys and values in FP8 have."""
+        self.kv_scales_2H.copy_(scales_2H[:, self._kv_heads.start : self._kv_heads.stop])
+
     def forward(
         self,
         x_TC: Tensor,
@@ -164,7 +179,13 @@ class Attention(nn.Module):
 
         if self.spec.source_layer is None:
             q_TQD = self._ops.rotate_and_write_kv(
-                qkv_TX, rope, self._norm(), group.pool, self.layer_in_group, group.slot_mapping_T
+                qkv_TX,
+                rope,
+                self._norm(),
+                group.pool,
+                self.layer_in_group,
+                group.slot_mapping_T,
+                kv_scales_2H=self._form.scales_of(group.pool),
             )
         else:
             q_TQD = self._rotated_queries(qkv_TX, rope)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from raydix.kernels.pages.page_codec import Codec
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import FP8_DTYPE, GroupKind, KvGroup, KvLayout
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -15,7 +15,7 @@ from raydix.runtime.model.spec.spec import (
     Mixer,
 )
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FP8_DTYPE: 1}
 
 
 KvGrouping = Callable[[Sequence[LayerSpec]], tuple[KvGroup, ...]]
@@ -50,7 +50,7 @@ def derive_kv_groups(
 def make_kv_layout(
     groups: tuple[KvGroup, ...], *, page_size: int, dtype: str, codec: Codec
 ) -> KvLayout:
-    """The shape of these groups' pages. Raises ConfigError if the codec cannot encode them."""
+    """The shape of these groups' pages. Raises ConfigError as `KvLayout` does."""
     return KvLayout(
         page_size=page_size,
         dtype=dtype,

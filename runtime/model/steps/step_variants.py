@@ -128,7 +128,7 @@ class ShapedModel:
         layout = make_kv_layout(
             decoder.kv_groups,
             page_size=page_size,
-            dtype=config.model.dtype,
+            dtype=config.kv_dtype,
             codec=config.cache.codec,
         )
         shard = KvShard(layout=layout, rank=0, num_ranks=tp)

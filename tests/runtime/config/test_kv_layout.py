@@ -4,7 +4,8 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.kernels.pages.page_codec import Codec
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import FP8_DTYPE, GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 
 GROUP = KvGroup(kind=GroupKind.FULL, layers=(0, 2, 3), num_kv_heads=2, head_dim=8)
 LAYOUT = KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=(GROUP,))
@@ -41,6 +42,24 @@ def test_pages_that_a_codec_cannot_encode_are_refused(
 
     with pytest.raises(ConfigError, match=message):
         KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=groups, codec=Codec.INT8)
+
+
+def test_in_fp8_keys_and_values_take_a_byte_each_and_states_what_they_did() -> None:
+    groups = (GROUP, replace(GROUP, kind=GroupKind.STATE))
+    plain = replace(LAYOUT, groups=groups)
+
+    layout = replace(plain, dtype=FP8_DTYPE, dtype_bytes=1)
+
+    assert 2 * layout.payload_bytes(0) == plain.payload_bytes(0)
+    assert layout.payload_bytes(1) == plain.payload_bytes(1)
+    assert 2 * KvShard(layout=layout).page_bytes(0) == KvShard(layout=plain).page_bytes(0)
+
+
+def test_latents_in_fp8_are_refused() -> None:
+    groups = (GROUP, replace(GROUP, kind=GroupKind.LATENT))
+
+    with pytest.raises(ConfigError, match="kv_dtype is fp8_e4m3; this model caches latents"):
+        KvLayout(page_size=4, dtype=FP8_DTYPE, dtype_bytes=1, groups=groups)
 
 
 def test_a_window_reaches_back_as_many_pages_as_its_next_token_sees() -> None:

@@ -158,6 +158,11 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
             ["cache.l2.bytes_per_node is '64 apples'", "64MiB"],
         ),
         ({"cache": {"codec": "int4"}}, ["cache.codec is 'int4'", "'none', 'int8' or 'fp8'"]),
+        ({"cache": {"kv_dtype": "fp8"}}, ["cache.kv_dtype is 'fp8'", "'auto' or 'fp8_e4m3'"]),
+        (
+            {"cache": {"codec": "int8", "kv_dtype": "fp8_e4m3"}},
+            ["cache.codec is int8, and cache.kv_dtype fp8_e4m3", "Set cache.codec to none"],
+        ),
         (
             {"cache": {"codec": "int8", "l2": None}},
             ["cache.codec int8 has no effect", "Set cache.l2"],

@@ -170,7 +170,7 @@ def test_more_tensors_than_the_model_has_are_left_aside_with_a_warning(
 ) -> None:
     expected = load(folder).decoder.state_dict()
     assert not caplog.records
-    edit(folder, {"model.layers.0.self_attn.k_scale": torch.ones(1).to(dtype)})
+    edit(folder, {"model.layers.0.self_attn.k_bonus": torch.ones(1).to(dtype)})
 
     require_checkpoint(ModelSection(path=str(folder)))
     check_weights(folder, read_checkpoint_config(folder))
@@ -178,7 +178,7 @@ def test_more_tensors_than_the_model_has_are_left_aside_with_a_warning(
 
     assert all(torch.equal(each, expected[name]) for name, each in decoder.state_dict().items())
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "model.layers.0.self_attn.k_scale" in warning
+    assert "model.layers.0.self_attn.k_bonus" in warning
 
 
 def test_what_only_images_and_guesses_need_is_left_aside_and_the_log_says_so(
