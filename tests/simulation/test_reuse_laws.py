@@ -79,9 +79,9 @@ def late_answers_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long L3 may take is learnt from the answers that are in time."""
     note = AnswerTimes.note
 
-    def note_in_time(self: AnswerTimes, time_s: float) -> None:
-        if time_s <= self.patience_s:
-            note(self, time_s)
+    def note_in_time(self: AnswerTimes, time_s: float, allowed_s: float) -> None:
+        if time_s - allowed_s <= self.patience_s:
+            note(self, time_s, allowed_s)
 
     monkeypatch.setattr(AnswerTimes, "note", note_in_time)
 

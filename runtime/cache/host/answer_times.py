@@ -23,18 +23,20 @@ class AnswerTimes:
         self._shortest_s = shortest_s
         self.longest_s = longest_s
         self._first_s = first_s
-        self._times_s: deque[float] = deque(maxlen=_NUM_TIMES)
+        self._beyond_s: deque[float] = deque(maxlen=_NUM_TIMES)
+        self._times_s: deque[float] = deque(maxlen=_NUM_USUAL)
 
-    def note(self, time_s: float) -> None:
-        """Note that an answer took `time_s` seconds."""
+    def note(self, time_s: float, allowed_s: float = 0.0) -> None:
+        """Note that an answer took `time_s` seconds, `allowed_s` of which its size explains."""
+        self._beyond_s.append(max(0.0, time_s - allowed_s))
         self._times_s.append(time_s)
 
     @property
     def patience_s(self) -> float:
-        """The time in seconds that an answer may take."""
-        if not self._times_s:
+        """The time in seconds that an answer may take, beyond what its size explains."""
+        if not self._beyond_s:
             return self._first_s
-        return min(self.longest_s, max(self._shortest_s, _SLACK * max(self._times_s)))
+        return min(self.longest_s, max(self._shortest_s, _SLACK * max(self._beyond_s)))
 
     @property
     def usual_s(self) -> float:
@@ -43,4 +45,4 @@ class AnswerTimes:
         A store that is slow now and then is not a slow one, and the first fast answer shows that it
         has recovered.
         """
-        return min(list(self._times_s)[-_NUM_USUAL:], default=0.0)
+        return min(self._times_s, default=0.0)

@@ -114,7 +114,7 @@ class FetchTurns:
         page_ids: list[HostPageId] = []
         num_joined = 0
         has_room = True
-        while has_room and len(indices) < self._settings.batch_pages:
+        while has_room and len(indices) < self._reads.batch_pages[group]:
             index = lookup.take_wanted(group)
             if index is None:
                 break

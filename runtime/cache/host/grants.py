@@ -5,21 +5,27 @@ from collections.abc import Sequence
 
 from raydix.ids import HostPageId
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.config.page_counts import pages_within
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import PagesGranted
 
 _MAX_GRANTED_PAGES = 256
+_MAX_GRANTED_BYTES = 1 << 30
+"""Twice what one plan copies, so that the next one need not wait for a grant."""
 _GRANTED_DIVISOR = 8
 """Schedulers are kept stocked with one page in so many of L2, all of them together."""
 _SMALL_L2_DIVISOR = 4
 _SMALL_L2_PAGES = 64
 """A small L2 grants one page in fewer, up to so many: a step may leave as many to be copied."""
+_SMALL_L2_BYTES = 256 << 20
 
 
-def _stock(num_pages: int) -> int:
+def _stock(num_pages: int, page_bytes: int) -> int:
     """The pages of a KV group that Schedulers are kept stocked with, of those that it has."""
-    of_small_l2 = min(num_pages // _SMALL_L2_DIVISOR, _SMALL_L2_PAGES)
-    return max(1, of_small_l2, min(num_pages // _GRANTED_DIVISOR, _MAX_GRANTED_PAGES))
+    few = pages_within(_SMALL_L2_BYTES, page_bytes, _SMALL_L2_PAGES)
+    many = pages_within(_MAX_GRANTED_BYTES, page_bytes, _MAX_GRANTED_PAGES)
+    of_small_l2 = min(num_pages // _SMALL_L2_DIVISOR, few)
+    return max(1, of_small_l2, min(num_pages // _GRANTED_DIVISOR, many))
 
 
 class HostGrants:
@@ -29,7 +35,7 @@ class HostGrants:
         """Start without grants. `fair_share`: pages per KV group, if each has as many slabs."""
         self._index = index
         self._counters = counters
-        self._max_pages = [_stock(pages) for pages in fair_share]
+        self._max_pages = list(map(_stock, fair_share, index.page_bytes))
         self._pages: list[set[HostPageId]] = [set() for _ in fair_share]
 
     @property

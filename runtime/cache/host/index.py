@@ -40,6 +40,8 @@ class HostIndex:
         `generations` continues those of an arena that was in use before.
         """
         self._pages = HostPages(geometry, generations)
+        self.page_bytes = geometry.page_bytes
+        """The bytes of a page of each KV group."""
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
         self._evictable = LruLists(geometry.num_host_pages, geometry.num_groups)
         """The READY pages without readers, per KV group, least recently used first."""

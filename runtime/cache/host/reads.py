@@ -64,6 +64,8 @@ class HostReads:
         self._index = index
         self._staged = staged
         self._orders = orders
+        self.batch_pages = orders.batch_pages
+        """The most pages of one read, per KV group."""
         self._effects = effects
         self._counters = counters
 

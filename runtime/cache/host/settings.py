@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from raydix.runtime.cache.host.window_ends import PrefixRule
+from raydix.runtime.config.page_counts import pages_within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,8 @@ class StorageSettings:
     """The shortest run in tokens that is fetched; a shorter one is computed. Nothing tests this."""
     batch_pages: int = 32
     """The most pages of one read or write."""
+    batch_bytes: int = 128 << 20
+    """The most bytes of one read or write, unless a single page has more."""
     max_read_batches: int = 4
     """The most reads in flight at once."""
     max_write_batches: int = 2
@@ -40,6 +43,11 @@ class StorageSettings:
     """The least seconds after which a read is overdue: it is so after several times as long as the
     slowest recent one took.
     """
+    transfer_s_per_byte: float = 1e-8
+    """Seconds allowed for each byte of reads or writes under way, on top of what any order may take
+    and of several times what the slowest recent one took: answers to small orders say little of
+    large ones.
+    """
     exists_deadline_s: float = 1.0
     exists_deadline_per_page_s: float = 0.004
     """Seconds allowed for each page of a question whether objects exist, on top of
@@ -60,6 +68,10 @@ class StorageSettings:
     breaker_max_backoff_s: float = 10.0
     recheck_interval_s: float = 10.0
     """Seconds after which a slow L3 is asked how slow it is, if nobody else asks."""
+
+    def pages_of_batch(self, page_bytes: int) -> int:
+        """The most pages of so many bytes in one read or write."""
+        return pages_within(self.batch_bytes, page_bytes, self.batch_pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

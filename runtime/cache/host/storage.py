@@ -42,7 +42,9 @@ class HostStorage:
         self._effects = effects
         self._counters = counters
 
-        self.orders = StorageOrders(storage, effects, counters, is_in_use=settings.has_storage)
+        self.orders = StorageOrders(
+            storage, index.page_bytes, effects, counters, is_in_use=settings.has_storage
+        )
         self.writes = HostWrites(storage, index, self.orders, effects, counters)
         self.repairs = HostRepairs(storage, index, self.orders, counters)
         self.reads = HostReads(index, staged, self.orders, effects, counters)

@@ -1,7 +1,7 @@
 """Orders that HostMemory has given to the storage actor."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import floor, log2
 
 from raydix.errors import AccountingError
@@ -54,12 +54,17 @@ class StorageOrders:
     def __init__(
         self,
         settings: StorageSettings,
+        page_bytes: Sequence[int],
         effects: list[HostEffect],
         counters: Counter[str],
         *,
         is_in_use: bool,
     ) -> None:
+        """Start without a storage actor. `page_bytes`: per KV group."""
         self._settings = settings
+        self._page_bytes = page_bytes
+        self.batch_pages = tuple(map(settings.pages_of_batch, page_bytes))
+        """The most pages of one read or write, per KV group."""
         self._effects = effects
         self._counters = counters
 
@@ -219,14 +224,14 @@ class StorageOrders:
         """Ask which of these objects exist."""
         # Questions wait for each other, and some backends ask for each object by itself.
         num_pages = len(keys) // KEY_BYTES
-        num_ahead = self._unanswered[OrderKind.EXISTS].num_pages
+        num_ahead = self._unanswered[OrderKind.EXISTS].size
         allowed_s = self._settings.exists_deadline_per_page_s * (num_ahead + num_pages)
         order = Order(
             kind=OrderKind.EXISTS,
             sent_s=now_s,
             group=group,
             keys=keys,
-            num_pages=num_pages,
+            size=num_pages,
             allowed_s=allowed_s,
         )
         batch_id = self._start(order)
@@ -236,8 +241,7 @@ class StorageOrders:
 
     def read(self, group: int, keys: bytes, host_page_ids: Int32Array, now_s: float) -> BatchId:
         """Read objects into FILLING pages, whose generations are in the table."""
-        order = Order(kind=OrderKind.READ, sent_s=now_s, group=group, keys=keys)
-        batch_id = self._start(order)
+        batch_id = self._start(self._transfer(OrderKind.READ, group, keys, now_s))
         self._send(
             ReadObjects(
                 batch_id=batch_id,
@@ -254,10 +258,22 @@ class StorageOrders:
         batch_id = self._next_batch_id
         message = make_order(batch_id, self._deadline_s)
         group, keys = message.group, message.keys
-        order = Order(kind=OrderKind.WRITE, sent_s=now_s, group=group, keys=keys)
-        self._start(order)
+        self._start(self._transfer(OrderKind.WRITE, group, keys, now_s))
         self._send(message)
         return batch_id
+
+    def _transfer(self, kind: OrderKind, group: int, keys: bytes, now_s: float) -> Order:
+        """A read or write of these pages, which shares what carries it with others of its kind."""
+        num_bytes = len(keys) // KEY_BYTES * self._page_bytes[group]
+        num_in_all = self._unanswered[kind].size + num_bytes
+        return Order(
+            kind=kind,
+            sent_s=now_s,
+            group=group,
+            keys=keys,
+            size=num_bytes,
+            allowed_s=self._settings.transfer_s_per_byte * num_in_all,
+        )
 
     def clear(self, now_s: float) -> BatchId:
         """Have every object of the namespace removed; nothing is written meanwhile."""
@@ -314,13 +330,13 @@ class StorageOrders:
     def _take_success(self, order: Order, statuses: bytes, now_s: float) -> None:
         breaker, times = self._breakers[order.kind], self._times[order.kind]
         time_s = now_s - order.sent_s
-        if order.is_overdue and time_s > times.longest_s:
+        if order.is_overdue and time_s > times.longest_s + order.allowed_s:
             # It answers, though too late. How long it takes today, a probe shows.
             breaker.hasten(now_s)
             return
 
         if order.keys:
-            times.note(max(0.0, time_s - order.allowed_s))
+            times.note(time_s, order.allowed_s)
             first = next(i for i, status in enumerate(statuses) if status not in _NO_ANSWER)
             self._good_names[order.kind] = order.name(first)
         if order.is_overdue:

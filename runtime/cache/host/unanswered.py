@@ -28,8 +28,8 @@ class Order:
     group: int = 0
     keys: bytes = b""
     """The keys of the objects; the answer to an order without keys does not show how fast L3 is."""
-    num_pages: int = 0
-    """The number of pages of a question whether objects exist; 0 for other orders."""
+    size: int = 0
+    """The pages of a question whether objects exist; the bytes of a read or write of pages."""
     allowed_s: float = 0.0
     """The seconds that the order may take for its size alone."""
     is_overdue: bool = False
@@ -51,8 +51,8 @@ class Unanswered:
     overdue_at_s: list[tuple[float, BatchId]] = field(default_factory=list)
     """A heap that holds every current order; its first entry is current."""
     num_overdue: int = 0
-    num_pages: int = 0
-    """The sum of `Order.num_pages` over all orders, overdue or not."""
+    size: int = 0
+    """The sum of `Order.size` over all orders, overdue or not."""
 
     @property
     def next_overdue_s(self) -> float | None:
@@ -73,12 +73,12 @@ class Unanswered:
     def add(self, batch_id: BatchId, order: Order, overdue_at_s: float) -> None:
         """Add an order that is sent."""
         self.current[batch_id] = order
-        self.num_pages += order.num_pages
+        self.size += order.size
         heapq.heappush(self.overdue_at_s, (overdue_at_s, batch_id))
 
     def remove(self, batch_id: BatchId, order: Order) -> None:
         """Remove an order that is answered."""
-        self.num_pages -= order.num_pages
+        self.size -= order.size
         if order.is_overdue:
             self.num_overdue -= 1
             return

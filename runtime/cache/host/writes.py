@@ -131,7 +131,7 @@ class HostWrites:
     def _take_batch(self) -> tuple[int, bytes, list[HostPageId]]:
         """The next pages of one group, pinned, with the group and their keys; there are some."""
         is_probe = self._rest_s > 0 or self._orders.is_write_probe
-        max_pages = 1 if is_probe else self._settings.batch_pages
+        max_pages = 1
         group: int | None = None
         keys: list[PageKey] = []
         pages: list[HostPageId] = []
@@ -141,6 +141,8 @@ class HostWrites:
             if group is not None and name[0] != group:
                 break
             group = name[0]
+            if not is_probe:
+                max_pages = self._orders.batch_pages[group]
             self._index.pin(page_id)
             self._unwritten.start(page_id)
             keys.append(name[1])

@@ -12,6 +12,7 @@ from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.scheduler.counters import Count, Counters
+from raydix.runtime.scheduler.pages.backup_amounts import low_water, pages_of_plan
 from raydix.runtime.scheduler.pages.use_counts import UseCounts
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.host_view import HostView
@@ -21,8 +22,6 @@ NewPage = tuple[PageKey, tuple[int, ...]]
 
 _Key = TypeVar("_Key", bound=bytes)
 
-_MAX_PAGES_PER_PLAN = 256
-"""The most pages of each KV group that one plan copies to L2."""
 _FEW_PAGES = 32
 """Fewer dirty pages than this wait for more while steps run, as even a small copy takes a turn of
 every actor.
@@ -36,17 +35,6 @@ _GATHER_S = 0.02
 _MAX_DIRTY_PAGES = 65_536
 _MAX_INSPECTED_PAGES = 256
 """The most pages, of those that are evicted next, that are inspected per step."""
-_PAGES_PER_CLEAN_PAGE = 16
-"""One page in so many is kept free, or clean (copied to L2), before pages are needed."""
-_STEPS_AHEAD = 2
-"""The number of steps that may take pages before a copy sent with the first of them is done."""
-_PAGES_PER_STEP_PAGE = 4
-"""Pages that `_STEPS_AHEAD` steps may take are kept free or clean, up to one page in so many."""
-_PAGES_PER_TAKEN_PAGE = 2
-"""The most pages ever taken between two looks ahead are kept free or clean, up to one page in so
-many, since loads take whole prefixes. Pages to be evicted next are thus copied earlier than need
-be, which is in vain only if they are used again.
-"""
 
 
 class BackupQueue:
@@ -59,6 +47,7 @@ class BackupQueue:
         `write_through_selective`, and notes under `write_back` which pages were lost.
         """
         self._settings = settings
+        self._pages_per_step = -(-settings.prefill_budget_tokens // settings.page_size)
         self._host = host
         self._counters = counters
         self._uses = uses
@@ -171,7 +160,9 @@ class BackupQueue:
             return
         wanted = 0
         for group, free in enumerate(num_free):
-            num_lacking = self._low_water(group) - free
+            num_pages = self._settings.num_pages[group]
+            num_kept = low_water(num_pages, self._pages_per_step, self._most_taken[group])
+            num_lacking = num_kept - free
             if self._windows[group] is None:
                 wanted = max(wanted, num_lacking)
             else:
@@ -183,14 +174,6 @@ class BackupQueue:
         """Note that so many pages of each KV group are taken, and perhaps soon as many again."""
         for group, num in enumerate(num_pages):
             self._num_taken[group] += num
-
-    def _low_water(self, group: int) -> int:
-        """The number of a pool's pages that are kept free or clean."""
-        num_pages = self._settings.num_pages[group]
-        per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
-        step_share = min(_STEPS_AHEAD * per_step, num_pages // _PAGES_PER_STEP_PAGE)
-        taken_share = min(self._most_taken[group], num_pages // _PAGES_PER_TAKEN_PAGE)
-        return max(num_pages // _PAGES_PER_CLEAN_PAGE, step_share, taken_share, 1)
 
     def _clean_windows(self, group: int, num_pages: int) -> None:
         """Back up the oldest windows of which L2 has no copy yet."""
@@ -211,8 +194,7 @@ class BackupQueue:
 
         # The tree knows how far it was inspected: a step looks only at what has come since, and
         # at a bounded number of pages.
-        per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
-        num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
+        num_left = max(_MAX_INSPECTED_PAGES, 2 * self._pages_per_step)
         for nodes in tree.inspect_ahead(wanted):
             # Heads first: without its head L2 would have a chain's tail for nobody.
             for node in nodes:
@@ -252,7 +234,8 @@ class BackupQueue:
             return keys, page_ids
 
         dirty = self._dirty[group]
-        limit = min(_MAX_PAGES_PER_PLAN, self._host.num_granted(group))
+        most = pages_of_plan(self._settings.layout.host_page_bytes(group))
+        limit = min(most, self._host.num_granted(group))
         while dirty and len(keys) < limit:
             key, page_id = dirty.popitem(last=False)
             if not self._host.has(group, key):

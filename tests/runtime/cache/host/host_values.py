@@ -9,7 +9,12 @@ from raydix.runtime.messages.host import LookupProgress, PageSource
 
 PAGE_SIZE = 16
 STORAGE = StorageSettings(
-    min_tokens=2 * PAGE_SIZE, batch_pages=4, max_read_batches=2, breaker_failures=2
+    min_tokens=2 * PAGE_SIZE,
+    batch_pages=4,
+    max_read_batches=2,
+    breaker_failures=2,
+    # Tests count seconds, and pages of some hundred bytes would add a few microseconds.
+    transfer_s_per_byte=0.0,
 )
 
 

@@ -30,3 +30,14 @@ def test_only_what_is_always_slow_is_slow() -> None:
     assert times.usual_s == 3.0
     times.note(0.02)
     assert times.usual_s == 0.02
+
+
+def test_what_its_size_explains_counts_as_slow_and_not_as_late() -> None:
+    times = AnswerTimes(2.0, 15.0, first_s=15.0)
+    times.note(7.0, allowed_s=6.5)
+    assert times.patience_s == 2.0
+    times.note(7.0, allowed_s=5.0)
+    assert times.patience_s == 4.0
+    assert times.usual_s == 7.0
+    times.note(1.0, allowed_s=6.5)
+    assert times.patience_s == 4.0

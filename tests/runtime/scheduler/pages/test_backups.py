@@ -8,6 +8,7 @@ import pytest
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.config.policies import WritePolicy
+from raydix.runtime.scheduler.pages import backup_amounts
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.l2_driver import OTHER, PROMPT, driver_with, evict_from_l1, serve
 
@@ -23,6 +24,19 @@ def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() 
     assert not driver.ready, "nothing is published before its copy is acknowledged"
     driver.finish_copies()
     driver.host_turn()
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def test_a_plan_copies_as_many_pages_as_its_bytes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_with()
+    page_bytes = driver.settings.layout.host_page_bytes(0)
+    monkeypatch.setattr(backup_amounts, "_MAX_BYTES_PER_PLAN", 3 * page_bytes + 1)
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+
+    assert [len(plan.backups) for plan in driver.plans[0]][-2:] == [3, 1]
+    driver.run()
     assert driver.ready == set(split_keys(driver.keys(PROMPT)))
 
 
