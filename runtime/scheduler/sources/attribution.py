@@ -116,7 +116,8 @@ def _why_computed(
     for sources, reach in zip(prefetch.by_group, settings.reaches, strict=False):
         column = reasons if reach is None else in_windows
         np.maximum(column, _column(sources)[start:stop], out=column)
-    lacks_windows = bool(prefetch.by_group) and settings.has_windows and settings.has_full
+    # What was there on arrival, and is not any more, is not found: no window has to be missing.
+    lacks_windows = settings.has_full and bool((in_windows[reasons <= _L3] > _L3).any())
     if lacks_windows:
         in_windows[(in_windows == _NOT_FOUND) & (reasons != _NOT_FOUND)] = _NO_WINDOW
     np.maximum(reasons, in_windows, out=reasons)

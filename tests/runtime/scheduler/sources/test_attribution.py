@@ -246,6 +246,9 @@ def test_prompt_that_waited_for_a_host_memory_which_fails_says_so(is_lost: bool)
         ([[L2] * 4, [NOT_FOUND] * 4], "no_window"),
         ([[PageSource.NO_WINDOW] * 4, [NOT_FOUND] * 4], "no_window"),
         ([[NOT_FOUND] * 4, [NOT_FOUND] * 4], "not_found"),
+        # It has left L1 since.
+        ([[PageSource.L1] * 4, [PageSource.L1] * 4], "not_found"),
+        ([[L2] * 4, [L2, L2, NOT_FOUND, NOT_FOUND]], "no_window"),
         ([[PageSource.IO_ERROR] * 4, [PageSource.IO_ERROR] * 4], "io_error"),
     ],
 )
