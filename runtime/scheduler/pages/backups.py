@@ -65,6 +65,9 @@ class BackupQueue:
             None if reach is None else {} for reach in settings.reaches
         ]
         """Per WINDOW group, pages in L1 that L2 is to keep, before checkpoints: key to page id."""
+        reaches = list(enumerate(settings.reaches))
+        self._full_groups = [group for group, reach in reaches if reach is None]
+        self._window_groups = [group for group, reach in reaches if reach is not None]
         self._unclean: list[OrderedDict[PageKey, int]] = [
             OrderedDict() for _ in settings.layout.groups
         ]
@@ -187,7 +190,7 @@ class BackupQueue:
             short, _ = self._lost.popitem(last=False)
             page = _inspected_page(self._inspected[short], short)
             if page is not None:
-                self._clean(page)
+                self._clean(page, range(len(self._dirty)))
             else:
                 # It has been used since: it is inspected anew when it goes next once more.
                 del self._inspected[short]
@@ -209,9 +212,13 @@ class BackupQueue:
         groups = range(len(self._dirty))
         lacking = {key for group in groups for key in self._host.lacking(group, keys)}
         if lacking:
-            for page in pages_with_keys(keys, node.page_ids):
-                if page[0] in lacking:
-                    self._clean(page)
+            pages = [page for page in pages_with_keys(keys, node.page_ids) if page[0] in lacking]
+            # Of windows the last ones first: where few can be copied, those before them are of less
+            # use, and all that precedes a chain's end is in vain without the one before its end.
+            for page in reversed(pages):
+                self._clean(page, self._window_groups)
+            for page in pages:
+                self._clean(page, self._full_groups)
 
     def is_worth_a_copy(self, now_s: float) -> bool:
         """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""
@@ -308,18 +315,21 @@ class BackupQueue:
         for dirty in self._dirty:
             dirty.clear()
 
-    def _clean(self, page: NewPage) -> None:
+    def _clean(self, page: NewPage, groups: Iterable[int]) -> None:
         is_selective = self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         if not is_selective or self._uses.count(page[0]) >= self._settings.write_threshold:
-            self._add(page)
+            self._add_in(groups, page)
 
     def _add(self, page: NewPage, most: float | None = None) -> None:
-        """Copy the page in each group that holds it; in WINDOW groups only before checkpoints."""
+        self._add_in(range(len(self._dirty)), page, most)
+
+    def _add_in(self, groups: Iterable[int], page: NewPage, most: float | None = None) -> None:
+        """Copy the page in those groups that hold it; in WINDOW groups only before checkpoints."""
         key, page_ids = page
-        for group, page_id in enumerate(page_ids):
+        for group in groups:
             windows = self._windows[group]
             # A page of a window may have made way for another one since its run was seen.
-            current = page_id if windows is None else windows.get(key, 0)
+            current = page_ids[group] if windows is None else windows.get(key, 0)
             if current:
                 self._add_to(group, key, current, most)
 

@@ -79,6 +79,7 @@ class CoreDriver:
 
         self._host = HostStandIn(self.settings.num_groups)
         self.ready, self.leases = self._host.ready, self._host.leases
+        self.ready_by_group = self._host.groups
         self._copies: list[list[int]] = [[] for _ in range(self.settings.num_lanes)]
         self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
         self._rows: dict[tuple[int, int], dict[str, int]] = {}
@@ -88,7 +89,6 @@ class CoreDriver:
         self._num_connections = 0
         self._lookups: dict[str, LookupId] = {}
         self._num_requests = 0
-
         self._askings: dict[str, AskingId] = {}
         """The latest asking of each name."""
         self._num_askings = 0

@@ -8,8 +8,10 @@ import pytest
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.config.policies import WritePolicy
+from raydix.runtime.messages.host import PagesGranted
 from raydix.runtime.scheduler.pages import backup_amounts
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
+from tests.runtime.scheduler.host_stand_in import HostStandIn
 from tests.runtime.scheduler.l2_driver import OTHER, PROMPT, driver_with, evict_from_l1, serve
 
 
@@ -317,3 +319,31 @@ def test_what_l2_has_lost_is_copied_again_only_while_it_goes_next() -> None:
     for prompt in prompts[7:]:
         serve(driver, prompt)
     assert driver.ready >= lost
+
+
+def test_where_few_states_can_be_copied_that_at_a_chains_end_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grant = HostStandIn.grant
+
+    def grant_one_state(self: HostStandIn, num_pages: int, group: int = 0) -> PagesGranted:
+        return grant(self, min(num_pages, 1) if group else num_pages, group)
+
+    monkeypatch.setattr(HostStandIn, "grant", grant_one_state)
+    state = replace(BASE.layout.groups[0], kind=GroupKind.STATE, layers=(2,), head_dim=1024)
+    layout = replace(BASE.layout, groups=(*BASE.layout.groups, state))
+    driver = driver_with(
+        WritePolicy.WRITE_BACK, layout=layout, num_pages=(96, 32), max_model_len=200
+    )
+    prompts = [list(range(start, start + 65)) for start in range(0, 6000, 1000)]
+    states = driver.ready_by_group[1]
+    for prompt in prompts:
+        driver.submit(prompt, max_tokens=1)
+        while not states and (driver.host_turn() or driver.plans[0]):
+            driver.step()
+            driver.finish_copies()
+            driver.host_turn()
+
+    # They have states after page 8, too, where regular places are.
+    assert len(states) == 1
+    assert states < {split_keys(driver.keys(prompt))[15] for prompt in prompts}
