@@ -42,6 +42,7 @@ from tests.family_configs import (
     phi3,
     qwen3_5,
     qwen3_vl,
+    qwen3_vl_moe,
 )
 
 CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
@@ -76,6 +77,7 @@ CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.MISTRAL3: mistral3,
     Family.MINISTRAL3: Ministral3Config,
     Family.QWEN3_VL: qwen3_vl,
+    Family.QWEN3_VL_MOE: qwen3_vl_moe,
     Family.PHI3: phi3,
     Family.MIMO_V2_FLASH: MiMoV2FlashConfig,
 }
@@ -157,6 +159,15 @@ _QWEN3_5_MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 24,
+}
+_QWEN3_VL = {
+    "head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "mrope_section": [2, 2, 2],
+        "mrope_interleaved": True,
+    },
 }
 _KIMI = {
     **_DEEPSEEK,
@@ -320,14 +331,13 @@ PER_FAMILY: dict[Family, dict[str, Any]] = {
     Family.KIMI_K25: _KIMI,
     Family.MISTRAL3: _MINISTRAL3,
     Family.MINISTRAL3: _MINISTRAL3,
-    Family.QWEN3_VL: {
-        "head_dim": 12,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1000.0,
-            "mrope_section": [2, 2, 2],
-            "mrope_interleaved": True,
-        },
+    Family.QWEN3_VL: _QWEN3_VL,
+    Family.QWEN3_VL_MOE: {
+        **_QWEN3_VL,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "mlp_only_layers": [1],
     },
     Family.PHI3: {},
     Family.SEED_OSS: {"head_dim": 12, "attention_out_bias": False},

@@ -18,6 +18,8 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeTextConfig,
     Qwen3VLTextConfig,
 )
 
@@ -111,10 +113,21 @@ def mistral3(**fields: Any) -> PreTrainedConfig:
 
 def qwen3_vl(**fields: Any) -> PreTrainedConfig:
     """A Qwen3-VL whose language model has these fields, beside a tiny tower for images."""
+    return _beside_tower(Qwen3VLConfig, Qwen3VLTextConfig(**fields), fields)
+
+
+def qwen3_vl_moe(**fields: Any) -> PreTrainedConfig:
+    """The same with experts."""
+    return _beside_tower(Qwen3VLMoeConfig, Qwen3VLMoeTextConfig(**fields), fields)
+
+
+def _beside_tower(
+    whole: Callable[..., PreTrainedConfig], text: PreTrainedConfig, fields: dict[str, Any]
+) -> PreTrainedConfig:
     vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2}
     joined = {"out_hidden_size": fields["hidden_size"], "deepstack_visual_indexes": [0]}
-    return Qwen3VLConfig(
-        text_config=Qwen3VLTextConfig(**fields).to_dict(),
+    return whole(
+        text_config=text.to_dict(),
         vision_config={**vision, **joined},
         initializer_range=fields["initializer_range"],
         tie_word_embeddings=fields["tie_word_embeddings"],

@@ -234,7 +234,7 @@ def _fill_all(
     own = ((own_name(name), tensor) for name, tensor in floats)
     fused = family.value.fused(decoder.spec)
     num_rows = {name: each.whole_shape[0] for name, each in targets.items()}
-    for name, tensor in take_apart(family.value.restore(own), fused, num_rows):
+    for name, tensor in take_apart(family.value.restore(own, decoder.spec), fused, num_rows):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)

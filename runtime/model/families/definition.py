@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydix.runtime.model.families.fused_rows import FusedRows
-from raydix.runtime.model.formats.restoring import Restorer, unchanged
+from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.spec.spec import ModelSpec
+
+
+def unchanged(tensors: Tensors, spec: ModelSpec) -> Tensors:
+    """The tensors as they are."""
+    return tensors
 
 
 def nothing_fused(spec: ModelSpec) -> Mapping[str, FusedRows]:
@@ -37,7 +42,7 @@ class FamilyDefinition:
     """The model_type by whose class transformers reads the config; None: its own."""
     text_section: str | None = None
     """The section of config.json that describes the language model; None: the whole file."""
-    restore: Restorer = unchanged
+    restore: Callable[[Tensors, ModelSpec], Tensors] = unchanged
     """Turns the floats of a checkpoint into the tensors that `weight_names` names."""
     fused: Callable[[ModelSpec], Mapping[str, FusedRows]] = nothing_fused
     """What is left to take apart then, by the names of the tensors."""

@@ -20,7 +20,7 @@ from raydix.runtime.model.families.weight_names import (
     FOUR_NORM_NAMES,
     QK_NORM_NAMES,
 )
-from raydix.runtime.model.formats.restoring import add_one_to_norms
+from raydix.runtime.model.formats.restoring import Tensors
 from raydix.runtime.model.spec.rope_spec import REMEDY
 from raydix.runtime.model.spec.spec import (
     AttentionSpec,
@@ -85,19 +85,25 @@ def _read_norm(config: Any) -> NormSpec:
     return replace(read_norm(config), is_offset=True, is_float32=True)
 
 
+def _restore(tensors: Tensors, spec: ModelSpec) -> Tensors:
+    """Weights of norms are stored less one (`NormSpec.is_offset`)."""
+    for name, tensor in tensors:
+        yield name, tensor.float() + 1.0 if name.endswith("norm.weight") else tensor
+
+
 GEMMA2 = FamilyDefinition(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     read_spec=_read_gemma2,
     weight_names={**DECODER_NAMES, **FOUR_NORM_NAMES},
-    restore=add_one_to_norms,
+    restore=_restore,
 )
 GEMMA3 = FamilyDefinition(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     read_spec=_read_gemma3,
     weight_names={**DECODER_NAMES, **FOUR_NORM_NAMES, **QK_NORM_NAMES},
-    restore=add_one_to_norms,
+    restore=_restore,
 )
 GEMMA3_WITH_VISION = replace(
     GEMMA3,

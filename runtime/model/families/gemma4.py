@@ -163,7 +163,7 @@ def _require_supported(config: Any) -> None:
         )
 
 
-def _restore(tensors: Tensors) -> Tensors:
+def _restore(tensors: Tensors, spec: ModelSpec) -> Tensors:
     """Take experts apart, and call the tensors of routers what the decoder asks for."""
     for name, tensor in take_experts_apart(tensors):
         if name.endswith(".router.scale"):

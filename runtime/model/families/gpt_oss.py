@@ -59,7 +59,7 @@ def _read_spec(config: Any) -> ModelSpec:
     return replace(make_spec(config, layers), final_norm=norm)
 
 
-def _restore(tensors: Tensors) -> Tensors:
+def _restore(tensors: Tensors, spec: ModelSpec) -> Tensors:
     """Take the experts' tensors apart, in which gate and up take turns.
 
     MXFP4 has its matrices apart already, each named by its expert.

@@ -132,7 +132,7 @@ def _require_consistent(
         require_value(name, getattr(config, name, value), value)
 
 
-def _restore(tensors: Tensors) -> Tensors:
+def _restore(tensors: Tensors, spec: ModelSpec) -> Tensors:
     """Call sinks what other families call them."""
     for name, tensor in tensors:
         yield name.replace(".attention_sink_bias", ".sinks"), tensor

@@ -47,7 +47,7 @@ def _read_spec(config: Any) -> ModelSpec:
     return make_spec(config, (layer,) * config.num_hidden_layers)
 
 
-def _restore(tensors: Tensors) -> Tensors:
+def _restore(tensors: Tensors, spec: ModelSpec) -> Tensors:
     """Call the bias of the router's choice a part of the router, as other families do."""
     for name, tensor in tensors:
         yield name.replace(_BIAS, _BIAS.replace(".", ".gate.")), tensor

@@ -1,5 +1,8 @@
-"""Qwen3 with experts, of which some layers may have none."""
+"""Qwen3 with experts, of which some layers may have none, and the language model of Qwen3-VL with
+experts.
+"""
 
+from dataclasses import replace
 from typing import Any
 
 from raydix.kernels.moe.routing import SoftmaxRouting
@@ -14,22 +17,32 @@ from raydix.runtime.model.families.config_fields import (
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES, EXPERT_NAMES, QK_NORM_NAMES
+from raydix.runtime.model.formats.restoring import Tensors, take_experts_apart
 from raydix.runtime.model.spec.spec import DenseMlpSpec, LayerSpec, ModelSpec, MoeMlpSpec
 
 
 def _read_spec(config: Any) -> ModelSpec:
+    return make_spec(config, window_in_all(config, _read_layers(config)))
+
+
+def _read_vl(config: Any) -> ModelSpec:
+    # The three positions of a token of text are one: it is rotated as by a plain embedding.
+    return make_spec(config, tuple(_read_layers(config)))
+
+
+def _read_layers(config: Any) -> list[LayerSpec]:
     norm, bias = read_norm(config), bool(config.attention_bias)
     attention = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm)
-    layers = [
+    return [
         LayerSpec(attention=attention, mlp=read_mlp_of_layer(config, layer), norm=norm)
         for layer in range(config.num_hidden_layers)
     ]
-    return make_spec(config, window_in_all(config, layers))
 
 
 def read_mlp_of_layer(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
     """The feed-forward of a layer: experts in every so many of them, but for some by number."""
-    # Qwen3.5's configs say nothing of layers without experts, nor of weights that do not add up.
+    # Configs of Qwen3.5 and Qwen3-VL do not say that weights may not add up, and the former's say
+    # nothing of layers without experts.
     is_sparse = (
         layer not in (getattr(config, "mlp_only_layers", None) or ())
         and config.num_experts > 0
@@ -55,3 +68,34 @@ QWEN3_MOE = FamilyDefinition(
     read_spec=_read_spec,
     weight_names={**DECODER_NAMES, **QK_NORM_NAMES, **EXPERT_NAMES},
 )
+
+
+def _restore_vl(tensors: Tensors, spec: ModelSpec) -> Tensors:
+    """Its experts are stored as one tensor, of which each is taken.
+
+    That is [experts, inputs, outputs] as it was published, and [experts, outputs, inputs] as
+    transformers saves it.
+    """
+    hidden = spec.hidden_size
+    sizes = [each.mlp.intermediate_size for each in spec.layers if isinstance(each.mlp, MoeMlpSpec)]
+    num_outputs = {"gate_up_proj": 2 * sizes[0], "down_proj": hidden} if sizes else {}
+
+    def outputs_first() -> Tensors:
+        for name, tensor in tensors:
+            bank, _, kind = name.rpartition(".")
+            is_stacked = bank.endswith(".experts") and kind in num_outputs
+            is_turned = is_stacked and tensor.shape[1] != num_outputs[kind]
+            yield name, tensor.transpose(1, 2) if is_turned else tensor
+
+    return take_experts_apart(outputs_first())
+
+
+QWEN3_VL_MOE = replace(
+    QWEN3_MOE,
+    model_type="qwen3_vl_moe",
+    architecture="Qwen3VLMoeForConditionalGeneration",
+    text_section="text_config",
+    read_spec=_read_vl,
+    restore=_restore_vl,
+)
+"""Its language model alone: what only images need is left in the checkpoint."""

@@ -143,7 +143,7 @@ def _fused_of_states(name: str, form: DeltaForm) -> Iterator[tuple[str, FusedRow
     yield f"{name}.in_proj_ba.weight", FusedRows(rates, num_heads)
 
 
-def _restore(tensors: Tensors) -> Tensors:
+def _restore(tensors: Tensors, spec: ModelSpec) -> Tensors:
     """Norms are stored less one, but for those of states; experts may be stored as one tensor."""
     for name, tensor in take_experts_apart(tensors):
         is_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")

@@ -22,7 +22,7 @@ from raydix.runtime.model.families.phi3 import PHI3
 from raydix.runtime.model.families.qwen2 import QWEN2
 from raydix.runtime.model.families.qwen2_moe import QWEN2_MOE
 from raydix.runtime.model.families.qwen3 import QWEN3, QWEN3_VL
-from raydix.runtime.model.families.qwen3_moe import QWEN3_MOE
+from raydix.runtime.model.families.qwen3_moe import QWEN3_MOE, QWEN3_VL_MOE
 from raydix.runtime.model.families.qwen3_next import (
     QWEN3_5,
     QWEN3_5_MOE,
@@ -68,4 +68,5 @@ class Family(Enum):
     MISTRAL3 = MISTRAL3
     MINISTRAL3 = MINISTRAL3
     QWEN3_VL = QWEN3_VL
+    QWEN3_VL_MOE = QWEN3_VL_MOE
     PHI3 = PHI3

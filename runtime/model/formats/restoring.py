@@ -6,7 +6,7 @@ at a time, so that no more than one is held besides the model. What it does not 
 as it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Tensors = Iterator[tuple[str, "Tensor"]]
-Restorer = Callable[[Tensors], Tensors]
-
-
-def unchanged(tensors: Tensors) -> Tensors:
-    """The tensors as they are."""
-    return tensors
-
-
-def add_one_to_norms(tensors: Tensors) -> Tensors:
-    """Weights of norms are stored less one (`NormSpec.is_offset`)."""
-    for name, tensor in tensors:
-        yield name, tensor.float() + 1.0 if name.endswith("norm.weight") else tensor
 
 
 def take_experts_apart(tensors: Tensors) -> Tensors:

@@ -219,6 +219,31 @@ ACCEPTED: dict[str, tuple[Head, float]] = {
         ),
         144,
     ),
+    "qwen3_vl_moe": (
+        head(
+            "qwen3_vl_moe",
+            "Qwen3VLMoeForConditionalGeneration",
+            text_config={
+                "model_type": "qwen3_vl_moe_text",
+                **sizes(48, 2048, 32, 4, 6144),
+                **vocabulary(151_936, 262_144),
+                "head_dim": 128,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "norm_topk_prob": True,
+                "rope_theta": 5_000_000,
+                "rope_scaling": {
+                    "rope_type": "default",
+                    "mrope_interleaved": True,
+                    "mrope_section": [24, 20, 20],
+                },
+            },
+        ),
+        96,
+    ),
     "phi3": (
         head(
             "phi3",
@@ -309,6 +334,7 @@ BILLIONS: dict[str, float] = {
     "qwen3 fp8": 32.8,
     "llama compressed-tensors": 70.6,
     "qwen3_vl": 8.2,
+    "qwen3_vl_moe": 30.5,
     "phi3": 3.84,
     "olmo3": 7.3,
     "seed_oss": 36.2,
