@@ -1,7 +1,7 @@
 """How many hits a model with states finds, with how few states, and what hits and decodes take.
 
     python -m benchmarks.states                        # on cpu: the whole trace, in half a minute
-    python -m benchmarks.states --sessions 10 --l1-states 64
+    python -m benchmarks.states --sessions 10 --l1-gib 10
     python -m benchmarks.states --device cuda          # one GPU of 80 GB, in three minutes
 
 Sessions of coding agents are played against the real cores with the layout of Qwen3.6-35B-A3B: a
@@ -31,7 +31,10 @@ from benchmarks.engine.state_times import measure_times
 from benchmarks.records.command_line import count, make_parser, run
 from benchmarks.records.record import Figure, report
 from raydix.ids import AskingId
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
+from raydix.runtime.config.pool_sizes import largest_pools, pool_pages
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 TRACE = Path(__file__).parent / "traces" / "agentic.jsonl.gz"
@@ -133,14 +136,22 @@ def oracle(turns: Iterator[Turn]) -> tuple[int, int]:
     return num_found, num_pages
 
 
+def l1_pools(num_bytes: int) -> tuple[int, ...]:
+    """The pools that an engine makes of so many bytes unless it is told otherwise."""
+    config = EngineConfig.model_validate({"model": {"path": "unused"}})
+    shard = KvShard(layout=LAYOUT)
+    page_bytes = [shard.page_bytes(group) for group in range(len(LAYOUT.groups))]
+    return pool_pages(config, LAYOUT, largest_pools(config, LAYOUT, page_bytes, num_bytes))
+
+
 def measure(
-    sessions: Sequence[Sequence[Turn]], *, l1_tokens: int, l1_states: int, l2_bytes: int
+    sessions: Sequence[Sequence[Turn]], *, l1_bytes: int, l2_bytes: int
 ) -> tuple[float, int]:
     """The part of prompt tokens that came from a cache, and the states that the tiers hold."""
     settings = SchedulerSettings(
         layout=LAYOUT,
         num_lanes=1,
-        num_pages=(l1_tokens // PAGE_SIZE, l1_states),
+        num_pages=l1_pools(l1_bytes),
         max_model_len=262_144,
         prefill_budget_tokens=8192,
         lookup_deadline_s=1e9,
@@ -168,8 +179,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     add_options(parser, Options(device="cpu"))
     parser.add_argument("--sessions", type=count, default=None)
-    parser.add_argument("--l1-tokens", type=count, default=3_000_000)
-    parser.add_argument("--l1-states", type=count, default=384)
+    parser.add_argument("--l1-gib", type=count, default=80)
     parser.add_argument("--l2-gib", type=count, default=512)
     arguments = parser.parse_args()
     options = options_of(arguments)
@@ -183,8 +193,7 @@ def main() -> int:
     num_tokens = sum(turn.num_tokens for session in sessions for turn in session)
     hit_rate, num_states = measure(
         sessions,
-        l1_tokens=arguments.l1_tokens,
-        l1_states=arguments.l1_states,
+        l1_bytes=arguments.l1_gib << 30,
         l2_bytes=arguments.l2_gib << 30,
     )
     figures = [
@@ -211,8 +220,8 @@ def main() -> int:
     config = {
         "sessions": len(sessions),
         "turns": sum(map(len, sessions)),
-        "l1_tokens": arguments.l1_tokens,
-        "l1_states": arguments.l1_states,
+        "l1_gib": arguments.l1_gib,
+        "l1_states": l1_pools(arguments.l1_gib << 30)[STATE],
         "l2_gib": arguments.l2_gib,
         "state_bytes": LAYOUT.state_bytes,
     }

@@ -2,6 +2,7 @@
 
 FULL and LATENT pools are equally large, as a page of a chain takes one in each. The pool of a
 WINDOW group holds windows: one for each request that runs, and some for prefixes to come back to.
+A STATE group's holds states for the same, and as few as their weight says.
 """
 
 import bisect
@@ -11,9 +12,20 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.checkpoint_distance import checkpoint_distance, most_states
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 
 _FEWEST_WINDOWS = 16
-"""Requests, or all that may run, that have a window each however small the other pools are."""
+"""Requests, or all that may run, that have a window each as long as windows do not outweigh the
+pages of the other groups.
+"""
+_SHARES_PER_STATE_SHARE = 2
+"""States take one part of L1 and the other groups so many at least.
+
+A state saves computing the tokens since the state before it. The keys and values of as many bytes
+save computing `state_bytes // token_bytes` tokens, which is how far regular states are apart: where
+both take equal parts, one more state saves no more than what it pushes out. Few of the places where
+states are left are come back to, so their part is smaller.
+"""
 _MAX_PAGES = 2**31 - 2
 """Page ids are int32, and 0 is the padding page."""
 
@@ -89,14 +101,10 @@ def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[
     reaches = layout.reaches
     widest = max([reach or 0 for reach in reaches])
     if None in reaches:
-        num_windows = max(
-            min(scheduler.max_running_requests, _FEWEST_WINDOWS),
-            num_pages * layout.page_size // config.cache.l1.tokens_per_window,
-        )
-        # A window that moves on takes a page that is begun, and one that is full.
+        num_windows = _num_windows(config, layout, num_pages)
         wanted = [
-            num_pages if reach is None else fewest + num_windows * (reach + 2)
-            for fewest, reach in zip(least, reaches, strict=True)
+            num_pages if reach is None else fewest + num * _moving_pages(reach)
+            for fewest, reach, num in zip(least, reaches, num_windows, strict=True)
         ]
         return tuple([min(num_pages, pages) for pages in wanted])
 
@@ -109,6 +117,29 @@ def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[
     shares = [((reach or 0) + 1) / (widest + 1) for reach in reaches]
     pairs = zip(least, shares, strict=True)
     return tuple([max(fewest, int(num_pages * share)) for fewest, share in pairs])
+
+
+def _num_windows(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[int, ...]:
+    """Per KV group, windows or states that L1 has room for beside `num_pages` of FULL groups."""
+    shard = KvShard(layout=layout)
+    page_bytes = [shard.page_bytes(group) for group in range(len(layout.groups))]
+    pairs = list(zip(page_bytes, layout.reaches, strict=True))
+    full_bytes = num_pages * sum([size for size, reach in pairs if reach is None])
+    some = num_pages * layout.page_size // config.cache.l1.tokens_per_window
+    few = min(config.scheduler.max_running_requests, _FEWEST_WINDOWS)
+
+    counts = []
+    for group, (size, reach) in zip(layout.groups, pairs, strict=True):
+        num_affordable = full_bytes // (size * _moving_pages(reach or 0))
+        is_state = group.kind is GroupKind.STATE
+        most = num_affordable // _SHARES_PER_STATE_SHARE if is_state else some
+        counts.append(max(1, min(few, num_affordable), min(some, most)))
+    return tuple(counts)
+
+
+def _moving_pages(reach: int) -> int:
+    """The pages of a window that moves on: it takes one that is begun, and one that is full."""
+    return reach + 2
 
 
 def largest_pools(

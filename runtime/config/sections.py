@@ -112,7 +112,8 @@ class L1Section(Section):
     tokens_per_window: Count = Field(
         4096,
         description="Layers with a sliding window have room for one window per so many tokens "
-        "of the other layers' pages.",
+        "of the other layers' pages, layers that keep states for three states, as long as states "
+        "take a third of L1 at most. Of a small L1 windows and states of 16 requests take half.",
     )
     copy_delay_s: Seconds = Field(
         0.0,

@@ -44,7 +44,7 @@ def test_cores_find_nearly_what_the_oracle_does() -> None:
     num_found, num_oracle_states = oracle(each for session in sessions for each in session)
     num_tokens = sum(each.num_tokens for session in sessions for each in session)
 
-    rate, num_states = measure(sessions, l1_tokens=1_000_000, l1_states=64, l2_bytes=64 << 30)
+    rate, num_states = measure(sessions, l1_bytes=24 << 30, l2_bytes=64 << 30)
 
     assert rate > 0.97 * num_found / num_tokens
     assert 0 < num_states < 0.2 * num_oracle_states

@@ -124,3 +124,46 @@ def test_the_longest_prompt_of_one_step_leaves_as_many_states_as_there_is_room_f
     assert longest == num_states or fits(longest)
     assert longest >= num_states
     assert not fits(longest + 1)
+
+
+def states_beside(tmp_path: Path, num_pages: int, weight: int) -> int:
+    """States beyond those of one request, of which each weighs as many pages of the other group."""
+    layout = replace(STATEFUL, groups=(FULL, replace(STATE, head_dim=16 * 16 * weight)))
+    num_states = pool_pages(config_of(tmp_path, span=16), layout, num_pages)[1]
+    return num_states - least_window_pages(layout, 64)[1]
+
+
+@pytest.mark.parametrize("weight", [10, 60])
+def test_states_take_a_third_of_l1(weight: int, tmp_path: Path) -> None:
+    num_states = states_beside(tmp_path, 10_000, weight)
+
+    assert 5000 - 3 * weight < num_states * weight <= 5000
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "num_states"), [(9600, 48), (4800, 24), (1200, 6), (1000, 3), (100, 3)]
+)
+def test_states_of_up_to_16_requests_take_half_of_a_small_l1(
+    num_pages: int, num_states: int, tmp_path: Path
+) -> None:
+    assert states_beside(tmp_path, num_pages, 200) == num_states
+
+
+def test_tokens_per_window_may_let_states_take_less(tmp_path: Path) -> None:
+    fewest = least_window_pages(STATEFUL, 64)[1]
+
+    assert pool_pages(config_of(tmp_path, span=16_000), STATEFUL, 100_000)[1] == fewest + 3 * 100
+
+
+def test_a_small_l1_of_a_model_with_large_states_has_room_for_a_long_context(
+    tmp_path: Path,
+) -> None:
+    # As Qwen3.6-27B has it: 64 KiB a token, 150 MiB a state.
+    full = replace(FULL, layers=tuple(range(16)), num_kv_heads=4, head_dim=256)
+    state = replace(STATE, layers=tuple(range(48)), num_kv_heads=16, head_dim=51_072)
+    layout = KvLayout(page_size=64, dtype="bfloat16", dtype_bytes=2, groups=(full, state))
+    page_bytes = (64 * layout.token_bytes, layout.state_bytes)
+
+    num_pages = largest_pools(config_of(tmp_path, chunk=2048), layout, page_bytes, 8 << 30)
+
+    assert num_pages * 64 > 50_000
