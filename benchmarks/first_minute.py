@@ -9,7 +9,8 @@ moment that it says that it is ready clients send all kinds of requests: prompts
 tokens, new ones and continued ones, alone and in bursts of up to 130; greedy, drawn, cut,
 penalised, with logprobs of outputs and prompts. The same load runs again: a later minute. What is
 compared is the time to the first token of both, and what may not happen is that a kernel is
-compiled. Then the engine starts again, with what the first start has compiled.
+compiled. Then the engine starts again: with what the first start has compiled, and on a GPU with an
+empty folder and `model.kernels`, for which `raydix warm-up` has run.
 """
 
 import asyncio
@@ -176,6 +177,18 @@ class Minutes:
     compiled_ahead: int
 
 
+async def warm_up(config: Path, out: Path) -> None:
+    """Run `raydix warm-up` in a process of its own, without anything that was compiled before."""
+    with tempfile.TemporaryDirectory(prefix="raydix-benchmark-") as cache:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "raydix", "warm-up", str(config), "--out", str(out)),
+            stdout=sys.stderr,
+            env=os.environ | {"TRITON_CACHE_DIR": cache},
+        )
+        if await process.wait() != 0:
+            raise RuntimeError("raydix warm-up has failed; what it said is above")
+
+
 async def start(
     config: Path, load: Load, model: ModelConfig, kernels: Path, num_minutes: int
 ) -> Minutes:
@@ -218,7 +231,7 @@ def tell(served: Served, ready_s: float) -> None:
 
 
 async def measure(options: Options, name: str, load: Load) -> list[Figure]:
-    """Start an engine twice: with an empty folder for kernels, and with what that start left."""
+    """Start an engine with an empty folder for kernels, with what that left, with an artefact."""
     model = MOE_TINY if options.is_tiny else SHAPES[name]
     with tempfile.TemporaryDirectory(prefix="raydix-benchmark-") as temporary:
         folder, kernels = Path(temporary) / "model", Path(temporary) / "kernels"
@@ -226,12 +239,22 @@ async def measure(options: Options, name: str, load: Load) -> list[Figure]:
         config = write_engine(Path(temporary), folder, options, load)
         first = await start(config, load, model, kernels, 2)
         again = await start(config, load, model, kernels, 0)
-    return figures_of(options, name, first, again)
+        carried = None
+        if options.device == "cuda":
+            artefact = Path(temporary) / "artefact"
+            await warm_up(config, artefact)
+            config = write_engine(Path(temporary), folder, options, load, artefact)
+            carried = await start(config, load, model, Path(temporary) / "empty", 0)
+    return figures_of(options, name, first, again, carried)
 
 
-def write_engine(folder: Path, model: Path, options: Options, load: Load) -> Path:
+def write_engine(
+    folder: Path, model: Path, options: Options, load: Load, artefact: Path | None = None
+) -> Path:
     """Write the engine's configuration file."""
     sections = load.sections()
+    if artefact is not None:
+        sections["model"]["kernels"] = str(artefact)
     sections["model"] |= {
         "path": str(model),
         "load_format": "dummy",
@@ -242,8 +265,26 @@ def write_engine(folder: Path, model: Path, options: Options, load: Load) -> Pat
     return path
 
 
-def figures_of(options: Options, name: str, first: Minutes, again: Minutes) -> list[Figure]:
-    """The figures of one model."""
+def figures_of(
+    options: Options, name: str, first: Minutes, again: Minutes, carried: Minutes | None
+) -> list[Figure]:
+    """The figures of one model. `carried`: of a start with an artefact."""
+    of_carried = []
+    if carried is not None:
+        of_carried = [
+            Figure(
+                name=f"command to ready, an artefact of kernels, {name}",
+                value=carried.ready_s,
+                unit="s",
+                max_value=options.bar(MAX_READY_AGAIN_S),
+            ),
+            Figure(
+                name=f"kernels compiled beside an artefact, {name}",
+                value=carried.compiled_ahead,
+                unit="1",
+                max_value=options.bar(0),
+            ),
+        ]
     one, two = ([1e3 * each for each in minute] for minute in first.ttft_s)
     p99_one, p99_two = (float(np.percentile(minute, 99)) for minute in (one, two))
     return [
@@ -280,6 +321,7 @@ def figures_of(options: Options, name: str, first: Minutes, again: Minutes) -> l
             unit="s",
             max_value=options.bar(MAX_READY_AGAIN_S),
         ),
+        *of_carried,
     ]
 
 

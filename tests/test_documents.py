@@ -29,11 +29,11 @@ def test_readme_has_at_most_150_lines() -> None:
 
 def test_readme_names_every_verb_of_the_command_line() -> None:
     commands = re.findall(r"^\| (`raydix .+?) \|", (ROOT / "README.md").read_text(), flags=re.M)
-    named = set(re.findall(r"\w+", " ".join(commands)))
+    named = set(re.findall(r"[\w-]+", " ".join(commands)))
 
     apps = [app, *(group.typer_instance for group in app.registered_groups)]
     verbs = {
-        str(command.name or command.callback.__name__)
+        str(command.name or command.callback.__name__).replace("_", "-")
         for each in apps
         for command in each.registered_commands
     }

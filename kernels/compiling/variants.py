@@ -7,13 +7,18 @@ for a GPU that need not be there: nothing is computed, and nothing compiled. So 
 of its variants that could be wrong.
 """
 
+import hashlib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -80,6 +85,21 @@ class NamedGpu:
     def get_device_properties(self, device: int) -> dict[str, int]:
         """What launchers ask to know."""
         return {"multiprocessor_count": self._gpu.num_sms}
+
+
+def versions() -> dict[str, str]:
+    """What compiles, and what is compiled: versions, and a digest of our own source."""
+    digest = hashlib.sha256()
+    folder = Path(kernels.__path__[0])
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return {
+        "torch": str(torch.__version__),
+        "triton": str(triton.__version__),
+        # What launches a kernel is a module in C for one version of Python.
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "kernels": digest.hexdigest()[:16],
+    }
 
 
 def agree_on_keys() -> None:

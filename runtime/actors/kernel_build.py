@@ -9,11 +9,14 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydix.errors import RaydixError
+from raydix.errors import ConfigError, RaydixError
+from raydix.kernels.compiling.packed import pack, unpack
 from raydix.runtime.actors.process import end_with_parent
 from raydix.runtime.config.engine import EngineConfig
 
@@ -37,6 +40,10 @@ class KernelOrder:
     checkpoint: bytes | None
     """The model's `CheckpointConfig`, pickled, if it has been read."""
     device_index: int
+    packed: bytes | None = None
+    """The folder `model.kernels`, from the host of whoever started the engine; None: the path is
+    looked for here.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,8 @@ class BuiltKernels:
     found_s: float
     """The time that it took to find out which they are."""
     compiled_s: float
+    left_aside: str | None = None
+    """Why the artefact that was asked for does not serve; None: it does, or none was asked for."""
 
     @property
     def num_new(self) -> int:
@@ -80,6 +89,12 @@ class KernelBuild:
         self._process.stdout.close()
         answered = pickle.loads(told) if code == 0 else f"it ended with exit code {code}"
         if isinstance(answered, BuiltKernels):
+            if answered.left_aside is not None:
+                logger.warning(
+                    "model.kernels is left aside, kernels are compiled here: %s. Run `raydix "
+                    "warm-up` again with this configuration.",
+                    answered.left_aside,
+                )
             logger.info("%s", describe(answered))
             return answered
         logger.warning(
@@ -134,36 +149,57 @@ def answer(asker: int) -> None:
 
 
 def _carry_out(order: KernelOrder) -> BuiltKernels:
-    import torch
-
-    from raydix.kernels.compiling.variants import TargetGpu
     from raydix.kernels.ops import import_gpu_ops
     from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
     from raydix.runtime.model.checkpoint.hub import settings_folder
 
     import_gpu_ops()
-    # This does not open the device.
-    facts = torch.cuda.get_device_properties(order.device_index)
-    gpu = TargetGpu(capability=(facts.major, facts.minor), num_sms=facts.multi_processor_count)
+    gpu = _gpu_here(order.device_index)
     if order.checkpoint is not None:
         checkpoint = pickle.loads(order.checkpoint)
     else:
         checkpoint = read_checkpoint_config(settings_folder(order.config.model.path))
-    return build_kernels(order.config, checkpoint, gpu)
+    with tempfile.TemporaryDirectory() as name:
+        folder = None if order.config.model.kernels is None else Path(order.config.model.kernels)
+        if order.packed is not None:
+            folder = Path(name)
+            unpack(order.packed, folder)
+        return build_kernels(order.config, checkpoint, gpu, folder)
 
 
 def build_kernels(
-    config: EngineConfig, checkpoint: "CheckpointConfig", gpu: "TargetGpu"
+    config: EngineConfig,
+    checkpoint: "CheckpointConfig",
+    gpu: "TargetGpu",
+    folder: Path | None = None,
 ) -> BuiltKernels:
-    """Find the variants of a model, and compile those that Triton's cache does not have."""
+    """Find the variants of a model, and put all of them into Triton's cache.
+
+    `folder`: of artefacts, of which the one for this model, GPU and versions has both.
+    """
+    from raydix.kernels.compiling.artefact import Artefact, read_artefact
     from raydix.kernels.compiling.processes import compile_variants
     from raydix.kernels.compiling.variants import compiling_for
-    from raydix.runtime.model.steps.step_variants import model_variants
+    from raydix.runtime.model.steps.step_variants import identify, model_variants
 
     began_s = time.monotonic()
+    shaped = checkpoint.up_to(config.model.max_model_len)
+    shape = (config, shaped.spec, shaped.max_position_embeddings)
+    left_aside: str | None = None
+    if folder is not None:
+        artefact = read_artefact(folder, identify(*shape, gpu))
+        if isinstance(artefact, Artefact):
+            artefact.install()
+            return BuiltKernels(
+                variants=artefact.variants,
+                compiled=(),
+                found_s=time.monotonic() - began_s,
+                compiled_s=0.0,
+            )
+        left_aside = artefact
+
     with compiling_for(gpu):
-        shaped = checkpoint.up_to(config.model.max_model_len)
-        variants = model_variants(config, shaped.spec, shaped.max_position_embeddings)
+        variants = model_variants(*shape)
         found_s = time.monotonic()
         compiled = compile_variants(variants, min(_num_cores(), _MAX_PROCESSES))
     return BuiltKernels(
@@ -171,7 +207,72 @@ def build_kernels(
         compiled=compiled,
         found_s=found_s - began_s,
         compiled_s=time.monotonic() - found_s,
+        left_aside=left_aside,
     )
+
+
+def write_kernels(
+    config: EngineConfig, out: Path, cache: Path, told_gpu: str | None
+) -> tuple[BuiltKernels, Path]:
+    """Compile a model's kernels into an empty folder, and make an artefact of them below `out`.
+
+    `told_gpu`: such as `9.0:132`; None: the first one here. Raises ConfigError if it is neither, or
+    there is no Triton, or for a model that runs on the CPU.
+    """
+    if config.model.device != "cuda":
+        raise ConfigError("model.device is cpu, where no kernels run. Set model.device to cuda.")
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError("triton is not installed; pip install raydix[cuda]")
+    import torch
+
+    from raydix.kernels.compiling.artefact import compiling_into, write_artefact
+    from raydix.kernels.ops import import_gpu_ops
+    from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+    from raydix.runtime.model.checkpoint.hub import settings_folder
+    from raydix.runtime.model.steps.step_variants import identify
+
+    if told_gpu is None and not torch.cuda.is_available():
+        raise ConfigError("there is no GPU here. Name the one to compile for: --gpu 9.0:132.")
+    gpu = _gpu_here(0) if told_gpu is None else _read_gpu(told_gpu)
+    import_gpu_ops()
+    checkpoint = read_checkpoint_config(settings_folder(config.model.path))
+    with compiling_into(cache):
+        built = build_kernels(config, checkpoint, gpu)
+    shaped = checkpoint.up_to(config.model.max_model_len)
+    identity = identify(config, shaped.spec, shaped.max_position_embeddings, gpu)
+    return built, write_artefact(out, identity, built.variants, cache)
+
+
+def _read_gpu(told: str) -> "TargetGpu":
+    """The GPU that is written as `9.0:132`. Raises ConfigError."""
+    from raydix.kernels.compiling.variants import TargetGpu
+
+    try:
+        capability, _, num_sms = told.partition(":")
+        major, _, minor = capability.partition(".")
+        return TargetGpu(capability=(int(major), int(minor)), num_sms=int(num_sms))
+    except ValueError:
+        raise ConfigError(
+            f"--gpu is {told}; expected a compute capability and a number of multiprocessors, such "
+            "as 9.0:132."
+        ) from None
+
+
+def _gpu_here(index: int) -> "TargetGpu":
+    import torch
+
+    from raydix.kernels.compiling.variants import TargetGpu
+
+    # This does not open the device.
+    facts = torch.cuda.get_device_properties(index)
+    return TargetGpu(capability=(facts.major, facts.minor), num_sms=facts.multi_processor_count)
+
+
+def pack_kernels(config: EngineConfig) -> bytes | None:
+    """The folder `model.kernels`, for ranks on other nodes; None if it is not on this host."""
+    if config.model.kernels is None or not Path(config.model.kernels).is_dir():
+        return None
+    return pack(Path(config.model.kernels))
 
 
 def _num_cores() -> int:

@@ -16,14 +16,21 @@ logger = logging.getLogger(__name__)
 
 
 def build_torch_model(
-    config: EngineConfig, place: RankPlace, checkpoint: bytes | None = None
+    config: EngineConfig,
+    place: RankPlace,
+    checkpoint: bytes | None = None,
+    kernels: bytes | None = None,
 ) -> LoadedGpuModel:
     """Load the configured checkpoint. `checkpoint`: its `CheckpointConfig`, pickled, if it is read.
+
+    `kernels`: see `KernelOrder.packed`.
 
     Pickled because those who pass it on do without torch, and reading it again would import the
     library that reads configs, which takes seconds.
     """
-    order = KernelOrder(config=config, checkpoint=checkpoint, device_index=place.device_index)
+    order = KernelOrder(
+        config=config, checkpoint=checkpoint, device_index=place.device_index, packed=kernels
+    )
     build = start_build(order)
     with phase(logger, "torch imported"):
         from raydix.runtime.actors.torch_model import load_gpu_model

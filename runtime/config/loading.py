@@ -15,6 +15,7 @@ from raydix.runtime.config.paths import (
     require_absolute_l3,
     resolve_l3,
     resolve_model_path,
+    resolve_path,
 )
 
 
@@ -46,8 +47,11 @@ def _check(values: Mapping[str, Any]) -> EngineConfig:
 
 def _resolved(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Checked values whose paths mean what they mean in `folder`."""
-    path = resolve_model_path(values["model"]["path"], folder)
-    resolved = _merge(values, {"model": {"path": path}})
+    model = values["model"]
+    resolved = _merge(values, {"model": {"path": resolve_model_path(model["path"], folder)}})
+    if model.get("kernels") is not None:
+        kernels = resolve_path(model["kernels"], folder)
+        resolved = _merge(resolved, {"model": {"kernels": kernels}})
     l3 = values.get("cache", {}).get("l3")
     if l3 is None:
         return resolved

@@ -42,6 +42,12 @@ class ModelSection(Section):
         description="Most tokens of prompt and output. "
         "null: as many as the model and the cache allow.",
     )
+    kernels: str | None = Field(
+        None,
+        description="Folder that `raydix warm-up --out` has written: compiled kernels for this "
+        "model, GPU and versions. What is of others is named in the log and left aside. "
+        "null: kernels are compiled on this machine.",
+    )
     tool_format: Choice[ToolFormatName] = Field(
         ToolFormatName.AUTO,
         description="How the model writes calls of tools. auto: as its chat template says.",

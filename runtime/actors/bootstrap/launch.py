@@ -36,6 +36,7 @@ from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
 from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu_model import BuildModel
+from raydix.runtime.actors.kernel_build import pack_kernels
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
@@ -171,7 +172,7 @@ def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
         return _Model(build=build_model, prepare_spare=lambda: None, sizes=None)
     with phase(logger, "configuration checked"):
         checked = check_model(config)
-    build = partial(build_torch_model, checkpoint=checked.checkpoint)
+    build = partial(build_torch_model, checkpoint=checked.checkpoint, kernels=pack_kernels(config))
     return _Model(build=build, prepare_spare=import_torch_model, sizes=checked.sizes)
 
 

@@ -1,13 +1,15 @@
 """Which variants of kernels a rank's steps launch, found without a GPU and without weights."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from raydix.kernels.compiling.variants import Variant, trace
+from raydix.kernels.compiling.variants import TargetGpu, Variant, trace, versions
 from raydix.kernels.device.gpu import META
 from raydix.kernels.ops import choose_gpu_ops
 from raydix.runtime.config.engine import EngineConfig
@@ -66,6 +68,29 @@ class StepSizes:
             max_model_len=min(asked or max_position_embeddings, max_position_embeddings),
             max_prefill_tokens=scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens,
         )
+
+
+def identify(
+    config: EngineConfig, spec: ModelSpec, max_position_embeddings: int, gpu: TargetGpu
+) -> dict[str, str]:
+    """What the variants of a model depend on, in words: they are others if a word differs."""
+    digest = hashlib.sha256()
+    # Which kernels are launched is decided there.
+    folder = Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    major, minor = gpu.capability
+    cache = config.cache
+    return {
+        "model": hashlib.sha256(repr(spec).encode()).hexdigest()[:16],
+        "dtype": f"{config.model.dtype}, KV {config.kv_dtype}, codec {cache.codec.value}",
+        "page size": str(cache.page_size),
+        "ranks": f"tp {config.parallel.tp}, ep {config.parallel.ep}",
+        "sizes": str(StepSizes.of(config, max_position_embeddings)),
+        "gpu": f"compute capability {major}.{minor}, {gpu.num_sms} multiprocessors",
+        "steps": digest.hexdigest()[:16],
+        **versions(),
+    }
 
 
 def model_variants(
