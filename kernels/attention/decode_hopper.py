@@ -24,6 +24,7 @@ from raydix.kernels.attention.hopper_blocks import (
     SHARED,
     ask_for_block,
     blocks_of,
+    head_scales,
     silence,
     unpack,
     weigh,
@@ -186,16 +187,6 @@ def _ask_first(
 
 
 @gluon.jit
-def _scales(scales_ptr, head, scale_log2):
-    """What scores and sums of values of a KV head are multiplied by."""
-    v_scale = 1.0
-    if scales_ptr is not None:
-        scale_log2 *= gl.load(scales_ptr + head)
-        v_scale = gl.load(scales_ptr + gl.num_programs(0) + head)
-    return scale_log2, v_scale
-
-
-@gluon.jit
 def _operand(block, unpacked, part):
     """A block where matrix units read it: where it came, or if it is of FP8 in `unpacked`."""
     operand = block
@@ -251,7 +242,7 @@ def attend_decode_share(
 
     head = gl.program_id(0)
     share = gl.program_id(1)
-    scale_log2, v_scale = _scales(scales_ptr, head, scale_log2)
+    scale_log2, v_scale = head_scales(scales_ptr, head, gl.num_programs(0), scale_log2)
     # Scaled before they are rounded to float16, queries are far from the largest one.
     score_scale = 1.0 if IS_FP8 else scale_log2
     columns = (rows_ptr, contexts_ptr, counts_ptr)

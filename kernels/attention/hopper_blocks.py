@@ -34,7 +34,7 @@ COPY_DIMS = gl.constexpr(gl.SliceLayout(0, COPY.value))
 _FP8_SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 _SWIZZLE_BYTES = 128
 """What a tensor map loads of a row at once."""
-_SILENCED = gl.constexpr(32)
+_SOME_KEYS = gl.constexpr(32)
 _MIN_BOX_ROWS = 8
 """The number of rows of a swizzle."""
 _MAX_BOX_ROWS = 2**31 - 1
@@ -127,11 +127,21 @@ def weigh(
 
 
 @gluon.jit
+def head_scales(scales_ptr, head, num_heads, scale_log2):
+    """What scores and sums of values of a KV head are multiplied by."""
+    v_scale = 1.0
+    if scales_ptr is not None:
+        scale_log2 *= gl.load(scales_ptr + head)
+        v_scale = gl.load(scales_ptr + num_heads + head)
+    return scale_log2, v_scale
+
+
+@gluon.jit
 def silence(values, begin, context):
     """Set values behind the context to zero, as a weight of zero would not silence NaN."""
-    for part in gl.static_range(values.shape[0] // _SILENCED):
-        some = values.slice(part * _SILENCED, _SILENCED)
-        key = begin + part * _SILENCED + gl.arange(0, _SILENCED, layout=COPY_ROWS)
+    for part in gl.static_range(values.shape[0] // _SOME_KEYS):
+        some = values.slice(part * _SOME_KEYS, _SOME_KEYS)
+        key = begin + part * _SOME_KEYS + gl.arange(0, _SOME_KEYS, layout=COPY_ROWS)
         value = some.load(COPY)
         some.store(gl.where(gl.expand_dims(key < context, 1), value, gl.zeros_like(value)))
     fence_async_shared()
@@ -141,6 +151,8 @@ def silence(values, begin, context):
 @gluon.jit
 def unpack(stored, place):
     """Write a block that is stored in FP8 to `place`, as float16, where matrix units read it."""
-    place.store(stored.load(COPY).to(place.dtype))
+    for part in gl.static_range(stored.shape[0] // _SOME_KEYS):
+        some = stored.slice(part * _SOME_KEYS, _SOME_KEYS).load(COPY)
+        place.slice(part * _SOME_KEYS, _SOME_KEYS).store(some.to(place.dtype))
     fence_async_shared()
     thread_barrier()

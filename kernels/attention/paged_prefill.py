@@ -90,7 +90,7 @@ def paged_prefill(
     num_tiles, num_query_heads = tiles_X4.shape[0], q_TQD.shape[1]
     if num_tiles == 0:
         return
-    if pool_PLH2SD.dtype == q_TQD.dtype and fits(q_TQD, pool_PLH2SD, form):
+    if fits(q_TQD, pool_PLH2SD, form):
         prefill_by_shares(
             q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles_X4, form=form, out_TQD=out_TQD
         )

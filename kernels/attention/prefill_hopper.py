@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Causal attention of many query tokens per row over pages, for Hopper's matrix units, in bf16.
+"""Causal attention of many query tokens per row over pages in bf16 or FP8, for Hopper.
 
 The same computation as `paged_prefill`, in Gluon, which lets us say what Triton decides badly: one
 warp asks for keys and values, and each of two warp groups has half of a tile's queries, for which
-it multiplies the next keys while it weighs the last ones (FlashAttention-3).
+it multiplies the next keys while it weighs the last ones (FlashAttention-3). What comes in FP8 a
+third group unpacks for both.
 
 Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
 """
@@ -25,7 +26,9 @@ from raydix.kernels.attention.hopper_blocks import (
     SHARED,
     ask_for_block,
     blocks_of,
+    head_scales,
     silence,
+    unpack,
     weigh,
 )
 from raydix.kernels.device.gluon_barrier import thread_barrier
@@ -47,18 +50,9 @@ _LINE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 @gluon.jit
-def _bring(
-    boxes,
-    tables_ptr,
-    tiles_ptr,
-    table_stride,
-    page_rows,
-    key_row,
-    blocks,
-    slots,
-    PAGE: gl.constexpr,
-):
+def _bring(boxes, pages, blocks, slots, PAGE: gl.constexpr):
     """Bring the keys and values of all blocks of a share, one after the other, as there is room."""
+    tables_ptr, tiles_ptr, table_stride, page_rows, key_row = pages
     begin, stop_share = blocks
     keys, values, ready, free = slots
     tile_ptr = tiles_ptr
@@ -95,6 +89,25 @@ def _bring(
 
 
 @gluon.jit
+def _unpack_all(blocks, stored, slots):
+    """Unpack all blocks of a share, one after the other, as they come and there is room."""
+    begin, stop_share = blocks
+    keys, values, brought, taken = stored
+    unpacked_keys, unpacked_values, ready, free = slots
+    places = ((keys, unpacked_keys), (values, unpacked_values))
+    for block in range(begin, stop_share):
+        slot = (block - begin) % _SLOTS
+        phase = (block - begin) // _SLOTS & 1
+        for part in gl.static_range(2):
+            each = part * _SLOTS + slot
+            mbarrier.wait(brought.index(each), phase)
+            mbarrier.wait(free.index(each), phase ^ 1)
+            unpack(places[part][0].index(slot), places[part][1].index(slot))
+            mbarrier.arrive(taken.index(each), count=1)
+            mbarrier.arrive(ready.index(each), count=1)
+
+
+@gluon.jit
 def _free(barrier):
     """Every warp of the group has read what is there."""
     thread_barrier()
@@ -105,7 +118,7 @@ def _free(barrier):
 def _attend(
     tensors,
     strides,
-    scale_log2,
+    scales,
     blocks,
     q_smem,
     slots,
@@ -116,6 +129,10 @@ def _attend(
     q_token_stride, q_head_stride, out_token_stride, out_head_stride = strides
     begin, stop_share = blocks
     keys, values, ready, free = slots
+    scale_log2, v_scale = scales
+    OPERAND: gl.constexpr = q_smem.dtype
+    # Scaled before they are rounded to float16, queries are far from the largest one.
+    score_scale = 1.0 if gl.float16 == OPERAND else scale_log2
     query_head = gl.program_id(0)
     share = gl.program_id(1)
     tile_ptr = tiles_ptr
@@ -141,6 +158,8 @@ def _attend(
                 mask=gl.expand_dims(q_row < count, 1),
                 other=0.0,
             )
+            if gl.float16 == OPERAND:
+                q = (q.to(gl.float32) * scale_log2).to(OPERAND)
             q_smem.store(q)
             fence_async_shared()
             thread_barrier()
@@ -160,9 +179,9 @@ def _attend(
                 first_position,
                 maximum,
                 total,
-                scale_log2,
+                score_scale,
                 1,
-                gl.bfloat16,
+                OPERAND,
             )
             acc = nothing
             for block in range(1, num_blocks):
@@ -183,9 +202,9 @@ def _attend(
                     first_position,
                     maximum,
                     total,
-                    scale_log2,
+                    score_scale,
                     1,
-                    gl.bfloat16,
+                    OPERAND,
                 )
                 acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[running, weights])
                 _free(free.index(_SLOTS + before))
@@ -202,7 +221,7 @@ def _attend(
             _free(free.index(_SLOTS + slot))
             asked += num_blocks
 
-            result = acc / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)
+            result = acc * v_scale / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)
             row = FIRST_ROW + gl.arange(0, _ROWS, layout=_SCORE_ROWS)
             dim = gl.arange(0, DIM, layout=_SCORE_KEYS)
             is_query = row < count
@@ -229,6 +248,30 @@ def _attend(
         tile_ptr += 4
 
 
+@gluon.jit
+def _make_slots(dtype: gl.constexpr, layout: gl.constexpr, NUM_READERS: gl.constexpr):
+    """Room for blocks of keys and of values, and barriers that say that it is filled, or free."""
+    keys = gl.allocate_shared_memory(dtype, [_SLOTS, _KEYS, DIM], layout)
+    values = gl.allocate_shared_memory(dtype, [_SLOTS, _KEYS, DIM], layout)
+    # Of keys, then of values.
+    ready = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
+    free = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
+    for each in gl.static_range(2 * _SLOTS):
+        mbarrier.init(ready.index(each), count=1)
+        mbarrier.init(free.index(each), count=NUM_READERS)
+    fence_async_shared()
+    thread_barrier()
+    return keys, values, ready, free
+
+
+@gluon.jit
+def _forget_slots(slots):
+    _, _, ready, free = slots
+    for each in gl.static_range(2 * _SLOTS):
+        mbarrier.invalidate(ready.index(each))
+        mbarrier.invalidate(free.index(each))
+
+
 @gluon.jit(do_not_specialize=["layer", "num_layers", "num_tiles", "table_stride"])
 def attend_share(
     q_ptr,
@@ -238,6 +281,7 @@ def attend_share(
     out_ptr,
     parts_ptr,
     lse_ptr,
+    scales_ptr,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -266,52 +310,37 @@ def attend_share(
     begin = gl.program_id(1) * share_blocks
     stop_share = gl.minimum(begin + share_blocks, all_blocks)
 
-    q_smem = gl.allocate_shared_memory(gl.bfloat16, [2, _ROWS, DIM], SHARED)
-    keys = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, DIM], SHARED)
-    values = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, _KEYS, DIM], SHARED)
-    # Of keys, then of values.
-    ready = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
-    free = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
-    for each in gl.static_range(2 * _SLOTS):
-        mbarrier.init(ready.index(each), count=1)
-        mbarrier.init(free.index(each), count=2)
-    fence_async_shared()
-    thread_barrier()
-
+    IS_FP8: gl.constexpr = boxes.dtype == gl.float8e4nv
+    OPERAND: gl.constexpr = gl.float16 if IS_FP8 else gl.bfloat16
+    q_smem = gl.allocate_shared_memory(OPERAND, [2, _ROWS, DIM], SHARED)
+    slots = _make_slots(OPERAND, SHARED, 2)
+    scales = head_scales(scales_ptr, gl.program_id(0) // GROUP, KV_HEADS, scale_log2)
     tensors = (q_ptr, tiles_ptr, out_ptr, parts_ptr, lse_ptr)
     strides = (q_token_stride, q_head_stride, out_token_stride, out_head_stride)
     blocks = (begin, stop_share)
-    slots = (keys, values, ready, free)
-    gl.warp_specialize(
-        [
-            (
-                _attend,
-                (tensors, strides, scale_log2, blocks, q_smem.index(0), slots, _FIRST),
-            ),
-            (
-                _attend,
-                (tensors, strides, scale_log2, blocks, q_smem.index(1), slots, _ROWS),
-            ),
-            (
-                _bring,
-                (
-                    boxes,
-                    tables_ptr,
-                    tiles_ptr,
-                    table_stride,
-                    page_rows,
-                    key_row,
-                    blocks,
-                    slots,
-                    PAGE,
-                ),
-            ),
-        ],
-        # Warps of the second group and of who brings keys, and registers of their threads.
-        [4, 1],
-        [240, 24],
-    )
-
-    for each in gl.static_range(2 * _SLOTS):
-        mbarrier.invalidate(ready.index(each))
-        mbarrier.invalidate(free.index(each))
+    first = (tensors, strides, scales, blocks, q_smem.index(0), slots, _FIRST)
+    second = (tensors, strides, scales, blocks, q_smem.index(1), slots, _ROWS)
+    pages = (tables_ptr, tiles_ptr, table_stride, page_rows, key_row)
+    # Warps of the second group and of the others, and registers of their threads.
+    if IS_FP8:
+        DTYPE: gl.constexpr = boxes.dtype
+        LAYOUT: gl.constexpr = boxes.layout
+        stored = _make_slots(DTYPE, LAYOUT, 1)
+        gl.warp_specialize(
+            [
+                (_attend, first),
+                (_attend, second),
+                (_unpack_all, (blocks, stored, slots)),
+                (_bring, (boxes, pages, blocks, stored, PAGE)),
+            ],
+            [4, 4, 1],
+            [216, 56, 24],
+        )
+        _forget_slots(stored)
+    else:
+        gl.warp_specialize(
+            [(_attend, first), (_attend, second), (_bring, (boxes, pages, blocks, slots, PAGE))],
+            [4, 1],
+            [240, 24],
+        )
+    _forget_slots(slots)

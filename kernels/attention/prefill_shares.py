@@ -56,6 +56,7 @@ def prefill_by_shares(
         out_TQD,
         parts_YQTD,
         lse_YQT,
+        form.scales_of(pool_PLH2SD),
         q_TQD.stride(0),
         q_TQD.stride(1),
         out_TQD.stride(0),

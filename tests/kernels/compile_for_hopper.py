@@ -114,22 +114,26 @@ def box_type(shape: tuple[int, int], dtype: gl.dtype = gl.bfloat16) -> str:
 
 def main() -> int:
     """Compile all kernels for Hopper."""
-    for page_size in (8, 16, 64, 256):
+    widths = {gl.bfloat16: 64, gl.float8e4nv: 128}
+    stored = [(gl.bfloat16, size) for size in (8, 16, 64, 256)]
+    for dtype, page_size in (*stored, (gl.float8e4nv, 8), (gl.float8e4nv, 64)):
         constants = {"KV_HEADS": 8, "GROUP": 4, "PAGE": page_size, "MIN_BLOCKS": 2}
-        boxes = {"boxes": box_type((min(page_size, prefill_hopper.BLOCK_KEYS), 64))}
+        constants |= {"scales_ptr": None} if dtype is gl.bfloat16 else {}
+        box = (min(page_size, prefill_hopper.BLOCK_KEYS), widths[dtype])
+        types = {"boxes": box_type(box, dtype), "scales_ptr": "*fp32"}
         told = compile_kernel(
-            prefill_hopper.attend_share, constants, boxes, num_warps=hopper_blocks.NUM_WARPS
+            prefill_hopper.attend_share, constants, types, num_warps=hopper_blocks.NUM_WARPS
         )
-        print(f"prefill_hopper, pages of {page_size}: {told}")
+        print(f"prefill_hopper, {dtype} pages of {page_size}: {told}")
 
     columns = dict.fromkeys(("rows_ptr", "tokens_ptr", "contexts_ptr"), "*i64")
     for page_size, counts in ((8, "*i64"), (16, None), (64, None), (64, "*i64")):
-        for stored, width in ((gl.bfloat16, 64), (gl.float8e4nv, 128)):
+        for dtype, width in widths.items():
             constants = {"GROUP": 4, "TILE_ROWS": 64, "PAGE": page_size, "MIN_BLOCKS": 2}
-            is_absent = {"counts_ptr": counts is None, "scales_ptr": stored is gl.bfloat16}
+            is_absent = {"counts_ptr": counts is None, "scales_ptr": dtype is gl.bfloat16}
             constants |= {name: None for name, absent in is_absent.items() if absent}
             box = (min(page_size, decode_hopper.BLOCK_KEYS), width)
-            types = {"boxes": box_type(box, stored), "counts_ptr": counts, "scales_ptr": "*fp32"}
+            types = {"boxes": box_type(box, dtype), "counts_ptr": counts, "scales_ptr": "*fp32"}
             told = compile_kernel(
                 decode_hopper.attend_decode_share,
                 constants | {"EARLY": True},
@@ -137,7 +141,7 @@ def main() -> int:
                 num_warps=hopper_blocks.NUM_WARPS,
                 launch_pdl=True,
             )
-            print(f"decode_hopper, {stored} pages of {page_size}, {counts} counts: {told}")
+            print(f"decode_hopper, {dtype} pages of {page_size}, {counts} counts: {told}")
 
     for tokens in (16, 32):
         shape = {"ROWS": 64, "DEPTH": 256, "TOKENS": tokens, "SUMMANDS": 2, "STAGES": 2}

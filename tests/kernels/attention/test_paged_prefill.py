@@ -147,9 +147,12 @@ def test_bfloat16_is_as_exact_as_its_rounding(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 256])
 @pytest.mark.parametrize("heads", [(8, 4), (2, 1), (5, 8), (1, 1)])
-def test_programs_meet_in_tiles_of_all_lengths(heads: tuple[int, int], page_size: int) -> None:
+def test_programs_meet_in_tiles_of_all_lengths(
+    heads: tuple[int, int], page_size: int, is_fp8: bool
+) -> None:
     """Where Hopper's matrix units are, they do this: more tiles than a program looks at at once."""
     contexts = (3000, 129, 128, 1, 2047, *range(1, 140))
     num_tokens = (900, 129, 128, 1, 1, *range(1, 140))
@@ -159,6 +162,7 @@ def test_programs_meet_in_tiles_of_all_lengths(heads: tuple[int, int], page_size
         num_tokens,
         dtype=torch.bfloat16,
         device=torch.device("cuda"),
+        is_fp8=is_fp8,
     )
 
     prefill(rows)
@@ -167,9 +171,15 @@ def test_programs_meet_in_tiles_of_all_lengths(heads: tuple[int, int], page_size
 
 
 @pytest.mark.gpu
-def test_the_same_rows_have_the_same_bits_again() -> None:
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_the_same_rows_have_the_same_bits_again(is_fp8: bool) -> None:
     rows = PagedRows(
-        (8, 4, 128, 64), (5000, 300), (1000, 300), dtype=torch.bfloat16, device=torch.device("cuda")
+        (8, 4, 128, 64),
+        (5000, 300),
+        (1000, 300),
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+        is_fp8=is_fp8,
     )
     prefill(rows)
     first_TQD = rows.out_TQD.clone()
