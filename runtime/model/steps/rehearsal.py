@@ -30,7 +30,9 @@ def rehearse(runner: ModelRunner, max_prefill_tokens: int) -> None:
     the same time.
     """
     slots = runner.slots
-    samplings = (GREEDY, CUTTING, asking_for_all(slots.sampling.rules))
+    # A grammar comes with its request: none is there before there are clients.
+    all_but_grammar = replace(asking_for_all(slots.sampling.rules), grammar=None)
+    samplings = (GREEDY, CUTTING, all_but_grammar)
     for plan in rehearsed_plans(
         samplings,
         max_slots=slots.max_slots,
