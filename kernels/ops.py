@@ -34,12 +34,14 @@ from raydix.kernels.reference import (
     norm,
     paged_attention,
     sampling,
+    scaled_linear,
     token_mask,
 )
 from raydix.kernels.sampling.columns import SamplingColumns
 from raydix.kernels.state.delta_form import DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
-from raydix.kernels.weights.weight import Weight
+from raydix.kernels.weights.linear_weight import LinearWeight, scaled_bank
+from raydix.kernels.weights.scaled_weight import ScaledWeight
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +75,10 @@ class ModelOps(Protocol):
     def tile_tokens(self) -> int:
         """The most tokens in a tile of `AttentionRows.tiles_X4`."""
 
-    def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
-        """Multiply as `torch.nn.functional.linear` does."""
+    def linear(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
+        """Multiply as `torch.nn.functional.linear` does, or `reference.scaled_linear` in blocks."""
 
-    def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
+    def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """`linear`, or float32 summands of it, [S, T, O].
 
         For `rms_norm`, `glu` and `rotate_and_write_kv` alone, which add them up in their order,
@@ -204,14 +206,17 @@ class ModelOps(Protocol):
     def fused_experts(
         self,
         x_TC: Tensor,
-        gate_up: Weight,
-        down: Weight,
+        gate_up: LinearWeight,
+        down: LinearWeight,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
         *,
         form: GluForm,
     ) -> Tensor:
-        """Run a bank's experts on the rows, as `reference.experts.fused_experts` does."""
+        """Run a bank's experts on the rows, as `reference.experts.fused_experts` does.
+
+        Both weights are of one kind; in blocks, as `reference.scaled_linear.scaled_experts` does.
+        """
 
 
 class ReferenceOps:
@@ -236,25 +241,31 @@ class ReferenceOps:
     sample_cut = staticmethod(sampling.sample_cut)
     mask_tokens = staticmethod(token_mask.mask_tokens)
 
-    def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
+        if isinstance(weight, ScaledWeight):
+            return scaled_linear.scaled_linear(x_TC, weight)
         return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
 
-    def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
+    def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Return the whole product as its only summand; see `ModelOps.linear_summands`."""
-        return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
+        return self.linear(x_TC, weight)
 
     def fused_experts(
         self,
         x_TC: Tensor,
-        gate_up: Weight,
-        down: Weight,
+        gate_up: LinearWeight,
+        down: LinearWeight,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
         *,
         form: GluForm,
     ) -> Tensor:
         """Run a bank's experts on the rows, as `ModelOps.fused_experts` says."""
+        if isinstance(gate_up, ScaledWeight) or isinstance(down, ScaledWeight):
+            return scaled_linear.scaled_experts(
+                x_TC, *scaled_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
+            )
         return experts.fused_experts(
             x_TC,
             gate_up.matrix_OC,

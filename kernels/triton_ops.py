@@ -34,6 +34,8 @@ from raydix.kernels.dense.small_linear import (
 )
 from raydix.kernels.device.gpu import num_sms
 from raydix.kernels.device.side_stream import SideStream
+from raydix.kernels.fp8.scaled_experts import scaled_experts
+from raydix.kernels.fp8.scaled_product import scaled_linear, scaled_summands
 from raydix.kernels.kv_cache.kv_write import rotate_and_write_kv
 from raydix.kernels.kv_cache.latent_write import write_latent
 from raydix.kernels.moe.expert_biases import biases_of
@@ -44,7 +46,8 @@ from raydix.kernels.reference import experts
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
 from raydix.kernels.sampling.token_mask import mask_tokens
 from raydix.kernels.state.gated_delta import gated_delta
-from raydix.kernels.weights.weight import Weight
+from raydix.kernels.weights.linear_weight import LinearWeight, scaled_bank
+from raydix.kernels.weights.scaled_weight import ScaledWeight
 
 _EXTENSION_TILE_ROWS = 64
 """The query rows of an extension tile: its tokens times the query heads of a KV head."""
@@ -82,15 +85,19 @@ class TritonOps:
         self._beside = SideStream(device)
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // largest_group, 1)
 
-    def linear(self, x_TC: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
+        if isinstance(weight, ScaledWeight):
+            return scaled_linear(x_TC, weight)
         weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
 
-    def linear_summands(self, x_TC: Tensor, weight: Weight) -> Tensor:
+    def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Return the summands of a product, as `ModelOps.linear_summands` says."""
+        if isinstance(weight, ScaledWeight):
+            return scaled_summands(x_TC, weight)
         weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear_summands(x_TC, weight_OC)
@@ -99,14 +106,18 @@ class TritonOps:
     def fused_experts(
         self,
         x_TC: Tensor,
-        gate_up: Weight,
-        down: Weight,
+        gate_up: LinearWeight,
+        down: LinearWeight,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
         *,
         form: GluForm,
     ) -> Tensor:
         """Run a bank's experts on the rows, as `ModelOps.fused_experts` says."""
+        if isinstance(gate_up, ScaledWeight) or isinstance(down, ScaledWeight):
+            return scaled_experts(
+                x_TC, *scaled_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
+            )
         return fused_experts(
             x_TC,
             gate_up.matrix_OC,

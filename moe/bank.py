@@ -6,14 +6,13 @@ tokens, K experts per token.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from raydix.ids import LogicalExpertId
 from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.weights.linear_weight import LinearWeight, WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.weight import Weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 
 
@@ -37,8 +36,7 @@ class ExpertBank(nn.Module):
         share: RankShare,
         glu: GluForm,
         bias: bool,
-        device: torch.device,
-        dtype: torch.dtype,
+        weights: WeightMaker,
     ) -> None:
         """`num_experts`: of the layer, on all ranks. `held`: which of them each slot is for."""
         super().__init__()
@@ -50,17 +48,22 @@ class ExpertBank(nn.Module):
         self._held = list(held)
         own_size, num_slots = share.length(intermediate_size), len(held)
 
-        # Nothing fills an empty slot, and what is there by chance may not be a number.
-        make = torch.zeros if None in held else torch.empty
-
-        def weight(num_outputs: int, num_inputs: int) -> Weight:
-            return Weight(
-                make((num_slots, num_outputs, num_inputs), device=device, dtype=dtype),
-                make((num_slots, num_outputs), device=device, dtype=dtype) if bias else None,
+        def make(maker: WeightMaker) -> tuple[LinearWeight, LinearWeight]:
+            rows = {"gate": own_size, "up": own_size}
+            gate_up = maker.rows(rows, hidden_size, bias=bias, share=share, num_slots=num_slots)
+            down = maker.columns(
+                "down", hidden_size, own_size, bias=bias, share=share, num_slots=num_slots
             )
+            return gate_up, down
 
-        self.gate_up = weight(2 * own_size, hidden_size)
-        self.down = weight(hidden_size, own_size)
+        self.gate_up, self.down = make(weights)
+        # Operations take both as floats, or both in blocks, and there without biases.
+        if bias or type(self.gate_up) is not type(self.down):
+            self.gate_up, self.down = make(weights.of_floats())
+        if None in held:
+            # Nothing fills an empty slot, and what is there by chance may not be a number.
+            for tensor in (*self.gate_up.tensors(), *self.down.tensors()):
+                tensor.zero_()
 
     def forward(self, x_TC: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor) -> Tensor:
         """Weighted sum of the chosen experts' outputs, [T, C]."""

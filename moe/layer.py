@@ -5,13 +5,13 @@ Legend: T rows of the lane's step, C hidden.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from raydix.ids import LogicalExpertId
 from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.moe.routing import Routing
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.weights.linear_weight import WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.bank import ExpertBank
@@ -84,8 +84,7 @@ class MoeLayer(nn.Module):
         experts: LayerExperts,
         glu: GluForm,
         bias: bool,
-        device: torch.device,
-        dtype: torch.dtype,
+        weights: WeightMaker,
     ) -> None:
         super().__init__()
         self._ops = ops
@@ -98,8 +97,8 @@ class MoeLayer(nn.Module):
             ops,
             routing=routing,
             bias=bias,
-            device=device,
-            dtype=dtype,
+            device=weights.device,
+            dtype=weights.dtype,
         )
         self.experts = ExpertBank(
             hidden_size,
@@ -110,8 +109,7 @@ class MoeLayer(nn.Module):
             share=experts.share,
             glu=glu,
             bias=bias,
-            device=device,
-            dtype=dtype,
+            weights=weights.within("experts"),
         )
 
     def forward(self, x_TC: Tensor, sent: SentRows | None = None) -> Tensor:

@@ -122,6 +122,16 @@ SCHEMES: Mapping[str, Scheme] = {
         },
         multiples=(1, 1),
     ),
+    "fp8 blocks of 16": Scheme(
+        lambda weight: fp8_in_blocks(weight, 16, 16),
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [16, 16],
+            "modules_to_not_convert": ["lm_head", "gate"],
+        },
+        multiples=(1, 1),
+    ),
     "fp8 per tensor": Scheme(
         fp8_per_tensor,
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},

@@ -4,8 +4,17 @@ A block of a token's inputs is divided by the least power of two that makes all 
 float8, at most 448. So neither the division rounds nor the product with the scale, on any device.
 """
 
+Block = tuple[int, int | None]
+"""The outputs and inputs of a matrix that share a scale. The last of them may be fewer.
+
+None: all inputs do, whatever part of them a rank has.
+"""
 BLOCK = 128
-"""The inputs that share a scale; of weights in blocks, the outputs, too."""
+"""The inputs of a token that share a scale."""
+IN_BLOCKS: Block = (BLOCK, BLOCK)
+PER_OUTPUT: Block = (1, None)
+KERNEL_BLOCKS = (IN_BLOCKS, PER_OUTPUT)
+"""The blocks that kernels know; their twins know all."""
 SMALLEST_MAGNITUDE = 2.0**-100
 """What the largest input of a block counts as at least: less has no inverse in float32."""
 MANTISSA_BITS = 23

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from raydix.kernels.dense.summands import MAX_SUMMANDS
+from raydix.kernels.dense.summands import MAX_SUMMANDS, add_up
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.device.gpu import capability, num_sms
 from raydix.kernels.fp8.form import BLOCK
@@ -51,6 +51,12 @@ def _divide(outputs: int, inputs: int, tiles: LinearTiles, device: torch.device)
     wanted = sms * tiles.programs_per_sm // num_tiles
     steps = triton.cdiv(num_blocks, max(1, min(wanted, num_blocks, MAX_SUMMANDS)))
     return _Division(steps=steps, num_summands=triton.cdiv(num_blocks, steps))
+
+
+def scaled_linear(x_TC: Tensor, weight: ScaledWeight) -> Tensor:
+    """The product with a matrix of blocks, [T, O] in the dtype of x; see `scaled_summands`."""
+    out = scaled_summands(x_TC, weight)
+    return out if out.dim() == 2 else add_up(out, x_TC.dtype)
 
 
 def scaled_summands(x_TC: Tensor, weight: ScaledWeight, tiles: LinearTiles | None = None) -> Tensor:

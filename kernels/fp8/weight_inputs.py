@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from raydix.kernels.fp8.form import BLOCK
-from raydix.kernels.weights.scaled_weight import PER_OUTPUT, ScaledWeight
+from raydix.kernels.fp8.form import KERNEL_BLOCKS
+from raydix.kernels.weights.scaled_weight import ScaledWeight
 
 _ALIGNMENT_BYTES = 16
 """The size of which a row of weights must be a multiple, as a tensor map demands."""
@@ -36,9 +36,9 @@ def check_weight(x_TC: Tensor, weight: ScaledWeight, *, num_dimensions: int = 2)
             f"{num_dimensions} dimensions with {x_TC.shape[1]} inputs, a multiple of "
             f"{_ALIGNMENT_BYTES}."
         )
-    if weight.block not in ((BLOCK, BLOCK), PER_OUTPUT):
+    if weight.block not in KERNEL_BLOCKS:
         raise ValueError(
-            f"Scales are of blocks of {weight.block}; expected {(BLOCK, BLOCK)} or {PER_OUTPUT}."
+            f"Scales are of blocks of {weight.block}; expected one of {KERNEL_BLOCKS}."
         )
     if scales.dtype != torch.float32 or scales.dim() != num_dimensions:
         raise ValueError(

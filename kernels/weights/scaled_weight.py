@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from raydix.errors import ConfigError
-from raydix.kernels.fp8.form import BLOCK
+from raydix.kernels.fp8.form import BLOCK, Block
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import Weight
 from raydix.kernels.weights.weight_part import WeightPart, cut
 
-Block = tuple[int, int | None]
-"""The outputs and inputs that share a scale. The last blocks of a whole matrix may be short.
+SCALE = "weight_scale"
+"""What the scales of a weight are called, beside `weight` and `bias`."""
 
-None: all inputs do, whatever part of them a rank has.
-"""
-PER_OUTPUT: Block = (1, None)
-_SCALE = "weight_scale"
+
+def input_group(block: Block) -> int:
+    """The inputs of a token that are rounded by one scale: those of a block, if it has some."""
+    return block[1] or BLOCK
 
 
 class ScaledWeight(nn.Module):
@@ -46,7 +46,7 @@ class ScaledWeight(nn.Module):
     @property
     def input_group(self) -> int:
         """The inputs of a token that are rounded by one scale: those of a block, if it has some."""
-        return self.block[1] or BLOCK
+        return input_group(self.block)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All that it consists of."""
@@ -70,7 +70,7 @@ class ScaledWeight(nn.Module):
 
     def whole_parts(self) -> dict[str, WeightPart]:
         """The parts of a weight of which every rank keeps the whole."""
-        return {**self.numbers.whole_parts(), _SCALE: WeightPart(self.scales_BD)}
+        return {**self.numbers.whole_parts(), SCALE: WeightPart(self.scales_BD)}
 
     def row_parts(self, share: RankShare, num_outputs: int) -> dict[str, WeightPart]:
         """The parts of a weight of which each rank has a share of `num_outputs`."""
@@ -78,7 +78,7 @@ class ScaledWeight(nn.Module):
         length = self.numbers.matrix_OC.shape[-2]
         _require_blocks("outputs", share.rank * length, length, num_outputs, rows)
         scales = cut(self.scales_BD, share, -(-num_outputs // rows), dim=-2)
-        return {**self.numbers.row_parts(share, num_outputs), _SCALE: scales}
+        return {**self.numbers.row_parts(share, num_outputs), SCALE: scales}
 
     def head_parts(self, heads: range, num_heads: int) -> dict[str, WeightPart]:
         """The parts of a weight whose outputs are heads, of which this rank has `heads`."""
@@ -88,7 +88,7 @@ class ScaledWeight(nn.Module):
         start, total = heads.start * rows_per_head, num_heads * rows_per_head
         _require_blocks("outputs of heads", start, length, total, rows)
         scales = WeightPart(self.scales_BD, 0, start // rows, -(-total // rows))
-        return {**self.numbers.head_parts(heads, num_heads), _SCALE: scales}
+        return {**self.numbers.head_parts(heads, num_heads), SCALE: scales}
 
     def column_parts(self, share: RankShare, num_inputs: int) -> dict[str, WeightPart]:
         """The parts of a weight whose inputs the ranks share; their outputs are added up."""
@@ -97,7 +97,7 @@ class ScaledWeight(nn.Module):
         scales = WeightPart(self.scales_BD)
         if self.block[1] is not None:
             scales = cut(self.scales_BD, share, -(-num_inputs // self.block[1]), dim=-1)
-        return {**self.numbers.column_parts(share, num_inputs), _SCALE: scales}
+        return {**self.numbers.column_parts(share, num_inputs), SCALE: scales}
 
 
 def empty_scaled_weight(
@@ -108,15 +108,21 @@ def empty_scaled_weight(
     bias: bool,
     device: torch.device,
     dtype: torch.dtype,
+    num_slots: int | None = None,
 ) -> ScaledWeight:
-    """An uninitialised one, which a checkpoint fills. dtype: that of the bias."""
+    """An uninitialised one, which a checkpoint fills. dtype: that of the bias.
+
+    num_slots: of a bank; None: it is none.
+    """
+    slots = () if num_slots is None else (num_slots,)
     numbers = Weight(
-        torch.empty(num_outputs, num_inputs, device=device, dtype=torch.float8_e4m3fn),
-        torch.empty(num_outputs, device=device, dtype=dtype) if bias else None,
+        torch.empty(*slots, num_outputs, num_inputs, device=device, dtype=torch.float8_e4m3fn),
+        torch.empty(*slots, num_outputs, device=device, dtype=dtype) if bias else None,
     )
     rows, columns = block
     num_blocks = -(-num_outputs // rows), -(-num_inputs // (columns or num_inputs))
-    return ScaledWeight(numbers, torch.empty(num_blocks, device=device), block)
+    scales_BD = torch.empty(*slots, *num_blocks, device=device, dtype=torch.float32)
+    return ScaledWeight(numbers, scales_BD, block)
 
 
 def _require_blocks(what: str, start: int, length: int, total: int | None, block: int) -> None:
@@ -126,5 +132,5 @@ def _require_blocks(what: str, start: int, length: int, total: int | None, block
         raise ConfigError(
             f"{length} {what}, from {start}, are no whole blocks of {block} that share a scale; "
             "expected parts that do not divide a block. Set parallel.tp to a smaller number, or "
-            "restore the weights to floats."
+            "model.quantization to restore."
         )

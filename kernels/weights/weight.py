@@ -64,10 +64,17 @@ class Weight(nn.Module):
 
 
 def empty_weight(
-    num_outputs: int, num_inputs: int, *, bias: bool, device: torch.device, dtype: torch.dtype
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    bias: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_slots: int | None = None,
 ) -> Weight:
-    """An uninitialised one, which a checkpoint fills."""
+    """An uninitialised one, which a checkpoint fills. num_slots: of a bank; None: it is none."""
+    slots = () if num_slots is None else (num_slots,)
     return Weight(
-        torch.empty(num_outputs, num_inputs, device=device, dtype=dtype),
-        torch.empty(num_outputs, device=device, dtype=dtype) if bias else None,
+        torch.empty(*slots, num_outputs, num_inputs, device=device, dtype=dtype),
+        torch.empty(*slots, num_outputs, device=device, dtype=dtype) if bias else None,
     )

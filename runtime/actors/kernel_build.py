@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raydix.kernels.compiling.processes import Compiled
     from raydix.kernels.compiling.variants import TargetGpu, Variant
     from raydix.runtime.model.checkpoint.checkpoint_config import CheckpointConfig
+    from raydix.runtime.model.spec.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -183,8 +184,7 @@ def build_kernels(
     from raydix.runtime.model.steps.step_variants import identify, model_variants
 
     began_s = time.monotonic()
-    shaped = checkpoint.up_to(config.model.max_model_len)
-    shape = (config, shaped.spec, shaped.max_position_embeddings)
+    shape = _shape_of(config, checkpoint, gpu)
     left_aside: str | None = None
     if folder is not None:
         artefact = read_artefact(folder, identify(*shape, gpu))
@@ -238,9 +238,17 @@ def write_kernels(
     checkpoint = read_checkpoint_config(settings_folder(config.model.path))
     with compiling_into(cache):
         built = build_kernels(config, checkpoint, gpu)
-    shaped = checkpoint.up_to(config.model.max_model_len)
-    identity = identify(config, shaped.spec, shaped.max_position_embeddings, gpu)
+    identity = identify(*_shape_of(config, checkpoint, gpu), gpu)
     return built, write_artefact(out, identity, built.variants, cache)
+
+
+def _shape_of(
+    config: EngineConfig, checkpoint: "CheckpointConfig", gpu: "TargetGpu"
+) -> "tuple[EngineConfig, ModelSpec, int]":
+    """What decides which kernels a model has on a GPU, as `model_variants` takes it."""
+    served = checkpoint.served(config.model.quantization, "cuda", gpu.capability)
+    shaped = served.up_to(config.model.max_model_len)
+    return config, shaped.spec, shaped.max_position_embeddings
 
 
 def _read_gpu(told: str) -> "TargetGpu":

@@ -124,7 +124,11 @@ def _load_weights(
     )
     with phase(logger, "model found"):
         folder = find(config.model.path)
-    checkpoint = checkpoint or read_checkpoint_config(folder)
+    device: torch.device = arguments["device"]
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    checkpoint = (checkpoint or read_checkpoint_config(folder)).served(
+        config.model.quantization, device.type, capability
+    )
     with phase(logger, "weights drawn" if is_dummy else "weights read"):
         loaded = load(folder, config=checkpoint.up_to(config.model.max_model_len), **arguments)
         if config.kv_dtype == FP8_DTYPE and not is_dummy:

@@ -54,6 +54,14 @@ class LoadPolicy(StrEnum):
     NEVER = "never"
 
 
+class QuantizationWay(StrEnum):
+    """What becomes of the quantised weights of a checkpoint."""
+
+    AUTO = "auto"
+    RESTORE = "restore"
+    NATIVE = "native"
+
+
 class DispatchBackend(StrEnum):
     """What carries rows to experts on other ranks, of what is no plugin."""
 

@@ -11,6 +11,7 @@ from raydix.runtime.config.policies import (
     KvDtype,
     LoadPolicy,
     PrefetchStrategy,
+    QuantizationWay,
     ReasoningFormatName,
     SchedulingPolicy,
     ToolFormatName,
@@ -36,6 +37,12 @@ class ModelSection(Section):
         "float32",
         description="Type of weights, activations and, unless cache.kv_dtype says otherwise, "
         "cached KV. Default on cuda: bfloat16.",
+    )
+    quantization: Choice[QuantizationWay] = Field(
+        QuantizationWay.AUTO,
+        description="What becomes of quantised weights. restore: floats of model.dtype. native: "
+        "float8 stays, and is multiplied by inputs rounded to float8. auto: native where there "
+        "are kernels for it, on GPUs of compute capability 9.0.",
     )
     max_model_len: Count | None = Field(
         None,

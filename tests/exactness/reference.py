@@ -42,12 +42,16 @@ class Reference:
         folder: Path,
         make_cache: Callable[[Any], Any] | None = None,
         min_gap: float = MIN_TOP2_GAP,
+        model: Any = None,
     ) -> None:
-        """`make_cache`: makes another cache than transformers' own, of a model's config."""
+        """`make_cache`: makes another cache than transformers' own, of a model's config.
+
+        `model`: what computes, if it is not transformers' own of that checkpoint.
+        """
         self.folder = folder
         self._make_cache = make_cache
         self._min_gap = min_gap
-        self._model = load_in_transformers(folder)
+        self._model = load_in_transformers(folder) if model is None else model
         self._known: dict[Prompt, Expected] = {}
         self._known_with: dict[str, Expected] = {}
         """What is known by the prompt, how many tokens, and the options."""

@@ -78,7 +78,8 @@ def main() -> int:
     shape, tp, num_steps, kv_dtype = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(shape, Path(name))
-        config, spec = configuration(folder, tp, kv_dtype), read_checkpoint_config(folder).spec
+        config, checkpoint = configuration(folder, tp, kv_dtype), read_checkpoint_config(folder)
+        spec = checkpoint.served(config.model.quantization, "cuda", HOPPER.capability).spec
         with compiling_for(HOPPER):
             found = model_variants(config, spec, MAX_MODEL_LEN)
             model = ShapedModel(config, spec, MAX_MODEL_LEN)

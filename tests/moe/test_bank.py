@@ -3,6 +3,7 @@ import torch
 from raydix.ids import LogicalExpertId
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.bank import ExpertBank
 
@@ -19,8 +20,7 @@ def make_bank(held: list[int | None], *, bias: bool = True) -> ExpertBank:
         share=RankShare(),
         glu=SiluGlu(),
         bias=bias,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
+        weights=plain_weights(torch.device("cpu"), torch.float32),
     )
 
 

@@ -3,6 +3,7 @@ import torch
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.layer import MoeLayer, own_experts
 
@@ -19,8 +20,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         experts=own_experts(4, RankShare()),
         glu=SiluGlu(),
         bias=False,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
+        weights=plain_weights(torch.device("cpu"), torch.float32),
     )
     for parameter in layer.parameters():
         parameter.normal_()

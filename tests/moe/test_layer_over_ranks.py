@@ -12,6 +12,7 @@ from raydix.ids import LogicalExpertId
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.dispatch.gloo import GlooDispatcher
 from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes
@@ -35,8 +36,7 @@ def make_layer(experts: LayerExperts) -> MoeLayer:
         experts=experts,
         glu=SiluGlu(),
         bias=True,
-        device=CPU,
-        dtype=torch.float32,
+        weights=plain_weights(CPU, torch.float32),
     )
     for number, part in enumerate(layer.weights().values()):
         generator = torch.Generator().manual_seed(number)

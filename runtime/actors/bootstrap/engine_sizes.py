@@ -66,6 +66,8 @@ def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
         page_size=config.cache.page_size,
         kv_dtype=config.kv_dtype,
         codec=config.cache.codec,
+        way=config.model.quantization,
+        device=config.model.device,
     )
 
 

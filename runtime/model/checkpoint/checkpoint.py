@@ -31,10 +31,12 @@ from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.decoder import Decoder, make_decoder
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.stored_experts import StoredExperts, open_stored_experts
-from raydix.runtime.model.families.fused_rows import take_apart
+from raydix.runtime.model.families.fused_rows import take_apart, with_scales
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name, own_name
+from raydix.runtime.model.formats.restore_plan import RestorePlan
 from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.scaled import KEPT_SCALE
 from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec.spec import ModelSpec
@@ -77,10 +79,14 @@ class LoadedModel:
         They cover the arithmetic (`ModelSpec.digest`), its dtype, and the weights, whole, as they
         are stored. The namespace of stored pages adds what these hold, and their shape. Nothing
         else counts: not how weights are cut over ranks, nor which device computes with those of a
-        checkpoint, nor how long a context may be.
+        checkpoint, nor how long a context may be. Only where ranks would cut within blocks of
+        float8, and restore those weights, does it.
         """
         dtype = str(self.decoder.dtype).encode()
-        return hashlib.sha256(self.spec.digest() + dtype + self.weight_fingerprint).digest()
+        names = self.decoder.scaled_names
+        scaled = repr(names).encode() if names else b""
+        parts = self.spec.digest() + dtype + self.weight_fingerprint + scaled
+        return hashlib.sha256(parts).digest()
 
     def kv_layout(self, page_size: int, dtype: str, codec: Codec = Codec.NONE) -> KvLayout:
         """The shape of the model's pages, of keys and values of `dtype`.
@@ -163,9 +169,9 @@ def load_weights(
     described: dict[str, _Description] = {}
     listed = _listed(folder, config, is_wanted)
     plan = config.quantisation.plan(listed)
-    _tell_format(config, plan.unused, decoder.dtype)
+    _tell_format(config, plan.unused, decoder)
     read = _describe(_telling_progress(plan.arrange(listed), decoder.device), described)
-    unused = _fill_all(decoder, config, folder, plan.restore(read), is_wanted)
+    unused = _fill_all(decoder, config, folder, plan, read, is_wanted)
     if unused:
         logger.warning(
             "%s has tensors that its config.json does not ask for; they are left aside: %s",
@@ -177,12 +183,12 @@ def load_weights(
     return hashlib.sha256(repr(entries).encode() + config.quantisation.identity.encode()).digest()
 
 
-def _tell_format(config: CheckpointConfig, unused: Collection[str], dtype: torch.dtype) -> None:
+def _tell_format(config: CheckpointConfig, unused: Collection[str], decoder: Decoder) -> None:
     quantisation = config.quantisation
     if quantisation.config is not None:
-        logger.info(
-            "weights: %s, to %s", quantisation.description, str(dtype).removeprefix("torch.")
-        )
+        dtype, num_scaled = str(decoder.dtype).removeprefix("torch."), len(decoder.scaled_names)
+        kept = f"; {num_scaled} matrices stay float8" if num_scaled else ""
+        logger.info("weights: %s, to %s%s", quantisation.description, dtype, kept)
     if unused:
         logger.info("scales that nothing needs are left aside: %s", name_some(unused))
 
@@ -196,7 +202,7 @@ def check_weights(folder: str | Path, config: CheckpointConfig) -> None:
     listed = _listed(Path(folder), config, _is_any)
     plan = config.quantisation.plan(listed)
     tensors = ((each.name, empty_like_stored(each)) for each in plan.arrange(listed))
-    _fill_all(decoder, config, Path(folder), plan.restore(tensors), _is_any)
+    _fill_all(decoder, config, Path(folder), plan, tensors, _is_any)
 
 
 def _listed(
@@ -216,10 +222,11 @@ def _fill_all(
     decoder: Decoder,
     config: CheckpointConfig,
     folder: Path,
-    floats: Tensors,
+    plan: RestorePlan,
+    tensors: Tensors,
     is_wanted: Callable[[str], bool],
 ) -> list[str]:
-    """Fill the parameters that have a wanted name from the floats of the checkpoint.
+    """Fill the parameters that have a wanted name from what the plan makes of the tensors.
 
     Returns the names of tensors that the model has no place for, as transformers does. Raises
     CheckpointError if one is missing or does not fit.
@@ -231,8 +238,14 @@ def _fill_all(
 
     missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
-    own = ((own_name(name), tensor) for name, tensor in floats)
-    fused = family.value.fused(decoder.spec)
+    fused = with_scales(family.value.fused(decoder.spec))
+
+    def is_kept(module: str) -> bool:
+        name = own_name(f"{module}{KEPT_SCALE}")
+        return name in targets or (name in fused and fused[name].parts[0] in targets)
+
+    made = plan.restore(tensors, is_kept)
+    own = ((own_name(name), tensor) for name, tensor in made)
     num_rows = {name: each.whole_shape[0] for name, each in targets.items()}
     for name, tensor in take_apart(family.value.restore(own, decoder.spec), fused, num_rows):
         if name in targets:
@@ -313,7 +326,13 @@ def _describe(
 
 
 def _fill(part: WeightPart, name: str, tensor: Tensor) -> None:
-    if tensor.dtype not in _FLOAT_DTYPES:
+    if part.target.dtype == torch.float8_e4m3fn:
+        if tensor.dtype != part.target.dtype:
+            raise CheckpointError(
+                f"Tensor {name} is {tensor.dtype}; expected float8, as config.json tells of it. "
+                "Set model.quantization to restore."
+            )
+    elif tensor.dtype not in _FLOAT_DTYPES:
         raise CheckpointError(
             f"Tensor {name} is {tensor.dtype}; only unquantised float weights are supported."
         )

@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from raydix.errors import CheckpointError
+from raydix.errors import CheckpointError, ConfigError
+from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.model.checkpoint.hub import require_folder
 from raydix.runtime.model.checkpoint.json_file import read_json
 from raydix.runtime.model.checkpoint.late_import import import_late
+from raydix.runtime.model.checkpoint.native_weights import kernel_blocks, with_scaled_parts
 from raydix.runtime.model.checkpoint.quantization_config import find_quantisation
 from raydix.runtime.model.families.refused import NOT_COMPUTED
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.formats.definition import Quantisation
+from raydix.runtime.model.formats.definition import NATIVE, Quantisation
 from raydix.runtime.model.spec.rope_spec import REMEDY, LongRope, longest_context, positive
 from raydix.runtime.model.spec.spec import AttentionSpec, LayerSpec, ModelSpec, ropes_of
 
@@ -55,6 +57,30 @@ class CheckpointConfig:
     max_position_embeddings: int
     """The longest context, that to which YaRN extends it."""
     eos_token_ids: tuple[int, ...]
+
+    def served(
+        self, way: QuantizationWay, device: str, capability: tuple[int, int] | None
+    ) -> "CheckpointConfig":
+        """The same, of which the spec says what stays in float8 on a device.
+
+        For the arguments, and what is raised, see `kernel_blocks`. Raises ConfigError, too, if
+        nothing can stay so, though all should.
+        """
+        allowed = kernel_blocks(way, device, capability)
+        if allowed == () or self.quantisation.config is None:
+            spec = self.spec
+        else:
+            layouts = self.quantisation.layouts
+            spec = with_scaled_parts(self.spec, self.family.value, layouts, allowed)
+        if any(layer.scaled for layer in spec.layers):
+            return replace(self, spec=spec, quantisation=replace(self.quantisation, way=NATIVE))
+        if way is QuantizationWay.NATIVE:
+            raise ConfigError(
+                f"model.quantization is native, but of {self.quantisation.description} no weight "
+                f"can stay as it is stored on {device}; expected float8 with a scale per block of "
+                "128 x 128, per output or per matrix. Set model.quantization to auto or restore."
+            )
+        return self
 
     def up_to(self, max_model_len: int | None) -> "CheckpointConfig":
         """The same for requests of at most so many tokens; None: as many as the model knows."""

@@ -10,6 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from raydix.errors import CheckpointError
+from raydix.kernels.weights.scaled_weight import SCALE
 from raydix.kernels.weights.weight_part import WeightPart
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
 from raydix.runtime.model.checkpoint.checkpoint_config import (
@@ -29,6 +30,8 @@ FIXED = "dummy.safetensors"
 SEED = 0
 _STANDARD_DEVIATION = 0.02
 """The spread of random weights, as transformers initialises these families."""
+_FLOAT8_DEVIATION = 32.0
+"""The deviation of float8 numbers, far from both ends of their range."""
 
 
 def make_dummy_model(
@@ -76,7 +79,7 @@ def make_dummy_model(
         if is_elsewhere or (has_experts and is_of_experts(name)):
             continue
         given = fixed.get(name)
-        part.fill(_draw(name, part.whole_shape, dtype, generator) if given is None else given)
+        part.fill(_draw(name, part, dtype, generator) if given is None else given)
 
     if stored is not None and has_experts:
         stored.fill_slots()
@@ -114,13 +117,15 @@ def _fitting(stored: bytes, parts: Mapping[str, WeightPart]) -> Mapping[str, Ten
     return fixed
 
 
-def _draw(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
-) -> Tensor:
+def _draw(name: str, part: WeightPart, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """The whole tensor of that name."""
-    whole = torch.empty(shape, dtype=dtype, device=generator.device)
+    whole = torch.empty(part.whole_shape, dtype=dtype, device=generator.device)
+    if name.endswith(SCALE):
+        return whole.float().fill_(_STANDARD_DEVIATION / _FLOAT8_DEVIATION)
     if name.endswith(("norm.weight", "layer_scalar", "expert_scales")):
         return whole.fill_(1.0)
     digest = hashlib.sha256(f"{SEED} {name}".encode()).digest()
     generator.manual_seed(int.from_bytes(digest[:7]))
+    if part.target.dtype == torch.float8_e4m3fn:
+        return whole.normal_(std=_FLOAT8_DEVIATION, generator=generator).to(part.target.dtype)
     return whole.normal_(std=_STANDARD_DEVIATION, generator=generator)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.model.checkpoint.checkpoint_config import (
     CheckpointConfig,
     read_checkpoint_config,
@@ -29,7 +30,7 @@ class ModelSizes:
     vocab_size: int
     hidden_size: int
     rank_bytes: int
-    """Weights of a rank of a lane that shares its experts with nobody, restored."""
+    """Weights of a rank of a lane that shares its experts with nobody, as they are served."""
     rank_expert_bytes: int
     """The bytes of routed experts among `rank_bytes`."""
     all_expert_bytes: int
@@ -69,14 +70,18 @@ def measure_model(
     page_size: int,
     kv_dtype: str | None = None,
     codec: Codec = Codec.NONE,
+    way: QuantizationWay = QuantizationWay.RESTORE,
+    device: str = "cpu",
 ) -> ModelSizes:
     """Sizes of the model in `folder`, of which config.json is read.
 
-    kv_dtype: that of cached keys and values; None: `dtype`. Raises CheckpointError for a model that
-    is not supported, ConfigError if its heads cannot be divided among `tp` ranks, or its pages not
-    be cached so.
+    kv_dtype: that of cached keys and values; None: `dtype`. way, device: as of `kernel_blocks`, on
+    the GPU that is here, if there is one. Raises CheckpointError for a model that is not supported,
+    ConfigError if its heads cannot be divided among `tp` ranks, or its pages not be cached so.
     """
-    config = read_checkpoint_config(folder)
+    has_gpu = device == "cuda" and torch.cuda.is_available()
+    capability = torch.cuda.get_device_capability() if has_gpu else None
+    config = read_checkpoint_config(folder).served(way, device, capability)
     spec = config.spec
     groups = derive_kv_groups(spec.layers)
     rank_bytes, rank_expert_bytes = _weight_bytes(spec, dtype, tp)

@@ -16,8 +16,8 @@ from raydix.kernels.attention.rows import AttentionRows
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.reference.kv_write import apply_rope
+from raydix.kernels.weights.linear_weight import LinearWeight, WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
@@ -65,10 +65,10 @@ class Attention(nn.Module):
         *,
         rope: int,
         collectives: Collectives,
-        device: torch.device,
-        dtype: torch.dtype,
+        weights: WeightMaker,
     ) -> None:
         super().__init__()
+        device, dtype = weights.device, weights.dtype
         self.spec = spec
         self.layer_in_group = layer_in_group
         self.rope = rope
@@ -77,17 +77,17 @@ class Attention(nn.Module):
         self._heads = share.heads(spec.num_heads)
         self._kv_heads = share.kv_heads(spec.num_kv_heads)
 
-        self.qkv = empty_weight(
-            sum(self._row_counts()), hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
+        rows = {name: size for name, size in zip("qkv", self._row_counts(), strict=True) if size}
+        self.qkv = weights.rows(rows, hidden_size, bias=spec.qkv_bias, share=share)
+        value_size = len(self._heads) * spec.value_dim
+        self.output = weights.columns(
+            "output", hidden_size, value_size, bias=spec.output_bias, share=share
         )
-        self.output = empty_weight(
-            hidden_size,
-            len(self._heads) * spec.value_dim,
-            bias=spec.output_bias,
-            device=device,
-            dtype=dtype,
-        )
-        self.gate = self._make_gate(hidden_size, device, dtype) if spec.has_gate else None
+        self.gate: LinearWeight | None = None
+        if spec.has_gate:
+            self.gate = weights.rows(
+                {"gate": value_size}, hidden_size, bias=spec.qkv_bias, share=share
+            )
         self.values: Values | None = None
         if spec.values is not None and spec.source_layer is None:
             self.values = Values(spec.values, spec.head_dim, ops, device=device, dtype=dtype)
@@ -116,10 +116,6 @@ class Attention(nn.Module):
         ones_2H = torch.ones(2, len(self._kv_heads), device=device)
         self.register_buffer("kv_scales_2H", ones_2H, persistent=False)
         self._form = self._make_form()
-
-    def _make_gate(self, hidden_size: int, device: torch.device, dtype: torch.dtype) -> Weight:
-        size, bias = len(self._heads) * self.spec.value_dim, self.spec.qkv_bias
-        return empty_weight(size, hidden_size, bias=bias, device=device, dtype=dtype)
 
     def _make_form(self) -> AttentionForm:
         spec = self.spec

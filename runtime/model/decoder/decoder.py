@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from raydix.kernels.attention.rows import PrefillRow
 from raydix.kernels.ops import ChooseOps, ModelOps, choose_ops
+from raydix.kernels.weights.linear_weight import WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
+from raydix.kernels.weights.scaled_weight import SCALE
 from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.dispatch.protocol import DispatchForm
@@ -91,8 +93,7 @@ class Decoder(nn.Module):
                 collectives=collectives,
                 experts=None if experts is None else experts.by_layer.get(i),
                 input_gate=self._input_gate(i),
-                device=device,
-                dtype=dtype,
+                weights=WeightMaker(device=device, dtype=dtype, blocks=layer.blocks),
             )
             for i, layer in enumerate(spec.layers)
         )
@@ -134,6 +135,14 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
             weights |= prefixed(f"layers.{index}", layer.weights())
         return weights
+
+    @property
+    def scaled_names(self) -> tuple[str, ...]:
+        """The names of the weights that are float8, sorted: the same on all ranks."""
+        end = f".{SCALE}"
+        return tuple(
+            sorted(name.removesuffix(end) for name in self.weights() if name.endswith(end))
+        )
 
     @property
     def is_capturable(self) -> bool:

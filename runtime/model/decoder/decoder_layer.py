@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
-import torch
 from torch import nn
 
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.weights.linear_weight import WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.layer import LayerExperts
@@ -77,10 +77,10 @@ class DecoderLayer(nn.Module):
         collectives: Collectives,
         experts: LayerExperts | None,
         input_gate: InputGate | None,
-        device: torch.device,
-        dtype: torch.dtype,
+        weights: WeightMaker,
     ) -> None:
         super().__init__()
+        device, dtype = weights.device, weights.dtype
         self.group = place.group
         self._collectives = collectives
         share = RankShare(collectives.rank, collectives.size)
@@ -98,12 +98,16 @@ class DecoderLayer(nn.Module):
             ops,
             rope=rope,
             collectives=collectives,
-            device=device,
-            dtype=dtype,
+            weights=weights.within("attention"),
         )
         self.mlp_norm = make_norm(spec.mlp_norm)
         self.mlp = make_mlp(
-            spec.mlp, hidden_size, ops, share=share, experts=experts, device=device, dtype=dtype
+            spec.mlp,
+            hidden_size,
+            ops,
+            share=share,
+            experts=experts,
+            weights=weights.within("mlp"),
         )
 
         self.joining_norms: JoiningNorms | None = None
@@ -172,8 +176,7 @@ def _make_attention(
     *,
     rope: int,
     collectives: Collectives,
-    device: torch.device,
-    dtype: torch.dtype,
+    weights: WeightMaker,
 ) -> Attention | LatentAttention | GatedDelta:
     match spec:
         case AttentionSpec():
@@ -184,8 +187,7 @@ def _make_attention(
                 ops,
                 rope=rope,
                 collectives=collectives,
-                device=device,
-                dtype=dtype,
+                weights=weights,
             )
         case LatentAttentionSpec():
             return LatentAttention(
@@ -195,8 +197,7 @@ def _make_attention(
                 ops,
                 rope=rope,
                 share=RankShare(collectives.rank, collectives.size),
-                device=device,
-                dtype=dtype,
+                weights=weights,
             )
         case GatedDeltaSpec():
             return GatedDelta(
@@ -205,8 +206,7 @@ def _make_attention(
                 layer_in_group,
                 ops,
                 share=RankShare(collectives.rank, collectives.size),
-                device=device,
-                dtype=dtype,
+                weights=weights,
             )
         case _:
             assert_never(spec)

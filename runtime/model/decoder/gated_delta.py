@@ -13,8 +13,8 @@ from torch.nn import functional
 from raydix.errors import ConfigError
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.state.delta_inputs import DeltaInputs
+from raydix.kernels.weights.linear_weight import WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.weight import empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, cut_heads, prefixed
 from raydix.runtime.model.decoder.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
@@ -35,8 +35,7 @@ class GatedDelta(nn.Module):
         ops: ModelOps,
         *,
         share: RankShare,
-        device: torch.device,
-        dtype: torch.dtype,
+        weights: WeightMaker,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -46,17 +45,15 @@ class GatedDelta(nn.Module):
         self._key_heads = _key_heads(spec, share)
         self._form = replace(spec.form, num_key_heads=len(self._key_heads))
 
-        form = self._form
-        self.inputs = empty_weight(
-            form.num_channels, hidden_size, bias=False, device=device, dtype=dtype
-        )
+        form, device, dtype = self._form, weights.device, weights.dtype
+        made = weights.within("delta")
+        channels = dict(zip("qkv", self._channel_counts(), strict=True))
+        self.inputs = made.rows(channels, hidden_size, bias=False, share=share)
         gates = form.num_value_heads * form.value_dim
-        self.gate = empty_weight(gates, hidden_size, bias=False, device=device, dtype=dtype)
+        self.gate = made.rows({"gate": gates}, hidden_size, bias=False, share=share)
         # How fast each value head forgets, and how much it learns.
-        self.rates = empty_weight(
-            2 * form.num_value_heads, hidden_size, bias=False, device=device, dtype=dtype
-        )
-        self.output = empty_weight(hidden_size, gates, bias=False, device=device, dtype=dtype)
+        self.rates = made.plain(2 * form.num_value_heads, hidden_size, bias=False)
+        self.output = made.columns("output", hidden_size, gates, bias=False, share=share)
         self.norm = RmsNorm(spec.norm, form.value_dim, ops, device=device, dtype=dtype)
         self.taps_X1K = _empty((form.num_channels, 1, form.num_taps), device, dtype)
         self.decay_log_V = _empty((form.num_value_heads,), device, torch.float32)

@@ -19,8 +19,8 @@ from raydix.kernels.attention.rows import AttentionRows, PrefillRow
 from raydix.kernels.kv_cache.rotation import RopeTables
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.reference.kv_write import apply_rope
+from raydix.kernels.weights.linear_weight import LinearWeight, WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.runtime.model.decoder.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.decoder.rms_norm import RmsNorm
@@ -39,14 +39,14 @@ class LowRankQuery(nn.Module):
         ops: ModelOps,
         *,
         bias: bool,
-        device: torch.device,
-        dtype: torch.dtype,
+        share: RankShare,
+        weights: WeightMaker,
     ) -> None:
         super().__init__()
         self._ops = ops
-        self.down = empty_weight(rank, hidden_size, bias=bias, device=device, dtype=dtype)
-        self.norm = RmsNorm(norm, rank, ops, device=device, dtype=dtype)
-        self.up = empty_weight(query_size, rank, bias=False, device=device, dtype=dtype)
+        self.down = weights.whole("q_down", rank, hidden_size, bias=bias)
+        self.norm = RmsNorm(norm, rank, ops, device=weights.device, dtype=weights.dtype)
+        self.up = weights.rows({"q_up": query_size}, rank, bias=False, share=share)
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, all heads' queries out."""
@@ -77,8 +77,7 @@ class LatentAttention(nn.Module):
         *,
         rope: int,
         share: RankShare,
-        device: torch.device,
-        dtype: torch.dtype,
+        weights: WeightMaker,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -90,8 +89,8 @@ class LatentAttention(nn.Module):
         num_heads = len(self._heads)
 
         query_size = num_heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
-        self.query: LowRankQuery | Weight = (
-            empty_weight(query_size, hidden_size, bias=False, device=device, dtype=dtype)
+        self.query: LowRankQuery | LinearWeight = (
+            weights.rows({"q": query_size}, hidden_size, bias=False, share=share)
             if spec.q_lora_rank is None
             else LowRankQuery(
                 spec.q_lora_rank,
@@ -100,28 +99,21 @@ class LatentAttention(nn.Module):
                 hidden_size,
                 ops,
                 bias=spec.bias,
-                device=device,
-                dtype=dtype,
+                share=share,
+                weights=weights,
             )
         )
 
-        self.latent = empty_weight(
-            spec.latent_dim, hidden_size, bias=spec.bias, device=device, dtype=dtype
+        self.latent = weights.whole("latent", spec.latent_dim, hidden_size, bias=spec.bias)
+        self.latent_norm = RmsNorm(
+            spec.norm, spec.kv_lora_rank, ops, device=weights.device, dtype=weights.dtype
         )
-        self.latent_norm = RmsNorm(spec.norm, spec.kv_lora_rank, ops, device=device, dtype=dtype)
-        self.kv_up = empty_weight(
-            num_heads * (spec.qk_nope_head_dim + spec.v_head_dim),
-            spec.kv_lora_rank,
-            bias=False,
-            device=device,
-            dtype=dtype,
+        # Looked into, not only multiplied by.
+        self.kv_up = weights.plain(
+            num_heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank, bias=False
         )
-        self.output = empty_weight(
-            hidden_size,
-            num_heads * spec.v_head_dim,
-            bias=spec.bias,
-            device=device,
-            dtype=dtype,
+        self.output = weights.columns(
+            "output", hidden_size, num_heads * spec.v_head_dim, bias=spec.bias, share=share
         )
 
     def weights(self) -> dict[str, WeightPart]:

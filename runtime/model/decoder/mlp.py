@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.weights.linear_weight import WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.weight import Weight, empty_weight
+from raydix.kernels.weights.weight import Weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
 from raydix.moe.sent_rows import SentRows
@@ -56,8 +57,7 @@ class DenseMlp(nn.Module):
         ops: ModelOps,
         *,
         share: RankShare,
-        device: torch.device,
-        dtype: torch.dtype,
+        weights: WeightMaker,
     ) -> None:
         super().__init__()
         self._ops = ops
@@ -65,8 +65,9 @@ class DenseMlp(nn.Module):
         self._share = share
         self._whole_size = spec.intermediate_size
         size, bias = share.length(spec.intermediate_size), spec.bias
-        self.gate_up = empty_weight(2 * size, hidden_size, bias=bias, device=device, dtype=dtype)
-        self.down = empty_weight(hidden_size, size, bias=bias, device=device, dtype=dtype)
+        rows = {"gate": size, "up": size}
+        self.gate_up = weights.rows(rows, hidden_size, bias=bias, share=share)
+        self.down = weights.columns("down", hidden_size, size, bias=bias, share=share)
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> DenseInFlight:
         """Compute all rows, whatever `sent` says: that is for experts."""
@@ -240,13 +241,12 @@ def make_mlp(
     *,
     share: RankShare,
     experts: LayerExperts | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    weights: WeightMaker,
 ) -> DenseMlp | MoeLayer | SharedExpertsMlp | ApartExpertsMlp:
     """The feed-forward of a layer. `experts`: None if the lane has them to itself, or none."""
     match spec:
         case DenseMlpSpec():
-            return DenseMlp(spec, hidden_size, ops, share=share, device=device, dtype=dtype)
+            return DenseMlp(spec, hidden_size, ops, share=share, weights=weights)
         case MoeMlpSpec():
             routed = MoeLayer(
                 hidden_size,
@@ -258,23 +258,24 @@ def make_mlp(
                 glu=spec.glu,
                 bias=spec.bias,
                 experts=experts or own_experts(spec.num_experts, share),
-                device=device,
-                dtype=dtype,
+                weights=weights,
             )
             if spec.shared is None:
                 return routed
             shared = DenseMlp(
-                spec.shared, hidden_size, ops, share=share, device=device, dtype=dtype
+                spec.shared, hidden_size, ops, share=share, weights=weights.within("shared")
             )
             if spec.own_norm is not None:
                 return ApartExpertsMlp(
-                    routed, shared, spec.own_norm, hidden_size, ops, device=device, dtype=dtype
+                    routed,
+                    shared,
+                    spec.own_norm,
+                    hidden_size,
+                    ops,
+                    device=weights.device,
+                    dtype=weights.dtype,
                 )
-            gate = (
-                empty_weight(1, hidden_size, bias=False, device=device, dtype=dtype)
-                if spec.has_shared_gate
-                else None
-            )
+            gate = weights.plain(1, hidden_size, bias=False) if spec.has_shared_gate else None
             return SharedExpertsMlp(routed, shared, gate, ops)
         case _:
             assert_never(spec)

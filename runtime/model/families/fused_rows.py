@@ -21,6 +21,16 @@ class FusedRows:
     """Each turn has as many rows of a weight as any other."""
 
 
+def with_scales(fused: Mapping[str, FusedRows]) -> Mapping[str, FusedRows]:
+    """The same, and of weights whose rows are not by turns the rows of scales of their blocks."""
+    scales = {
+        f"{name}_scale": FusedRows(tuple([f"{part}_scale" for part in rows.parts]))
+        for name, rows in fused.items()
+        if rows.num_turns == 1
+    }
+    return {**fused, **scales}
+
+
 def take_apart(
     tensors: Tensors, fused: Mapping[str, FusedRows], num_rows: Mapping[str, int]
 ) -> Tensors:

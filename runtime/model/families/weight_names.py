@@ -72,6 +72,16 @@ def own_name(stored: str) -> str:
     return stored
 
 
+def stored_names(own: str) -> list[str]:
+    """What a module may be called in a checkpoint, of the language model alone or with others."""
+    wider = [
+        stored + own.removeprefix(prefix)
+        for stored, prefix in _TEXT_PREFIXES.items()
+        if own.startswith(prefix)
+    ]
+    return [own, *wider]
+
+
 def checkpoint_name(weight: str, names: Mapping[str, str]) -> str:
     """What a checkpoint of the language model alone calls a weight of `Decoder.weights`.
 

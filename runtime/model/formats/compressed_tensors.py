@@ -186,4 +186,5 @@ COMPRESSED_TENSORS = WeightFormat(
     summary="float8 and int8 with scales by matrix, output, group or block; int of 2, 4 or 8 bits, "
     "packed; NVFP4; MXFP4",
     read=_read,
+    has_float8=True,
 )

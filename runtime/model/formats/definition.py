@@ -10,7 +10,9 @@ from raydix.runtime.model.formats.restore_plan import RestorePlan, plan_restorin
 from raydix.runtime.model.formats.stored_tensor import StoredTensor
 
 RESTORE = "restore"
-"""The way of every format so far: weights become floats of the serving dtype as they are read."""
+"""The way in which weights become floats of the serving dtype as they are read."""
+NATIVE = "native"
+"""The way in which weights in float8 stay as they are stored; all others are restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class WeightFormat:
     """What it stores, in a sentence for people."""
     read: Callable[[Mapping[str, Any]], ModuleLayouts]
     """Reads `quantization_config`. Raises CheckpointError, naming the limit, for what it lacks."""
+    has_float8: bool = False
+    """Whether some of it is float8 with scales, which may stay as it is stored."""
     model_types: tuple[str, ...] | None = None
     """Families that are stored so, by the `model_type` of config.json; None: every family."""
 
@@ -39,11 +43,13 @@ class Quantisation:
     layouts: ModuleLayouts
     config: Mapping[str, Any] | None
     """What was read; None: the config tells of no quantisation."""
+    way: str = RESTORE
+    """RESTORE or NATIVE."""
 
     @property
     def description(self) -> str:
         """The format and the way, for people."""
-        return self._told if self.config is None else f"{self._told} (way: {RESTORE})"
+        return self._told if self.config is None else f"{self._told} (way: {self.way})"
 
     @property
     def identity(self) -> str:
@@ -51,7 +57,7 @@ class Quantisation:
         if self.config is None:
             return ""
         told = json.dumps(self.config, sort_keys=True)
-        return f"{self.format.quant_method} {RESTORE} {told}"
+        return f"{self.format.quant_method} {self.way} {told}"
 
     def plan(self, stored: Iterable[StoredTensor]) -> RestorePlan:
         """What to make of these tensors, all that the checkpoint has.

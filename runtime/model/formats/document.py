@@ -6,7 +6,7 @@ python -m raydix.runtime.model.formats.document docs/formats.md     # write it a
 import sys
 from pathlib import Path
 
-from raydix.runtime.model.formats.definition import RESTORE, WeightFormat
+from raydix.runtime.model.formats.definition import NATIVE, RESTORE, WeightFormat
 from raydix.runtime.model.formats.table import WEIGHT_FORMATS
 
 MARKER = "<!-- What follows is made from the code. -->\n"
@@ -24,7 +24,9 @@ def with_table(document: str) -> str:
 def document_row(each: WeightFormat) -> str:
     """The line of one format."""
     method = "none" if each.quant_method is None else f"`{each.quant_method}`"
-    way = "as stored" if each.quant_method is None else f"`{RESTORE}`"
+    way = "as stored"
+    if each.quant_method is not None:
+        way = f"`{RESTORE}`, float8 also `{NATIVE}`" if each.has_float8 else f"`{RESTORE}`"
     families = (
         "all" if each.model_types is None else ", ".join(f"`{one}`" for one in each.model_types)
     )

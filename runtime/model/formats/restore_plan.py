@@ -4,13 +4,14 @@ A module is quantised if its tensors say so; where the config says otherwise the
 refused. Of a quantised module every tensor is used, or known as unused.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Layout, ModuleLayouts
 from raydix.runtime.model.formats.restoring import Tensors
+from raydix.runtime.model.formats.scaled import ScaledLayout
 from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
 
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ class RestorePlan:
                 together.setdefault(each.name if module is None else module.name, []).append(each)
         return [each for group in together.values() for each in group]
 
-    def restore(self, tensors: Tensors) -> Tensors:
+    def restore(self, tensors: Tensors, is_kept: Callable[[str], bool]) -> Tensors:
         """Make floats of what is quantised; pass on all else, but for what is unused.
 
-        Raises CheckpointError if the content of tensors makes no weight.
+        `is_kept`: whether a module stays as it is stored, with scales called KEPT_SCALE. Raises
+        CheckpointError if the content of tensors makes no weight.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors:
@@ -74,13 +76,23 @@ class RestorePlan:
             parts = held.setdefault(module.name, {})
             parts[name.removeprefix(module.name)] = tensor
             if parts.keys() == module.parts:
-                yield from _restore_module(module, held.pop(module.name))
+                yield from _restore_module(
+                    module, held.pop(module.name), is_kept=is_kept(module.name)
+                )
         assert not held, f"parts of {min(held)} were planned, and never came"
 
 
-def _restore_module(module: QuantisedModule, parts: "Mapping[str, Tensor]") -> Tensors:
+def _restore_module(
+    module: QuantisedModule, parts: "Mapping[str, Tensor]", *, is_kept: bool
+) -> Tensors:
+    layout = module.layout
     try:
-        for part, restored in module.layout.restore(parts):
+        made = (
+            layout.keep(parts)
+            if is_kept and isinstance(layout, ScaledLayout)
+            else layout.restore(parts)
+        )
+        for part, restored in made:
             yield module.name + part, restored
     except ValueError as error:
         raise CheckpointError(f"The weight of {module.name} {error}. {FETCH_BOTH}") from error

@@ -13,6 +13,8 @@ Block = tuple[int | None, int | None]
 """Outputs and inputs that share a scale; None: all of them. The last blocks may be short."""
 PER_TENSOR: Block = (None, None)
 PER_OUTPUT: Block = (1, None)
+KEPT_SCALE = ".weight_scale"
+"""The part with the scales of a matrix that stays as it is stored, whatever it was called."""
 _WEIGHT = ".weight"
 
 
@@ -49,6 +51,19 @@ class ScaledLayout:
         if self.block == PER_TENSOR:
             accepted = (*accepted, ())
         return {part: accepted for part in (self.scale, self.zero_point) if part is not None}
+
+    def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
+        """The matrix as it is stored, and float32 scales of its blocks, [outputs, inputs].
+
+        A scale of all is repeated for each output.
+        """
+        outputs, inputs = parts[_WEIGHT].shape
+        rows, columns = (outputs, inputs) if self.block == PER_TENSOR else self.block
+        num_rows = 1 if rows is None else -(-outputs // rows)
+        num_columns = 1 if columns is None else -(-inputs // columns)
+        scales = parts[self.scale].float().reshape(num_rows, num_columns)
+        yield _WEIGHT, parts[_WEIGHT]
+        yield KEPT_SCALE, scales.expand(outputs, 1) if self.block == PER_TENSOR else scales
 
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix: (number - zero point) * scale."""

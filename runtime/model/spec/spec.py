@@ -6,11 +6,12 @@ that there are, and never a question of the family.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from raydix.kernels.dense.glu_form import GluForm, SiluGlu
+from raydix.kernels.fp8.form import Block
 from raydix.kernels.moe.routing import Routing
 from raydix.kernels.state.delta_form import DeltaForm
 from raydix.runtime.model.spec.rope_spec import Rope
@@ -163,6 +164,15 @@ class MoeMlpSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledPart:
+    """A weight that stays in float8, and is multiplied as `kernels.fp8` says."""
+
+    name: str
+    """What the decoder calls it within its layer; of experts, without their number."""
+    block: Block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """Attention, then a feed-forward, each after a norm and added to the residual stream."""
 
@@ -179,6 +189,16 @@ class LayerSpec:
     """Is the residual stream multiplied by a weight of the layer's own in the end? Only a layer
     with post norms may say so.
     """
+    scaled: tuple[ScaledPart, ...] = ()
+    """The weights that stay in float8, as far as ranks can divide them between blocks.
+
+    All others are floats.
+    """
+
+    @property
+    def blocks(self) -> Mapping[str, Block]:
+        """The blocks of weights that stay in float8, by their names."""
+        return {part.name: part.block for part in self.scaled}
 
     @property
     def mlp_norm(self) -> NormSpec | None:

@@ -2,12 +2,9 @@
 
 import torch
 
-from raydix.kernels.fp8.form import BLOCK
-from raydix.kernels.weights.scaled_weight import PER_OUTPUT, Block, ScaledWeight
+from raydix.kernels.fp8.form import Block
+from raydix.kernels.weights.scaled_weight import ScaledWeight
 from raydix.kernels.weights.weight import Weight
-
-IN_BLOCKS: Block = (BLOCK, BLOCK)
-KINDS = [IN_BLOCKS, PER_OUTPUT]
 
 
 def random_weight(

@@ -5,12 +5,13 @@ pytest.importorskip("triton")
 
 from raydix.kernels.dense.glu_form import ClampedGlu, GluForm, SiluGlu
 from raydix.kernels.fp8 import expert_inputs
+from raydix.kernels.fp8.form import IN_BLOCKS, KERNEL_BLOCKS, Block
 from raydix.kernels.fp8.scaled_experts import scaled_experts
 from raydix.kernels.fp8.scaled_tiles import EXPERT_TILES, ExpertTiles, ScaledTile
 from raydix.kernels.reference import scaled_linear as reference
 from raydix.kernels.reference.experts import topk_gating
-from raydix.kernels.weights.scaled_weight import Block, ScaledWeight
-from tests.kernels.fp8.blocks import IN_BLOCKS, KINDS, random_inputs, random_weight
+from raydix.kernels.weights.scaled_weight import ScaledWeight
+from tests.kernels.fp8.blocks import random_inputs, random_weight
 
 
 def small_tiles(rows: int, columns: int, *, is_rounded_first: bool) -> ExpertTiles:
@@ -49,7 +50,7 @@ def assert_near(out: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("tiles", TILES)
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", KERNEL_BLOCKS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_experts_match_the_twin(
     device: torch.device,
@@ -109,7 +110,7 @@ def test_no_tokens_give_no_rows(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", KERNEL_BLOCKS)
 @pytest.mark.parametrize("tiles", EXPERT_TILES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 16, 300, 3000])
 @pytest.mark.parametrize("layer", [(2048, 768, 128, 8), (1024, 1408, 8, 2)])

@@ -4,12 +4,13 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.dense.summands import add_up
+from raydix.kernels.fp8.form import IN_BLOCKS, KERNEL_BLOCKS, Block
 from raydix.kernels.fp8.scaled_product import scaled_summands
 from raydix.kernels.fp8.scaled_tiles import LINEAR_TILES, LinearTiles, ScaledTile
 from raydix.kernels.reference.scaled_linear import scaled_linear
-from raydix.kernels.weights.scaled_weight import Block, ScaledWeight
+from raydix.kernels.weights.scaled_weight import ScaledWeight
 from raydix.kernels.weights.weight import Weight
-from tests.kernels.fp8.blocks import IN_BLOCKS, KINDS, random_inputs, random_weight
+from tests.kernels.fp8.blocks import random_inputs, random_weight
 
 
 def multiply(
@@ -37,7 +38,7 @@ TILES = [
 
 
 @pytest.mark.parametrize("tiles", TILES)
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", KERNEL_BLOCKS)
 @pytest.mark.parametrize("shape", [(1, 128, 128), (20, 320, 400), (70, 150, 48)])
 def test_products_match_the_twin(
     device: torch.device, shape: tuple[int, int, int], block: Block, tiles: LinearTiles
@@ -80,7 +81,7 @@ def test_no_tokens_give_no_rows(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", KERNEL_BLOCKS)
 @pytest.mark.parametrize("tiles", LINEAR_TILES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 17, 64, 300, 4096])
 @pytest.mark.parametrize(

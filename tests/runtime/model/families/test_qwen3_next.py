@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raydix.errors import CheckpointError, ConfigError
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.runtime.model.checkpoint.checkpoint import load_model
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
@@ -95,5 +96,10 @@ def test_key_heads_that_ranks_cannot_divide_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"parallel\.tp is 3; 4 key heads"):
         GatedDelta(
-            layer, 48, 0, ReferenceOps(), share=RankShare(1, 3), device=CPU, dtype=torch.float32
+            layer,
+            48,
+            0,
+            ReferenceOps(),
+            share=RankShare(1, 3),
+            weights=plain_weights(CPU, torch.float32),
         )
