@@ -50,9 +50,11 @@ from raydix.runtime.messages.codec import Message, decode, encode
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.staging.columns import Column
 from raydix.runtime.model.steps.captured_steps import CapturedOutput, OnLayer
+from raydix.runtime.model.steps.decode_columns import PackedColumns
+from raydix.runtime.model.steps.group_place import read_lane_sizes
 from raydix.runtime.model.steps.runner import ModelRunner
 from raydix.runtime.model.steps.shape_choice import choose_own_shape
-from raydix.runtime.model.steps.step_rows import read_rows, step_columns
+from raydix.runtime.model.steps.step_rows import read_rows
 from raydix.runtime.model.steps.step_shapes import StepShape
 
 BATCHES = (1, 16, 128)
@@ -255,8 +257,10 @@ def part_us(runner: ModelRunner, num_requests: int) -> dict[str, float]:
     assert captured is not None
     rows = read_rows(plan, slots)
     sampling = rows.sampling_rows(slots.sampling)
-    shape = choose_own_shape(decoder, captured.shapes, rows, None)
+    sizes = read_lane_sizes(plan, None)
+    shape = choose_own_shape(decoder, captured.shapes, rows, sizes, None)
     assert shape is not None
+    packed = PackedColumns(slots)
     entering = decodes(PAGE_TOKENS, num_requests)
 
     def wait(transfer_id: int, layer: int) -> None:
@@ -268,8 +272,8 @@ def part_us(runner: ModelRunner, num_requests: int) -> dict[str, float]:
         "plan decoded": lambda: decode(body),
         "tables changed": lambda: runner.apply(entering),
         "rows read": lambda: read_rows(plan, slots).sampling_rows(slots.sampling),
-        "shape chosen": lambda: choose_own_shape(decoder, captured.shapes, rows, None),
-        "columns made": lambda: step_columns(rows, sampling, slots, shape),
+        "shape chosen": lambda: choose_own_shape(decoder, captured.shapes, rows, sizes, None),
+        "columns made": lambda: packed.pack(rows, sampling, shape),
         "step enqueued, all parts": lambda: runner.execute(plan, wait),
         "result made": lambda: output.to_result(0, 1, 0.0),
         "result encoded": lambda: encode(result),

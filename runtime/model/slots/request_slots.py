@@ -118,6 +118,8 @@ class RequestSlots:
         request before it had behind them.
         """
         memory = self._memory
+        if not plan.added:
+            return [self._grow(changes) for changes in plan.tables]
         begun = self._begin_tables(plan)
         is_coming = np.zeros(self.max_slots, dtype=np.bool_)
         is_coming[[each.slot for each in plan.added]] = True
@@ -141,6 +143,14 @@ class RequestSlots:
             page_ids = changes.page_ids[np.repeat(others, counts)]
             runs.append(Runs(places[others], counts[others], page_ids))
         return runs
+
+    def _grow(self, changes: TableChanges) -> Runs:
+        """What changes of tables of requests that are there: runs of their own."""
+        counts = changes.counts.astype(np.int64)
+        ends = changes.starts + counts
+        np.maximum.at(self._num_told[changes.group], changes.slots, ends)
+        places = self._memory.table_places(changes.group, changes.slots) + changes.starts
+        return Runs(places, counts, changes.page_ids)
 
     def _begin_tables(self, plan: StepPlan) -> dict[tuple[int, int], Int32Array]:
         """Make a table of padding for each request that comes, by KV group and slot.

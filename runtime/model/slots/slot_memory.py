@@ -6,6 +6,7 @@ waits meanwhile.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -95,8 +96,12 @@ class SlotMemory:
             self._numbers.scatter_(0, columns["places_W"], columns["numbers_W"])
 
 
+@lru_cache(maxsize=256)
 def _layout(num_numbers: int) -> Layout:
-    """The layout of so many numbers and their places."""
+    """The layout of so many numbers and their places.
+
+    Kept, as most plans change as many as others: to make it takes as long as to pack them.
+    """
     return Layout(
         {
             "places_W": ColumnForm(INT64, (num_numbers,)),

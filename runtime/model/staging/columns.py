@@ -82,6 +82,15 @@ class Layout:
             seen_as[form.dtype][first : first + flat.size] = flat
         return packed
 
+    def views(self, packed: Column) -> dict[str, AnyColumn]:
+        """The columns among numbers that `pack` has laid out, to be written to."""
+        seen_as = {dtype: packed.view(dtype) for dtype in _ON_DEVICE}
+        return {
+            name: seen_as[form.dtype][self._entries[name]]
+            for name, form in self._forms.items()
+            if len(form.shape) == 1
+        }
+
     def split(self, packed: Tensor) -> dict[str, Tensor]:
         """Views of the columns that `pack` has put there."""
         seen_as = {dtype: packed.view(on_device) for dtype, on_device in _ON_DEVICE.items()}

@@ -134,6 +134,9 @@ def read_lane_sizes(plan: StepPlan, place: GroupPlace | None) -> LaneSizes:
 
 def choose_shape(sizes: LaneSizes, shapes: Sequence[StepShape]) -> StepShape | None:
     """The first shape with room for the rows of every lane; None if there is none."""
+    if len(sizes.rows) == 1:
+        [rows], [tokens] = sizes.rows, sizes.tokens
+        return next((shape for shape in shapes if shape.holds(rows, tokens)), None)
     lanes = list(zip(sizes.rows, sizes.tokens, strict=True))
     return next(
         (shape for shape in shapes if all(shape.holds(rows, tokens) for rows, tokens in lanes)),

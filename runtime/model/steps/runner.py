@@ -23,6 +23,7 @@ from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.slots.slot_sampling import SAMPLES_NOTHING, SamplingRows
 from raydix.runtime.model.steps.captured_steps import CapturedSteps
 from raydix.runtime.model.steps.column_steps import ColumnSteps
+from raydix.runtime.model.steps.decode_columns import PackedColumns
 from raydix.runtime.model.steps.group_place import (
     GroupPlace,
     LaneSizes,
@@ -46,7 +47,6 @@ from raydix.runtime.model.steps.step_rows import (
     padding_row,
     prompts_of_padding,
     read_rows,
-    step_columns,
 )
 from raydix.runtime.model.steps.step_shapes import StepShape
 from raydix.runtime.model.steps.warm_up import CUTTING, GREEDY, asking_for_all, warm_up_rows
@@ -108,6 +108,7 @@ class ModelRunner:
             rules=(*rules, GrammarMask(self._matchers, decoder.ops)),
         )
         self._inputs = InputMaker(decoder, pools, self.slots, device)
+        self._packed = PackedColumns(self.slots)
         self._columns = ColumnSteps(decoder, self.slots, self._inputs, self._place)
         # Of high priority: rows are sent at once while the other micro-batch computes.
         self._stream = torch.cuda.Stream(priority=-1) if device.type == "cuda" else None
@@ -243,7 +244,7 @@ class ModelRunner:
     ) -> tuple[StepShape | None, StepShape | None]:
         """The shape of the replay, and that to which all lanes that step together fill it up."""
         if self._place is None:
-            return choose_own_shape(self._decoder, shapes, rows, on_layer), None
+            return choose_own_shape(self._decoder, shapes, rows, sizes, on_layer), None
         common = choose_common_shape(shapes, sizes, self._is_halved)
         if common is None or not can_replay(self._decoder, common, rows):
             return None, common
@@ -319,13 +320,13 @@ class ModelRunner:
             on_layer = None
 
         num_rows = len(sampling.slots)
-        columns = step_columns(rows, sampling, self.slots, shape)
+        columns = self._packed.pack(rows, sampling, shape)
         output = captured.replay(columns, shape, on_layer)
         if sampling.has_cuts:
             captured.replay_cut(shape)
 
         prompts = None
-        if rows.is_prompt.any():
+        if not shape.is_decode or num_rows < len(rows.slots):
             # In the order in which the columns have them.
             own = (output.hidden_TC, rows.sampling_first())
             prompts = look_at_prompts(self._decoder, [own], self.slots)

@@ -32,14 +32,14 @@ def choose_own_shape(
     decoder: Decoder,
     shapes: Sequence[StepShape],
     rows: StepRows,
+    sizes: LaneSizes,
     on_layer: Callable[[int], None] | None,
 ) -> StepShape | None:
-    """The shape by which a step of a lane by itself is replayed; None: it is not.
+    """The shape by which a step of a lane by itself, of these sizes, is replayed; None: it is not.
 
     One that waits for a load (`on_layer`) is replayed layer by layer if it can be, so that most of
     it is done when the load is.
     """
-    sizes = LaneSizes((len(rows.slots),), (int(rows.num_tokens.sum()),))
     small = choose_shape(sizes, shapes)
     if small is not None and on_layer is None:
         return small

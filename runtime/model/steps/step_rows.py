@@ -102,6 +102,8 @@ class StepRows:
     def sampling_rows(self, sampling: SlotSampling) -> SamplingRows:
         """The rows that sample."""
         chosen = self.sampling
+        if len(chosen) == len(self.slots):
+            return sampling.rows(self.slots, self.ends, self.output_positions)
         return sampling.rows(self.slots[chosen], self.ends[chosen], self.output_positions[chosen])
 
     def attention_rows(self, is_chosen: NDArray[np.bool_]) -> tuple[PrefillRow, ...]:
@@ -129,11 +131,8 @@ def read_rows(plan: StepPlan, slots: RequestSlots) -> StepRows:
         output_positions=plan.row_output_positions.astype(np.int64),
     )
 
-    if (
-        (rows.num_tokens < 1).any()
-        or (rows.starts < 0).any()
-        or (rows.ends > slots.max_model_len).any()
-    ):
+    is_wrong = (rows.num_tokens < 1) | (rows.starts < 0) | (rows.ends > slots.max_model_len)
+    if is_wrong.any():
         raise AccountingError(
             f"Plan {plan.step} has rows from {rows.starts.tolist()} to {rows.ends.tolist()}; "
             f"expected at least one token each, within max_model_len {slots.max_model_len}."

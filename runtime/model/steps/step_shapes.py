@@ -77,9 +77,9 @@ class StepShape:
 
     def holds(self, num_rows: int, num_tokens: int) -> bool:
         """Is there room for any rows of this number, of so many tokens together?"""
-        is_enough = num_rows <= self.num_rows and num_tokens <= self.num_tokens
-        is_of_kind = num_rows == num_tokens if self.is_decode else not self.num_prompt_tiles
-        return is_enough and is_of_kind
+        if num_rows > self.num_rows or num_tokens > self.num_tokens:
+            return False
+        return num_rows == num_tokens if self.is_decode else not self.num_prompt_tiles
 
     def holds_prompts(self, num_tokens: Column) -> bool:
         """Is there room for rows of these numbers of tokens, and for the padding behind them?"""
