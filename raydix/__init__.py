@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from raydix.runtime.api.llm import LLM
     from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
     from raydix.runtime.api.sampling_params import SamplingParams
+    from raydix.runtime.api.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,7 @@ __all__ = [
     "RaydixError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "UnknownRequest",
 ]
 
@@ -58,6 +60,7 @@ _MODULES = {
     "CompletionOutput": "raydix.runtime.api.outputs",
     "RequestOutput": "raydix.runtime.api.outputs",
     "SamplingParams": "raydix.runtime.api.sampling_params",
+    "StructuredOutputs": "raydix.runtime.api.structured_outputs",
 }
 
 

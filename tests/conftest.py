@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full-grid", action="store_true", help="4 ranks and every family, too")
     parser.addoption("--ranks", type=int, default=2, help="of tests for several GPUs: one each")
     parser.addoption("--http-cases", type=int, default=6, help="made-up requests per HTTP route")
+    parser.addoption("--schemas", type=int, default=60, help="JSON schemas that are drawn")
 
 
 def pytest_configure(config: pytest.Config) -> None:

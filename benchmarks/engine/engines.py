@@ -254,11 +254,11 @@ async def ask(
     output_kind: OutputKind = OutputKind.DELTA,
     sampling: SamplingParams = GREEDY,
 ) -> Answer:
-    """Generate exactly `num_tokens`, drawn as `sampling` says."""
+    """Generate exactly `num_tokens`, drawn as `sampling` says; fewer if a form ends before."""
     params = replace(
         sampling,
         max_tokens=num_tokens,
-        ignore_eos=True,
+        ignore_eos=sampling.structured_outputs is None,
         output_kind=output_kind,
         detokenize=False,
     )

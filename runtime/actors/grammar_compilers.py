@@ -21,8 +21,6 @@ from raydix.runtime.scheduler.events import CompileGrammar, GrammarCompiled
 
 logger = logging.getLogger(__name__)
 
-PARAMETER = "structured_outputs"
-"""What a grammar is called in what is said of it."""
 _NUM_PROCESSES = 2
 """More than one, as a hostile grammar holds up those behind it."""
 _START_S = 120.0
@@ -178,5 +176,5 @@ class GrammarCompilers:
         except OSError as error:
             kind, text = FailureKind.ENGINE_DEAD, f"no compiler of grammars can be started: {error}"
         logger.info("a %s is refused: it %s", effect.grammar.kind, text)
-        failure = RequestFailure(kind=kind, message=text, parameter=PARAMETER)
+        failure = RequestFailure(kind=kind, message=text, parameter=effect.grammar.parameter)
         return GrammarCompiled(key=effect.key, failure=failure)

@@ -260,6 +260,7 @@ class EngineClient:
             routing_key=options.routing_key,
             deadline_s=None if options.deadline_s is None else float(options.deadline_s),
             sample_of=None if options.sample_of is None else RequestId(options.sample_of),
+            grammar=params.grammar(),
         )
 
     def _next_asking(self) -> AskingId:

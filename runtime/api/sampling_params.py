@@ -17,14 +17,16 @@ from raydix.runtime.api.sampling_values import (
     read_stop_token_ids,
     require,
 )
+from raydix.runtime.api.structured_outputs import StructuredOutputs
 from raydix.runtime.config.nearest import nearest
+from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.plan import DeviceSampling
 
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
     (
         "allowed_token_ids", "bad_words", "beam_width", "best_of", "extra_args", "flat_logprobs",
         "guided_decoding", "logits_processors", "response_format",
-        "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
+        "truncate_prompt_tokens", "use_beam_search",
     )
 )  # fmt: skip
 
@@ -90,6 +92,10 @@ class SamplingParams:
     """The same as `logprobs`, for each token of the prompt but the first. Such a request takes
     nothing from a cache, which holds no logits; others may use its pages.
     """
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+    """What the output has to be, such as `{"json": SCHEMA}`: see `StructuredOutputs`. Tokens that
+    may not come are masked, behind biases and penalties; logprobs are those without the mask.
+    """
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: OutputKind = OutputKind.CUMULATIVE
@@ -107,6 +113,9 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", read_stop_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", read_logit_bias(self.logit_bias))
         object.__setattr__(self, "output_kind", _output_kind(self.output_kind))
+        object.__setattr__(
+            self, "structured_outputs", StructuredOutputs.of(self.structured_outputs)
+        )
         self._check_numbers()
         object.__setattr__(self, "seed", kept_seed(self.seed))
         self._check_switches()
@@ -129,6 +138,11 @@ class SamplingParams:
     def ending_token_ids(self, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
         """The ids that end the output: `stop_token_ids`, and EOS unless that is ignored; sorted."""
         return tuple(sorted({*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}))
+
+    def grammar(self) -> Grammar | None:
+        """The grammar of the output; None: it is free."""
+        structured = StructuredOutputs.of(self.structured_outputs)
+        return None if structured is None else structured.to_grammar()
 
     @property
     def biases(self) -> dict[int, float]:
@@ -215,6 +229,13 @@ class SamplingParams:
                 "n",
                 f"is {self.n} and temperature is 0; greedy samples are all equal. Set n=1, or a "
                 "temperature.",
+            )
+        if self.structured_outputs is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise BadParameter(
+                name,
+                "is set beside structured_outputs, which alone say when an output may end, and "
+                "must. Leave it out.",
             )
         if self.stop and not self.detokenize:
             raise BadParameter(

@@ -32,6 +32,8 @@ class Grammar:
 
     kind: GrammarKind
     text: str
+    parameter: str = "structured_outputs"
+    """What the caller calls it, by which a failure names it."""
 
     def key(self) -> GrammarKey:
         """What names this content and no other."""

@@ -235,6 +235,7 @@ async def _generation(
         max_tokens=max_tokens_of(body),
         logprobs=num_logprobs_of(body),
         prompt_logprobs=num_prompt_logprobs,
+        response_format=body.response_format,
         names=names_of_parameters(body),
     )
     calls = call_choice(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)

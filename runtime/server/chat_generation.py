@@ -3,6 +3,7 @@
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.server.answer_reader import AnswerReader, answer_reader
 from raydix.runtime.server.conversation import Conversation
+from raydix.runtime.server.enforcement import with_enforced_answer
 from raydix.runtime.server.generation import Generation, options_of
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.served import Served, new_request_id
@@ -27,6 +28,7 @@ async def chat_generation(
     client = await served.engine.connected()
     token_ids = await conversation.token_ids(client.texts, caller.tenant)
     reader = answer_reader(client, conversation, token_ids, tells_reasoning=tells_reasoning)
+    params = with_enforced_answer(params, reader, conversation)
     generation = Generation(
         request_id=new_request_id(),
         prompts=(token_ids,),

@@ -9,7 +9,7 @@ from raydix.runtime.api.tool_formats.tool_format import Tools
 from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.wire.chat import TemplateFields, template_arguments
 from raydix.runtime.server.wire.messages import Message, template_messages
-from raydix.runtime.server.wire.tools import Tool, check_tool_choice, template_tools
+from raydix.runtime.server.wire.tools import Tool, ToolMode, chosen_tools, template_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,10 @@ class CallChoice:
     may_call: bool = True
     """False for `tool_choice` none. The prompt has the tools nevertheless, as it has in the turns
     around, whose pages serve it."""
+    must_call: bool = False
+    """Whether the answer is to be calls, one at least, and nothing else."""
+    names: frozenset[str] | None = None
+    """The tools that may be called; None: all may."""
     max_calls: int | None = None
     """The calls beyond are not told; None: all are."""
 
@@ -81,5 +85,11 @@ def call_choice(
     tools: Sequence[Tool] | None, tool_choice: str | dict[str, Any] | None, *, is_parallel: bool
 ) -> CallChoice:
     """The choice of a chat's `tool_choice`. Raises BadParameter for what is not served."""
-    check_tool_choice(tools, tool_choice)
-    return CallChoice(may_call=tool_choice != "none", max_calls=None if is_parallel else 1)
+    mode, names = chosen_tools(tools, tool_choice)
+    is_single = not is_parallel or mode is ToolMode.NAMED
+    return CallChoice(
+        may_call=mode is not ToolMode.NONE,
+        must_call=mode in (ToolMode.REQUIRED, ToolMode.NAMED),
+        names=names,
+        max_calls=1 if is_single else None,
+    )

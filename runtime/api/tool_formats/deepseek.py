@@ -4,6 +4,7 @@ from raydix.runtime.api.tool_formats.events import Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.json_calls import object_call
 from raydix.runtime.api.tool_formats.sections import SectionMarks, section_reader
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -42,6 +43,26 @@ def _fenced(text: Incoming) -> Reading[bool]:
     return (yield from text.takes(_FENCE_END)) or (yield from text.is_over())
 
 
+def _structure(template: str) -> CallStructure:
+    if _FENCE in template:
+        return CallStructure(
+            begin=lambda name: f"{_MARKS.call}function{_BETWEEN}{name}\n{_FENCE}\n",
+            end=f"\n{_FENCE_END}{_MARKS.call_end}",
+            section=(_MARKS.section, _MARKS.section_end),
+            trigger=_MARKS.section,
+        )
+    return CallStructure(
+        begin=lambda name: f"{_MARKS.call}{name}{_BETWEEN}",
+        end=_MARKS.call_end,
+        section=(_MARKS.section, _MARKS.section_end),
+        between="",
+        trigger=_MARKS.section,
+    )
+
+
 DEEPSEEK = ToolFormat(
-    name=ToolFormatName.DEEPSEEK, template_mark=_BETWEEN, read=section_reader(_MARKS, _call)
+    name=ToolFormatName.DEEPSEEK,
+    template_mark=_BETWEEN,
+    read=section_reader(_MARKS, _call),
+    structure=_structure,
 )

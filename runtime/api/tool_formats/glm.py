@@ -3,6 +3,7 @@
 from raydix.runtime.api.tool_formats.events import CallBegun, Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.raw_arguments import RawArguments
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools, attempt
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -41,4 +42,12 @@ def _call(text: Incoming, tools: Tools) -> Reading[bool]:
     return True
 
 
-GLM = ToolFormat(name=ToolFormatName.GLM, template_mark=_KEY, read=_read, gap="\n")
+def _structure(_: str) -> CallStructure:
+    return CallStructure(
+        begin=lambda name: f"{_BEGIN}{name}\n", end=_END, style="glm_xml", trigger=_BEGIN
+    )
+
+
+GLM = ToolFormat(
+    name=ToolFormatName.GLM, template_mark=_KEY, read=_read, structure=_structure, gap="\n"
+)

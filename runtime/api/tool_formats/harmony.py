@@ -13,6 +13,7 @@ from raydix.runtime.api.tool_formats.events import (
 )
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.json_calls import object_call
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools, attempt
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -23,6 +24,10 @@ _HEADS = (_START, CHANNEL, " to=")
 _ENDS = (END, _CALL, _RETURN, _START)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 ANALYSIS = f"{CHANNEL}analysis"
+ANALYSIS_MESSAGE = (f"{ANALYSIS}{_MESSAGE}", f"{END}{_START}assistant")
+"""What is around reasoning that another message follows."""
+FINAL = (f"{CHANNEL}final{_MESSAGE}", _RETURN)
+"""What is around an answer."""
 
 
 def read_messages(text: Incoming, *, takes_calls: bool) -> Reading[None]:
@@ -93,6 +98,25 @@ def _read(text: Incoming, _: Tools) -> Reading[None]:
     yield from read_messages(text, takes_calls=True)
 
 
+def _structure(_: str) -> CallStructure:
+    # The mark ends the turn, and so does a call.
+    return CallStructure(
+        begin=lambda name: f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{_MESSAGE}",
+        end=_CALL,
+        takes_several=False,
+        free={
+            "type": "tag",
+            "begin": FINAL[0],
+            "content": {"type": "any_text", "excludes": [FINAL[1]]},
+            "end": FINAL[1],
+        },
+    )
+
+
 HARMONY = ToolFormat(
-    name=ToolFormatName.HARMONY, template_mark=CHANNEL, read=_read, reads_reasoning=True
+    name=ToolFormatName.HARMONY,
+    template_mark=CHANNEL,
+    read=_read,
+    structure=_structure,
+    reads_reasoning=True,
 )

@@ -3,6 +3,7 @@
 from raydix.runtime.api.tool_formats.events import Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.json_calls import json_call
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools, attempt
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -24,4 +25,14 @@ def _call(text: Incoming) -> Reading[bool]:
     return (yield from text.takes(_END)) or (yield from text.is_over())
 
 
-HERMES = ToolFormat(name=ToolFormatName.HERMES, template_mark=_BEGIN, read=_read, gap="\n")
+def _structure(_: str) -> CallStructure:
+    return CallStructure(
+        begin=lambda name: f'{_BEGIN}\n{{"name": "{name}", "arguments": ',
+        end=f"}}\n{_END}",
+        trigger=_BEGIN,
+    )
+
+
+HERMES = ToolFormat(
+    name=ToolFormatName.HERMES, template_mark=_BEGIN, read=_read, structure=_structure, gap="\n"
+)

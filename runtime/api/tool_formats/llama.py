@@ -3,6 +3,7 @@
 from raydix.runtime.api.tool_formats.events import Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.json_calls import json_call
+from raydix.runtime.api.tool_formats.structure import CallStructure, in_sequence
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools, attempt
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -34,5 +35,21 @@ def _next(text: Incoming, tools: Tools) -> Reading[bool]:
     return (yield from _call(text, tools))
 
 
+def _structure(_: str) -> CallStructure:
+    return CallStructure(
+        begin=lambda name: f'{{"name": "{name}", "parameters": ',
+        end="}",
+        between="; ",
+        free=in_sequence(
+            {"type": "regex", "pattern": "[^{<\\s]"}, {"type": "any_text", "excludes": [_TAG]}
+        ),
+    )
+
+
 # Not all of their templates have the tag.
-LLAMA = ToolFormat(name=ToolFormatName.LLAMA, template_mark="Environment: ipython", read=_read)
+LLAMA = ToolFormat(
+    name=ToolFormatName.LLAMA,
+    template_mark="Environment: ipython",
+    read=_read,
+    structure=_structure,
+)

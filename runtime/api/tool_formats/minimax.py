@@ -3,6 +3,7 @@
 from raydix.runtime.api.tool_formats.events import CallBegun, Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.raw_arguments import RawArguments
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools, attempt
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -47,4 +48,17 @@ def _call(text: Incoming, tools: Tools) -> Reading[bool]:
     return True
 
 
-MINIMAX = ToolFormat(name=ToolFormatName.MINIMAX, template_mark=_BLOCK, read=_read, gap="\n")
+def _structure(_: str) -> CallStructure:
+    return CallStructure(
+        begin=lambda name: f"{_INVOKE}{name}{_NAME_END}\n",
+        end=f"{_INVOKE_END}\n",
+        style="minimax_xml",
+        section=(f"{_BLOCK}\n", _BLOCK_END),
+        between="",
+        trigger=_BLOCK,
+    )
+
+
+MINIMAX = ToolFormat(
+    name=ToolFormatName.MINIMAX, template_mark=_BLOCK, read=_read, structure=_structure, gap="\n"
+)

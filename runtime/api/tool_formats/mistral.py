@@ -6,6 +6,7 @@ import uuid
 from raydix.runtime.api.tool_formats.events import Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.json_calls import json_call, object_call
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools, attempt
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -55,6 +56,24 @@ def _new_call_id() -> str:
     return uuid.uuid4().hex[:9]
 
 
+def _structure(template: str) -> CallStructure:
+    if _ARGUMENTS in template:
+        return CallStructure(
+            begin=lambda name: f"{_BEGIN}{name}{_ARGUMENTS}", end="", between="", trigger=_BEGIN
+        )
+    return CallStructure(
+        begin=lambda name: f'{{"name": "{name}", "arguments": ',
+        end="}",
+        section=(f"{_BEGIN}[", "]"),
+        between=", ",
+        trigger=_BEGIN,
+    )
+
+
 MISTRAL = ToolFormat(
-    name=ToolFormatName.MISTRAL, template_mark=_BEGIN, read=_read, new_call_id=_new_call_id
+    name=ToolFormatName.MISTRAL,
+    template_mark=_BEGIN,
+    read=_read,
+    structure=_structure,
+    new_call_id=_new_call_id,
 )

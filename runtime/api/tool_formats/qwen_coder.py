@@ -3,6 +3,7 @@
 from raydix.runtime.api.tool_formats.events import CallBegun, Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.raw_arguments import RawArguments
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat, Tools, attempt
 from raydix.runtime.config.policies import ToolFormatName
 
@@ -46,6 +47,19 @@ def _call(text: Incoming, tools: Tools) -> Reading[bool]:
     return (yield from text.takes(_END)) or (yield from text.is_over())
 
 
+def _structure(_: str) -> CallStructure:
+    return CallStructure(
+        begin=lambda name: f"{_BEGIN}\n{_FUNCTION}{name}>\n",
+        end=f"\n{_FUNCTION_END}\n{_END}",
+        style="qwen_xml",
+        trigger=_BEGIN,
+    )
+
+
 QWEN_CODER = ToolFormat(
-    name=ToolFormatName.QWEN_CODER, template_mark=_FUNCTION, read=_read, gap="\n\n"
+    name=ToolFormatName.QWEN_CODER,
+    template_mark=_FUNCTION,
+    read=_read,
+    structure=_structure,
+    gap="\n\n",
 )

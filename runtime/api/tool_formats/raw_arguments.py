@@ -9,6 +9,9 @@ from pydantic_core import from_json
 from raydix.runtime.api.tool_formats.events import Arguments, Content, Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 
+_BOUND = frozenset({"enum", "const", "pattern", "format", "minLength", "maxLength"})
+"""Keywords by which a string is no free text: the blanks around it are not part of it."""
+
 
 class RawArguments:
     """Owns: how many arguments of one call were told, as members of a JSON object."""
@@ -28,14 +31,17 @@ class RawArguments:
             f"{', ' if self._num_told else '{'}{json.dumps(name, ensure_ascii=False)}: "
         )
         self._num_told += 1
-        if self._is_string(name):
+        given = self._properties.get(name)
+        schema: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+        is_string = schema.get("type") == "string"
+        if is_string and not _BOUND & schema.keys():
             if not (yield from _told_string(text, ends)):
                 return False
         else:
             written = yield from text.until(*ends)
             if written is None:
                 return False
-            yield Arguments(_json_of(written))
+            yield Arguments(_string_of(written) if is_string else _json_of(written))
         for each in ends:
             if (yield from text.takes(each)):
                 break
@@ -44,10 +50,6 @@ class RawArguments:
     def closing(self) -> Arguments:
         """What ends the object."""
         return Arguments("}" if self._num_told else "{}")
-
-    def _is_string(self, name: str) -> bool:
-        schema = self._properties.get(name)
-        return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 
 def _told_string(text: Incoming, ends: tuple[str, ...]) -> Reading[bool]:
@@ -74,5 +76,9 @@ def _json_of(written: str) -> str:
     try:
         from_json(written, allow_inf_nan=False)
     except ValueError:
-        return json.dumps(written, ensure_ascii=False)
+        return _string_of(written)
     return written.strip()
+
+
+def _string_of(written: str) -> str:
+    return json.dumps(written.strip(), ensure_ascii=False)

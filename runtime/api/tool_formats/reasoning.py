@@ -9,7 +9,14 @@ from raydix.runtime.api.tool_formats.events import (
     ReasoningBegun,
     ReasoningEnded,
 )
-from raydix.runtime.api.tool_formats.harmony import ANALYSIS, CHANNEL, END, read_messages
+from raydix.runtime.api.tool_formats.harmony import (
+    ANALYSIS,
+    ANALYSIS_MESSAGE,
+    CHANNEL,
+    END,
+    FINAL,
+    read_messages,
+)
 from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.kimi import KIMI_MARKS
 from raydix.runtime.config.policies import ReasoningFormatName
@@ -27,6 +34,11 @@ class ReasoningFormat:
     """What is written around reasoning; the first one begins it, the last one ends it."""
     read: Callable[[Incoming, bool], Reading[None]]
     """Reads reasoning, or a whole answer; whether the prompt has begun the reasoning."""
+
+    around: tuple[str, str] | None = None
+    """What an enforced answer has around its reasoning, if that is more than `marks`."""
+    around_answer: tuple[str, str] = ("", "")
+    """What it has around what follows."""
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether a prompt that ends so has begun the reasoning, as many templates do."""
@@ -87,6 +99,8 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
         template_marks=(CHANNEL,),
         marks=(ANALYSIS, END),
         read=_read_harmony,
+        around=ANALYSIS_MESSAGE,
+        around_answer=FINAL,
     ),
     _tagged(ReasoningFormatName.MISTRAL, "[THINK]", "[/THINK]"),
     # A section of calls may come without the end of what was thought.

@@ -13,6 +13,7 @@ from raydix.runtime.api.tool_formats.events import (
     Reading,
 )
 from raydix.runtime.api.tool_formats.incoming import Incoming
+from raydix.runtime.api.tool_formats.structure import CallStructure
 from raydix.runtime.config.policies import ToolFormatName
 
 Tools = Mapping[str, Mapping[str, Any]]
@@ -34,6 +35,8 @@ class ToolFormat:
     table."""
     read: Callable[[Incoming, Tools], Reading[None]]
     """Reads a whole answer."""
+    structure: Callable[[str], CallStructure]
+    """How calls are enforced, given the chat template, as some families write them in two ways."""
     gap: str = ""
     """What templates write between content and the first call."""
     reads_reasoning: bool = False

@@ -18,16 +18,19 @@ import numpy as np
 from raydix.errors import BadRequest, CheckpointError, RaydixError
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
 from raydix.runtime.model.grammars.schema_check import MAX_DEPTH, enforceable
+from raydix.runtime.model.grammars.schema_strings import NotEnforced
 from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary, read_vocabulary
 
 _LENGTH_BYTES = 4
 _MAX_MEMORY_BYTES = 2 << 30
 """What a grammar may take beside what the process has once it is ready."""
-MAX_CONTENT_BYTES = 16 << 20
+MAX_CONTENT_BYTES = 8 << 20
 """The largest compiled grammar: it travels to GPU actors, and is kept there."""
 _TRIED_TOKENS = 32
 _MAX_TOKEN_S = 0.005
 """The mean time of a processor that the next mask may take: steps wait for it."""
+_MAX_BLANKS = 2
+"""The most blanks between two parts of JSON in a structural tag."""
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -64,6 +67,8 @@ class Compiler:
         """The content of the compiled grammar. Raises BadRequest, which says what is wrong."""
         try:
             compiled = self._compile(grammar)
+        except NotEnforced as error:
+            raise BadRequest(f"cannot be enforced: {error}") from error
         except (RuntimeError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise BadRequest(f"cannot be compiled: {_reason(error)}") from error
         content = msgspec.msgpack.encode(
@@ -136,9 +141,13 @@ def _enforceable_tag(part: Any, depth: int) -> Any:
         return [_enforceable_tag(each, depth + 1) for each in part]
     if not isinstance(part, dict):
         return part
+    is_schema = part.get("type") == "json_schema"
+    if is_schema:
+        # Otherwise blanks could go on for ever.
+        part = {"max_whitespace_cnt": _MAX_BLANKS, **part}
     return {
         name: enforceable(each)
-        if name == "json_schema" and part.get("type") == "json_schema"
+        if name == "json_schema" and is_schema
         else _enforceable_tag(each, depth + 1)
         for name, each in part.items()
     }

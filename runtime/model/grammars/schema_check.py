@@ -173,7 +173,8 @@ class _Reader:
         values, others = _constants(one), _constants(other)
         if values is not None and others is not None:
             return not any(_is_same(a, b) for a in values for b in others)
-        if first != {"object"} or second != {"object"}:
+        # What comes of each is an object, which the other one's constant refuses.
+        if not _makes_objects(one) or not _makes_objects(other):
             return False
         for name in {*one.get("required", ())} & {*other.get("required", ())}:
             a = _constants(self._resolved(one.get("properties", {}).get(name)))
@@ -186,11 +187,7 @@ class _Reader:
         types = _types(schema, place)
         if types is None:
             # Keywords of one type say nothing of values of others: of these there are none, then.
-            types = [
-                kind
-                for kind, keywords in _OF_TYPE.items()
-                if kind != "integer" and schema.keys() & keywords
-            ]
+            types = _kinds_by_keywords(schema)
             if not types:
                 return {}
         branches = [self._of_type(kind, schema, place, depth) for kind in dict.fromkeys(types)]
@@ -292,6 +289,21 @@ def _possible_types(schema: Mapping[str, Any]) -> set[str] | None:
         return None
     types = given if isinstance(given, list) else [given]
     return {"number" if each == "integer" else str(each) for each in types}
+
+
+def _kinds_by_keywords(schema: Mapping[str, Any]) -> list[str]:
+    return [
+        kind
+        for kind, keywords in _OF_TYPE.items()
+        if kind != "integer" and schema.keys() & keywords
+    ]
+
+
+def _makes_objects(schema: Mapping[str, Any]) -> bool:
+    """Whether every value that comes of a schema is an object."""
+    if "type" in schema:
+        return _possible_types(schema) == {"object"}
+    return _kinds_by_keywords(schema) == ["object"]
 
 
 def _constants(schema: Any) -> list[Any] | None:

@@ -77,7 +77,8 @@ class SlotMatchers:
         if plan.grammars is not None:
             self._library.change(plan.grammars)
         for added in plan.added:
-            if (key := added.sampling.grammar) is not None:
+            key = added.sampling.grammar
+            if key is not None and key != EXAMPLE_GRAMMAR:
                 self._of_slot[added.slot] = self._begin(added, key)
 
     def _begin(self, added: AddedRequest, key: GrammarKey) -> _SlotMatcher:
@@ -100,7 +101,7 @@ class SlotMatchers:
         """Set the bits of the tokens that may stand at this output position of a slot's request."""
         matcher = self._of_slot.get(slot)
         if matcher is None:
-            # Warm-up samples by no grammar.
+            # Before there are clients no grammar is there.
             words_W.fill(-1)
             words_W[0] = np.int32(-2)
         else:

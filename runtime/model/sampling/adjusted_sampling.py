@@ -34,6 +34,7 @@ class _HostBlock:
     rules: Sequence[tuple[LogitRule[Any], Columns]]
     """The rules that change logits of the block, in order."""
     max_tokens: int
+    has_cuts: bool
 
 
 def sample_adjusted(
@@ -56,7 +57,8 @@ def sample_adjusted(
 
         columns = as_sampling_columns(own)
         token_ids_B = ops.sample_whole(logits_BV, columns)
-        ops.sample_cut(logits_BV, columns, token_ids_B)
+        if block.has_cuts:
+            ops.sample_cut(logits_BV, columns, token_ids_B)
         token_ids_R[own["rows_B"]] = token_ids_B
         slots.keep_sampled(own["next_index_B"], token_ids_B)
 
@@ -90,6 +92,7 @@ def _host_block(
         },
         rules=rules,
         max_tokens=int(ends.max()),
+        has_cuts=slots.sampling.cuts_any(chosen),
     )
 
 

@@ -146,6 +146,10 @@ class SlotSampling:
                 },
             )
 
+    def cuts_any(self, slots: Column) -> bool:
+        """Whether one of these slots cuts tokens."""
+        return bool(self._is_cut[slots].any())
+
     def columns(self, slots: Column, output_positions: Column) -> dict[str, AnyColumn]:
         """The columns of `SamplingColumns`, of rows of these slots at these positions."""
         columns = {name: column.take(slots) for name, column in self._columns.items()}

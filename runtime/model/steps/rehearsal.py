@@ -30,9 +30,7 @@ def rehearse(runner: ModelRunner, max_prefill_tokens: int) -> None:
     the same time.
     """
     slots = runner.slots
-    # A grammar comes with its request: none is there before there are clients.
-    all_but_grammar = replace(asking_for_all(slots.sampling.rules), grammar=None)
-    samplings = (GREEDY, CUTTING, all_but_grammar)
+    samplings = (GREEDY, CUTTING, asking_for_all(slots.sampling.rules))
     for plan in rehearsed_plans(
         samplings,
         max_slots=slots.max_slots,

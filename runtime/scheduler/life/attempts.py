@@ -68,6 +68,8 @@ class Attempts:
         if request.grammar.is_missing:
             self._life.await_grammar(lane, request)
             return Verdict.WAITS
+        if not lane.grammars.has_room(request.grammar):
+            return Verdict.NO_ROOM
         found = self._choice.assess(lane, request, now_s)
         if self._falls_back(lane, request, found.prefix.num_pages):
             return Verdict.WAITS

@@ -1,7 +1,7 @@
 """Grammars of requests: each content is compiled once, and kept for those who ask for it again."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raydix.ids import GrammarKey, RequestId
 from raydix.runtime.messages.client import FailureKind, RequestFailure
@@ -53,7 +53,7 @@ class Grammars:
             return None
         key = grammar.key()
         if (failure := self._failed.get(key)) is not None:
-            return failure
+            return replace(failure, parameter=grammar.parameter)
         is_new = key not in self._kept and key not in self._compiling
         if is_new and len(self._compiling) >= _MAX_COMPILING:
             text = (
@@ -93,7 +93,9 @@ class Grammars:
                 continue
             if kept is None:
                 assert event.failure is not None, "there is a grammar or a failure"
-                self._endings.fail_as(request, event.failure)
+                asked = request.submit.grammar
+                name = None if asked is None else asked.parameter
+                self._endings.fail_as(request, replace(event.failure, parameter=name))
                 continue
             request.grammar.take(kept.compiled, kept.vocabulary)
             self._life.take_up_grammar(request)

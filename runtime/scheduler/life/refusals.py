@@ -133,7 +133,7 @@ def _wrong_grammar(message: SubmitRequest) -> _Wrong | None:
         return None
     num_bytes = len(message.grammar.text.encode(errors="surrogatepass"))
     if num_bytes > MAX_GRAMMAR_BYTES:
-        return "structured_outputs", (
+        return message.grammar.parameter, (
             f"has a grammar or schema of {num_bytes} bytes; expected at most {MAX_GRAMMAR_BYTES}."
         )
     # At its end nothing but the end can follow.

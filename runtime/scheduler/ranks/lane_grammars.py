@@ -10,6 +10,10 @@ from raydix.runtime.scheduler.request.grammar_need import GrammarNeed
 
 _MAX_KEPT_BYTES = 64 << 20
 """The bytes of grammars that ranks keep for requests to come."""
+_MAX_USED_BYTES = 512 << 20
+"""The bytes of grammars that requests which run may go by."""
+_MAX_UNSENT_BYTES = 64 << 20
+"""The bytes of grammars that one plan may bring, or one more grammar's."""
 
 
 class LaneGrammars:
@@ -23,6 +27,15 @@ class LaneGrammars:
         self._unsent: dict[GrammarKey, CompiledGrammar] = {}
         self._unsent_vocabulary: bytes | None = None
         self._has_vocabulary = False
+
+    def has_room(self, need: GrammarNeed) -> bool:
+        """Whether another request may run that goes by this grammar."""
+        compiled = need.compiled
+        if compiled is None or self._num_users[compiled.key]:
+            return True
+        used = sum(num_bytes for key, num_bytes in self._num_bytes.items() if self._num_users[key])
+        unsent = sum(len(each.content) for each in self._unsent.values())
+        return used + len(compiled.content) <= _MAX_USED_BYTES and unsent <= _MAX_UNSENT_BYTES
 
     def begin(self, need: GrammarNeed) -> None:
         """An admitted request goes by this grammar: the ranks are to have it."""

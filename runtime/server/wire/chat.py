@@ -21,6 +21,7 @@ from raydix.runtime.server.wire.generation import GenerationFields, StreamOption
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message, ending_of_prompt
 from raydix.runtime.server.wire.prompt_logprobs import PromptLogprobs
+from raydix.runtime.server.wire.structured import ResponseFormat
 from raydix.runtime.server.wire.tools import Tool, ToolCall, ToolCallDelta
 from raydix.runtime.server.wire.usage import Usage
 
@@ -34,12 +35,6 @@ _NOT_FOR_TEMPLATES = frozenset(
     }
 )
 """Arguments of transformers' `apply_chat_template` that would do more than fill in a variable."""
-
-
-class TextFormat(WireRequest):
-    """The one format of output that is served."""
-
-    type: Literal["text"]
 
 
 class TemplateFields(WireRequest):
@@ -72,8 +67,9 @@ class ChatRequest(GenerationFields, TemplateFields):
     parallel_tool_calls: bool = True
     """Whether more calls than the first are answered."""
 
+    response_format: ResponseFormat | None = None
+
     # Values that ask for nothing are taken, as clients send them.
-    response_format: TextFormat | None = None
     store: Literal[False] = False
     modalities: list[Literal["text"]] | None = None
     functions: Nothing | None = None

@@ -11,6 +11,7 @@ from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.api.sampling_values import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
+from raydix.runtime.server.wire.structured import ResponseFormat, StructuredFields, structured_of
 
 MAX_CHOICES = 1024
 """The most choices of one HTTP request: prompts times samples."""
@@ -51,6 +52,7 @@ class GenerationFields(WireRequest):
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    structured_outputs: StructuredFields | None = None
 
     cache_salt: Word | None = None
     session_id: Word | None = None
@@ -81,6 +83,7 @@ def sampling_of(
     max_tokens: int | None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    response_format: ResponseFormat | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> SamplingParams:
     """The sampling that a request asks for; streams bring what is new, others all at the end.
@@ -96,6 +99,7 @@ def sampling_of(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured_outputs=structured_of(response_format, fields.structured_outputs),
             output_kind=kind,
         )
     except BadParameter as error:

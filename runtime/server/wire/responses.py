@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from raydix.runtime.server.wire.base import Items, OrAbsent, Text, Turns, WireAnswer, WireRequest
-from raydix.runtime.server.wire.chat import ReasoningEffort, TemplateFields, TextFormat
+from raydix.runtime.server.wire.chat import ReasoningEffort, TemplateFields
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.messages import Message
 from raydix.runtime.server.wire.response_items import (
@@ -16,6 +16,7 @@ from raydix.runtime.server.wire.response_items import (
     TaggedItem,
 )
 from raydix.runtime.server.wire.response_turns import turns_of
+from raydix.runtime.server.wire.structured import TextFormat
 from raydix.runtime.server.wire.tools import FunctionDefinition, Tool
 from raydix.runtime.server.wire.usage import ResponseUsage
 

@@ -1,12 +1,24 @@
 """JSON of tools, and of calls of them."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from raydix.errors import BadParameter
 from raydix.runtime.server.wire.base import Items, OrAbsent, Table, Text, WireAnswer, WireRequest
+
+
+class ToolMode(Enum):
+    """What an answer may be where there are tools."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+    """Calls, one at least."""
+    NAMED = "named"
+    """A call of one tool."""
 
 
 class FunctionDefinition(WireRequest):
@@ -75,19 +87,43 @@ class ToolCallDelta(WireAnswer):
     function: FunctionDelta
 
 
-def check_tool_choice(tools: Sequence[Tool] | None, choice: str | dict[str, Any] | None) -> None:
-    """Raise BadParameter for what would have to be enforced, or needs tools that are not given."""
-    if choice not in (None, "none", "auto"):
-        told = choice if isinstance(choice, str) else choice.get("type")
-        problem = (
-            f"of {told!r:.80} is not enforced yet; expected 'auto' or 'none'. "
-            "Leave it out, and ask for the call in a message."
-        )
-        raise BadParameter("tool_choice", problem)
-    for number, tool in enumerate(tools or ()):
-        if tool.function.strict:
-            problem = "is true, which is not enforced yet. Leave it out, and check the arguments."
-            raise BadParameter(f"tools.{number}.function.strict", problem)
+def chosen_tools(
+    tools: Sequence[Tool] | None, choice: str | dict[str, Any] | None
+) -> tuple[ToolMode, frozenset[str] | None]:
+    """What is to be called, and which tools may be; None: all may.
+
+    Raises BadParameter for what is no choice, or needs tools that are not given.
+    """
+    given = {tool.function.name for tool in tools or ()}
+    match choice:
+        case None | "auto" | "none":
+            return ToolMode(choice or "auto"), None
+        case "required":
+            mode, names = ToolMode.REQUIRED, frozenset(given)
+        case {"type": "function", "function": {"name": str(name)}}:
+            mode, names = ToolMode.NAMED, frozenset({name})
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as told, "tools": list(allowed)},
+        }:
+            mode, names = ToolMode(told), frozenset(map(_name_of_allowed, allowed))
+        case _:
+            problem = (
+                f"is {choice!r:.80}; expected 'none', 'auto', 'required', or an object of the type "
+                "'function' or 'allowed_tools' that names some of the tools."
+            )
+            raise BadParameter("tool_choice", problem)
+    if not names or not names <= given:
+        lacking = ", ".join(sorted(names - given)) or "one, and there is none"
+        raise BadParameter("tool_choice", f"wants a tool that is not given: {lacking}.")
+    return mode, names
+
+
+def _name_of_allowed(tool: Any) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    raise BadParameter("tool_choice", f"allows {tool!r:.80}; expected a function by its name.")
 
 
 def template_tools(tools: Items[Tool]) -> list[dict[str, Any]]:

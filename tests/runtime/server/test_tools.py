@@ -176,17 +176,6 @@ async def test_the_template_is_given_the_tools(served: tuple[Server, ScriptedMod
 @pytest.mark.parametrize(
     ("asked", "param", "words"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "'required' is not enforced yet"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "time"}}},
-            "tool_choice",
-            "'function' is not enforced yet",
-        ),
-        (
-            {"tools": [{**TOOLS[0], "function": {"name": "a", "strict": True}}]},
-            "tools.0.function.strict",
-            "not enforced yet",
-        ),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "Input should be 'function'"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
         (

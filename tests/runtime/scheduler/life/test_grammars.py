@@ -142,6 +142,22 @@ def test_old_grammars_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.plan.grammars.dropped == (DIGITS.key(),)
 
 
+@pytest.mark.parametrize("bound", ["_MAX_USED_BYTES", "_MAX_UNSENT_BYTES"])
+def test_only_so_many_bytes_of_grammars_run_and_others_wait_for_their_end(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_grammars, bound, 10)
+    driver = Driver()
+    first = driver.submit(PROMPT, grammar=DIGITS)
+    second = driver.submit([7, 8, 9], grammar=LETTERS)
+    driver.compile(LETTERS, b"y" * 8)
+    driver.compile(DIGITS, b"x" * 8)
+
+    driver.run()
+
+    assert {driver.answers[name].ending for name in (first, second)} == {"length"}
+
+
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
