@@ -36,6 +36,8 @@ class Message(WireRequest):
     # What an earlier answer, of whatever server, told beside its text, if that was nothing.
     annotations: Nothing | None = None
     refusal: NoText | None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    """What LiteLLM adds to an answer, which has it elsewhere as well; it has no effect."""
 
     @field_validator("content")
     @classmethod

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+
+from starlette.types import ASGIApp
 
 from raydix.runtime.actors.gpu_model import (
     GpuModel,
@@ -126,9 +128,16 @@ class ScriptedModel:
 
 @contextlib.asynccontextmanager
 async def scripted_serving(
-    folder: Path, template: str = TEMPLATE, **model: Any
+    folder: Path,
+    template: str = TEMPLATE,
+    around: Callable[[ASGIApp, ScriptedModel], ASGIApp] | None = None,
+    **model: Any,
 ) -> AsyncIterator[tuple[Server, ScriptedModel]]:
-    """A server, and the model behind it. `folder`: a checkpoint, whose template is replaced."""
+    """A server, and the model behind it.
+
+    folder: a checkpoint, whose template is replaced. around: what is put around the application.
+    model: of the section of the configuration.
+    """
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "chat_template": template}))
@@ -140,6 +149,7 @@ async def scripted_serving(
     config = load_config({"model": {"path": str(folder), **model}, "cache": cache}, {})
     async with in_process_engine(config, script.build) as engine:
         llm = InProcessLLM(engine, await engine.connect(tokenizer))
-        app = build_app(llm, MODEL, None)
+        app: ASGIApp = build_app(llm, MODEL, None)
+        app = app if around is None else around(app, script)
         async with listening(app, TcpAddress("127.0.0.1", 0), 1.0) as url:
             yield Server(url, engine, llm), script
