@@ -19,7 +19,7 @@ from raydix.runtime.server.event_stream import DONE, EventStream, data_event, da
 from raydix.runtime.server.generation import Generation, choices_of, open_choices
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
-from raydix.runtime.server.plain_chunks import PlainChunks
+from raydix.runtime.server.plain_chunks import PlainChunks, SaidChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
 from raydix.runtime.server.wire.chat import (
     AnswerMessage,
@@ -37,6 +37,11 @@ from raydix.runtime.server.wire.chat import (
 from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
 from raydix.runtime.server.wire.prompt_logprobs import check_not_streamed, told_prompt_logprobs
 from raydix.runtime.server.wire.usage import Usage, UsageMeter
+
+_JUST_SAID = {"index", "delta"}
+"""The fields of a chunk's choice that has nothing else to tell."""
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+_REASONING = set(_REASONING_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class _Answer:
         The first one has the logprobs and the token ids; the end has one of its own.
         """
         deltas = message.add(new)
+        is_silent = not (deltas or is_first or new.is_finished)
         if is_first:
             begin = deltas.pop(0) if deltas else Delta()
             deltas.insert(0, begin.model_copy(update={"role": "assistant"}))
@@ -122,7 +128,7 @@ class _Answer:
             logprobs = chat_logprobs(new, num_logprobs_of(self.request))
             ids = new.token_ids if self.request.return_token_ids else None
             told[0] = told[0].model_copy(update={"logprobs": logprobs, "token_ids": ids})
-        elif deltas == [Delta()] and not new.is_finished:
+        elif is_silent:
             return []
         if new.is_finished:
             end = {
@@ -151,6 +157,7 @@ class _Events:
         self._options = check_stream_options(answer.request, answer.request.stream_options)
         self._meter = UsageMeter(answer.generation.num_samples)
         self._plain_chunks = PlainChunks(self._plain_chunk)
+        self._said_chunks = SaidChunks(self._said_chunk)
         self._begun: set[int] = set()
         self._messages: dict[int, ChatMessage] = {}
 
@@ -177,7 +184,16 @@ class _Events:
         choices = self._choices(index, output.outputs[0], is_first=index not in self._begun)
         self._begun.add(index)
         usage = self._meter.usage() if self._options.continuous_usage_stats else None
-        return b"".join(data_event(self._answer.chunk([each], usage)) for each in choices)
+        return b"".join([self._chunk_event(each, usage) for each in choices])
+
+    def _chunk_event(self, choice: ChunkChoice, usage: Usage | None) -> bytes:
+        if usage is None and choice.model_fields_set == _JUST_SAID:
+            delta = choice.delta
+            if delta.model_fields_set == {"content"} and delta.content is not None:
+                return self._said_chunks.event(choice.index, ("content",), delta.content)
+            if delta.model_fields_set == _REASONING and delta.reasoning is not None:
+                return self._said_chunks.event(choice.index, _REASONING_FIELDS, delta.reasoning)
+        return data_event(self._answer.chunk([choice], usage))
 
     def _choices(self, index: int, new: CompletionOutput, *, is_first: bool) -> list[ChunkChoice]:
         if self._answer.reader is None:
@@ -198,6 +214,9 @@ class _Events:
     def failure(self, failed: HttpFailure) -> bytes:
         """The event of an error after the first event, as `EventWriter.failure` says."""
         return data_failure(failed)
+
+    def _said_chunk(self, index: int, fields: dict[str, str]) -> ChatChunk:
+        return self._answer.chunk([ChunkChoice(index=index, delta=Delta(**fields))], None)
 
     def _plain_chunk(self, index: int, new: CompletionOutput) -> ChatChunk:
         return self._answer.chunk([self._answer.chunk_choice(index, new, is_first=False)], None)

@@ -59,3 +59,25 @@ class PlainChunks:
 
 def _numbers(token_ids: Sequence[int]) -> str:
     return f"[{','.join(map(str, token_ids))}]"
+
+
+class SaidChunks:
+    """Owns: what is around the text of chunks that say one thing, by choice and by fields.
+
+    The text may stand in several fields of a delta, each of which has all of it.
+    """
+
+    def __init__(self, make_chunk: Callable[[int, dict[str, str]], WireAnswer]) -> None:
+        """`make_chunk`: makes the chunk of a choice whose delta has these fields."""
+        self._make_chunk = make_chunk
+        self._around: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+
+    def event(self, index: int, fields: tuple[str, ...], text: str) -> bytes:
+        """The event with what choice `index` says next."""
+        around = self._around.get((index, fields))
+        if around is None:
+            told = data_event(self._make_chunk(index, dict.fromkeys(fields, _TEXT))).decode()
+            # From the end: a model's name may hold anything.
+            around = told.rsplit(encode_basestring(_TEXT), len(fields))
+            self._around[index, fields] = around
+        return in_one_line(encode_basestring(text)).join(around).encode()

@@ -143,7 +143,10 @@ class Incoming:
         end = len(self._text)
         if not self._has_ended:
             longest = max(map(len, markers), default=1) - 1
+            firsts = {each[0] for each in markers}
             for place in range(max(self._start, end - longest), end):
-                if any(each.startswith(self._text[place:]) for each in markers):
+                if self._text[place] in firsts and any(
+                    each.startswith(self._text[place:]) for each in markers
+                ):
                     return place - self._start
         return end - self._start

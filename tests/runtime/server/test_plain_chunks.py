@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.server.errors import failure
 from raydix.runtime.server.event_stream import data_event, data_failure
-from raydix.runtime.server.plain_chunks import PlainChunks
+from raydix.runtime.server.plain_chunks import PlainChunks, SaidChunks
 from raydix.runtime.server.wire.base import WireAnswer
 from raydix.runtime.server.wire.chat import ChatChunk, ChunkChoice, Delta
 from raydix.runtime.server.wire.completions import Completion, completion_choice
@@ -44,6 +44,21 @@ def test_a_plain_chunk_holds_what_one_written_in_full_does(
         assert event.endswith(b"\n\n")
         assert b"\n" not in event[:-2]
         assert json.loads(event[5:]) == json.loads(whole[5:])
+
+
+@pytest.mark.parametrize("fields", [("content",), ("reasoning_content", "reasoning")])
+@given(name=NAMES, texts=st.lists(NAMES, min_size=1))
+def test_a_chunk_that_says_one_thing_is_the_one_written_in_full(
+    fields: tuple[str, ...], name: str, texts: list[str]
+) -> None:
+    def in_full(index: int, said: dict[str, str]) -> WireAnswer:
+        choice = ChunkChoice(index=index, delta=Delta(**said))
+        return ChatChunk(id="chatcmpl-1", created=1, model=name, choices=[choice])
+
+    chunks = SaidChunks(in_full)
+    for index, text in enumerate(texts):
+        whole = data_event(in_full(index % 2, dict.fromkeys(fields, text)))
+        assert json.loads(chunks.event(index % 2, fields, text)[5:]) == json.loads(whole[5:])
 
 
 @pytest.mark.parametrize("name", ["m", "\u2028"])
