@@ -29,6 +29,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         ("gpt-oss-20b", 1, "auto"),
         ("latent_l61", 4, "auto"),
         ("gemma-2-9b", 1, "auto"),
+        ("qwen3.6-35b-a3b-l12", 1, "auto"),
         ("dense_l16", 2, "fp8_e4m3"),
         ("gpt-oss-20b", 1, "fp8_e4m3"),
     ],

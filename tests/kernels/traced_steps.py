@@ -75,7 +75,8 @@ def run_random_steps(runner: ModelRunner, num_steps: int) -> None:
 
 def main() -> int:
     """Print the variants that nobody has foreseen; their number is the exit status."""
-    shape, tp, num_steps, kv_dtype = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    shape, tp, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    kv_dtype = sys.argv[4] if len(sys.argv) > 4 else "auto"
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(shape, Path(name))
         config, checkpoint = configuration(folder, tp, kv_dtype), read_checkpoint_config(folder)

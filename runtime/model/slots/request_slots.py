@@ -80,7 +80,8 @@ class RequestSlots:
         """
         for changes in plan.tables:
             self._check_tables(changes)
-        self._remove(plan.removed_slots)
+        if len(plan.removed_slots):
+            self._remove(plan.removed_slots)
         for request in plan.added:
             self._add(request)
         if plan.added or plan.tables:

@@ -51,9 +51,11 @@ def rehearsed_plans(
     num_lanes: int,
 ) -> Iterator[StepPlan]:
     """Requests that come, compute their prompts, decode twice and go, of each sampling in turn."""
-    few = min(_FEW_TOKENS, max_model_len - 2)
     long = min(max_prefill_tokens, max_model_len - 2)
-    batches = [(min(count, max_slots), few) for count in _BATCHES] + [(1, long)]
+    few = min(_FEW_TOKENS, long)
+    # No step has more tokens than a Scheduler's may have: buffers between ranks hold no more.
+    most = max(1, min(max_slots, max_prefill_tokens // few))
+    batches = [(min(count, most), few) for count in _BATCHES] + [(1, long)]
     taken = empty()
     steps = count_steps()
     for num_requests, num_tokens in batches:

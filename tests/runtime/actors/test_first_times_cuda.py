@@ -30,7 +30,8 @@ def configuration(folder: Path, chunk_tokens: int) -> EngineConfig:
 
 
 @pytest.mark.parametrize(
-    "shape", ["dense_l16", "moe_l12", "gpt-oss-20b", "latent_l61", "gemma-2-9b", "gemma-3-12b"]
+    "shape",
+    ["dense_l16", "moe_l12", "gpt-oss-20b", "latent_l61", "gemma-2-9b", "qwen3.6-35b-a3b-l12"],
 )
 def test_traffic_of_any_shape_finds_its_kernels_loaded(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,15 +28,20 @@ def test_a_model_that_keeps_states_is_rehearsed(state_model: LoadedModel) -> Non
     assert not runner.slots.is_taken.any()
 
 
-@pytest.mark.parametrize(("max_slots", "max_model_len"), [(1, 4), (3, 100), (128, 8192)])
-def test_plans_fit_the_engine_and_tell_all_lanes(max_slots: int, max_model_len: int) -> None:
+@pytest.mark.parametrize(
+    ("max_slots", "max_model_len", "max_prefill_tokens"),
+    [(1, 4, 64), (3, 100, 16), (128, 8192, 512), (128, 8192, 8192)],
+)
+def test_plans_fit_the_engine_and_tell_all_lanes(
+    max_slots: int, max_model_len: int, max_prefill_tokens: int
+) -> None:
     samplings = (GREEDY, DeviceSampling(seed=0, temperature=1.0))
     plans = list(
         rehearsed_plans(
             samplings,
             max_slots=max_slots,
             max_model_len=max_model_len,
-            max_prefill_tokens=64,
+            max_prefill_tokens=max_prefill_tokens,
             num_lanes=2,
         )
     )
@@ -49,6 +54,7 @@ def test_plans_fit_the_engine_and_tell_all_lanes(max_slots: int, max_model_len: 
         assert set(plan.row_slots.tolist()) == taken
         ends = plan.row_starts + plan.row_num_tokens
         assert len(taken) <= max_slots
+        assert plan.row_num_tokens.sum() <= max_prefill_tokens
         assert ends.max(initial=0) <= max_model_len
         assert np.array_equal(plan.row_write_starts, ends), "nothing is kept"
         if taken:
