@@ -33,3 +33,9 @@ GrammarKey = NewType("GrammarKey", bytes)
 """16 bytes: the digest of a grammar as it was asked for."""
 LogicalExpertId = NewType("LogicalExpertId", int)
 """An expert of a layer, numbered as in the checkpoint."""
+UserId = NewType("UserId", int)
+"""Who uses cached pages: a session of one tenant, or a single request that is of no session."""
+SEVERAL_USERS = UserId(0)
+"""Stands where pages have more than one user, so that none of them decides for the others."""
+TenantId = NewType("TenantId", int)
+"""The owner of a budget of kept pages: the digest of a cache salt."""

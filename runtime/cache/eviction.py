@@ -1,60 +1,13 @@
-"""Which leaf of a radix tree goes first: a key function per policy, and the order they make."""
+"""Which leaf of a radix tree goes first: the order that a policy makes."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
+from raydix.runtime.cache.eviction_policies import EvictionKey, PolicyKey, eviction_key
+from raydix.runtime.cache.radix_node import RadixNode
 from raydix.runtime.cache.sorted_entries import OrderEntry, OrderPlace, SortedEntries
-from raydix.runtime.config.policies import EvictionPolicy
-
-PolicyKey = Callable[[RadixNode], EvictionKey]
-
-
-def lru(node: RadixNode) -> EvictionKey:
-    """A key by which the least recently used leaf goes first."""
-    return node.last_use_s
-
-
-def lfu(node: RadixNode) -> EvictionKey:
-    """A key by which the leaf with the fewest hits goes first, then the least recently used one."""
-    return node.num_hits, node.last_use_s
-
-
-def fifo(node: RadixNode) -> EvictionKey:
-    """A key by which the oldest leaf goes first."""
-    return node.created_s
-
-
-def mru(node: RadixNode) -> EvictionKey:
-    """A key by which the most recently used leaf goes first."""
-    return -node.last_use_s
-
-
-def filo(node: RadixNode) -> EvictionKey:
-    """A key by which the newest leaf goes first."""
-    return -node.created_s
-
-
-def slru(node: RadixNode) -> EvictionKey:
-    """A key by which the least recently used leaf goes first, those with two hits or more last."""
-    return node.num_hits >= 2, node.last_use_s
-
-
-def priority(node: RadixNode) -> EvictionKey:
-    """A key by which the least important leaf (highest number) goes first, then as in `lru`."""
-    return -node.priority, node.last_use_s
-
-
-EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
-    EvictionPolicy.LRU: lru,
-    EvictionPolicy.LFU: lfu,
-    EvictionPolicy.FIFO: fifo,
-    EvictionPolicy.MRU: mru,
-    EvictionPolicy.FILO: filo,
-    EvictionPolicy.SLRU: slru,
-    EvictionPolicy.PRIORITY: priority,
-}
+from raydix.runtime.cache.standing import Away, counts_as_used_s
 
 
 class EvictionOrder:
@@ -69,8 +22,9 @@ class EvictionOrder:
     def __init__(self, policy_key: PolicyKey) -> None:
         self.num_inspected_pages = 0
         self._policy_key = policy_key
-        self._inspected = SortedEntries()
-        self._others = SortedEntries()
+        self._now_s = 0.0
+        self._inspected = SortedEntries[RadixNode]()
+        self._others = SortedEntries[RadixNode]()
         self._last_ticket = 0
 
     def add(self, node: RadixNode) -> None:
@@ -82,7 +36,7 @@ class EvictionOrder:
             self.discard(node)
 
         self._last_ticket += 1
-        node.enter_order(self._last_ticket, self._policy_key(node))
+        node.enter_order(self._last_ticket, self._key_of(node))
         entry, other = _entry_of(node), self._others.first()
         if node.is_inspected and (other is None or entry < other):
             self._inspected.add(entry)
@@ -103,14 +57,31 @@ class EvictionOrder:
             self.num_inspected_pages -= node.num_pages
             node.end_inspection()
 
+    def advance(self, now_s: float) -> None:
+        """Note that it is so late: leaves that are to be used again soon go later by now."""
+        self._now_s = now_s
+
     def first(self) -> RadixNode | None:
         """The leaf that goes next."""
+        while (node := self._first_entered()) is not None:
+            # What comes back goes the later the sooner that is, so nothing behind has overtaken it.
+            if not isinstance(node.standing, Away) or self._key_of(node) == node.eviction_key:
+                return node
+            self.add(node)
+        return None
+
+    def _first_entered(self) -> RadixNode | None:
         inspected, other = self._inspected.first(), self._others.first()
         if inspected is None or other is None:
             entry = inspected or other
         else:
             entry = min(inspected, other)
         return None if entry is None else entry[2]
+
+    def _key_of(self, node: RadixNode) -> EvictionKey:
+        if node.standing is None:
+            return self._policy_key(node, node.last_use_s)
+        return eviction_key(self._policy_key, node, counts_as_used_s(node.standing, self._now_s))
 
     def first_from(self, place: OrderPlace | None) -> RadixNode | None:
         """The first leaf of the order at this place or behind it; None: the first of all."""
@@ -196,5 +167,5 @@ class EvictionOrder:
         return last is not None and other is not None and other < last
 
 
-def _entry_of(node: RadixNode) -> OrderEntry:
+def _entry_of(node: RadixNode) -> OrderEntry[RadixNode]:
     return node.eviction_key, node.ticket, node

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen
 
@@ -34,6 +35,16 @@ def _spread(page_ids: Int32Array, places: Sequence[int], start: int, stop: int) 
     run = np.zeros(stop - start, dtype=np.int32)
     run[np.asarray(places, dtype=np.intp) - start] = page_ids
     return frozen(run)
+
+
+def require_lengths(num_pages: int, num_groups: int, page_ids: PageIds, keys: bytes) -> None:
+    """Raise ValueError unless there is an id in each group, and a key, for each page."""
+    lengths = [len(ids) for ids in page_ids]
+    if lengths != [num_pages] * num_groups or len(keys) != num_pages * KEY_BYTES:
+        raise ValueError(
+            f"page ids per group {lengths} and {len(keys)} bytes of keys; expected "
+            f"{num_groups} x {num_pages} ids and {num_pages * KEY_BYTES} bytes"
+        )
 
 
 def no_pages(num_groups: int) -> PageIds:

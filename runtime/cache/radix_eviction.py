@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.eviction import EvictionOrder, PolicyKey
+from raydix.runtime.cache.eviction import EvictionOrder
+from raydix.runtime.cache.eviction_policies import PolicyKey
 from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.radix_windows import RadixWindows
+from raydix.runtime.cache.standing import Standing
 
 
 class RadixEviction:
@@ -63,6 +65,16 @@ class RadixEviction:
             self._order.add(node)
         else:
             self._order.note_use(node)
+
+    def advance(self, now_s: float) -> None:
+        """Note that it is so late, for what is expected to be used again at some time."""
+        self._order.advance(now_s)
+
+    def stand(self, node: RadixNode, standing: Standing) -> None:
+        """Note what is known of the next use of a node that no lock holds."""
+        node.stand(standing)
+        if node.ticket:
+            self._order.add(node)
 
     def grow(self, leaf: RadixNode, run: RadixNode) -> None:
         """Append the pages of `run` to a locked leaf."""

@@ -6,12 +6,11 @@ from enum import Enum
 
 import numpy as np
 
-from raydix.ids import PageKey
+from raydix.ids import SEVERAL_USERS, PageKey, UserId
+from raydix.runtime.cache.eviction_policies import EvictionKey
 from raydix.runtime.cache.page_key import KEY_BYTES
+from raydix.runtime.cache.standing import Standing
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
-
-EvictionKey = float | tuple[float, float]
-"""The key that an eviction policy gives to a leaf: the leaf with the smallest goes first."""
 
 
 class Segment(Enum):
@@ -92,6 +91,10 @@ class RadixNode:
     """Whether the node has lost pages of its end. It then grows no more, so that a match of the
     lost pages stays refused.
     """
+    user: UserId | None = None
+    """The only user whose requests have ended with pages of the node; None: none has."""
+    standing: Standing | None = None
+    """What is known of its next use, beside the last one."""
     children: "dict[bytes, RadixNode]" = field(default_factory=dict)
     """The nodes below this one, by the packed tokens of their first page."""
 
@@ -135,6 +138,17 @@ class RadixNode:
     def use(self, now_s: float) -> None:
         """Note a use of the node's pages."""
         self.last_use_s = now_s
+        self.standing = None
+
+    def claim(self, user: UserId) -> None:
+        """Note that a request of this user has ended with the node's pages."""
+        if self.user not in (None, user):
+            user, self.standing = SEVERAL_USERS, None
+        self.user = user
+
+    def stand(self, standing: Standing) -> None:
+        """Note what is known of the node's next use."""
+        self.standing = standing
 
     def lock(self) -> bool:
         """Count a lock and a hit. Returns whether it is the only lock."""
@@ -158,7 +172,7 @@ class RadixNode:
 
     def note_inspection(self) -> None:
         """Note that the node is handed out for a look ahead."""
-        assert self.parent is not None, "a root has no pages to inspect"
+        assert self.parent is not None
         self.is_inspected = True
         self.parent.num_inspected_children += 1
 
@@ -263,24 +277,12 @@ def chain_keys(node: RadixNode | None) -> bytes:
     return b"".join(reversed(parts))
 
 
-def require_lengths(
-    num_pages: int, num_groups: int, page_ids: tuple[Int32Array, ...], keys: bytes
-) -> None:
-    """Raise ValueError unless there is an id in each group, and a key, for each page."""
-    lengths = [len(ids) for ids in page_ids]
-    if lengths != [num_pages] * num_groups or len(keys) != num_pages * KEY_BYTES:
-        raise ValueError(
-            f"page ids per group {lengths} and {len(keys)} bytes of keys; expected "
-            f"{num_groups} x {num_pages} ids and {num_pages * KEY_BYTES} bytes"
-        )
-
-
 def use_path(node: RadixNode, priority: int, now_s: float) -> None:
     """Count a use of `node` and of all above it, by a request of this priority."""
     current: RadixNode | None = node
     while current is not None:
         # What a run leaves at its end may be older than another use of its prefix.
-        current.last_use_s = max(current.last_use_s, now_s)
+        current.use(max(current.last_use_s, now_s))
         current.priority = min(current.priority, priority)
         current = current.parent
 
@@ -333,6 +335,8 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         num_locks=node.num_locks,
         last_step=node.last_step,
         is_left_behind=True,
+        user=node.user,
+        standing=node.standing,
         is_inspected=node.is_inspected,
         num_inspected_children=int(node.is_inspected),
     )

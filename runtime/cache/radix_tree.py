@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
-from raydix.runtime.cache.eviction import EVICTION_POLICIES
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, TOKEN_BYTES
+from raydix.runtime.cache.page_pools import require_lengths
 from raydix.runtime.cache.radix_eviction import RadixEviction
 from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_forest import RadixForest
@@ -23,9 +24,9 @@ from raydix.runtime.cache.radix_node import (
     Victim,
     count_shared_pages,
     join_page_ids,
-    require_lengths,
     use_path,
 )
+from raydix.runtime.cache.radix_retention import RadixRetention
 from raydix.runtime.cache.radix_windows import RadixWindows
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
@@ -101,6 +102,7 @@ class RadixTree:
         has_windows = any(reach is not None for reach in reaches)
         self._windows = RadixWindows(reaches, policy_key) if has_windows else None
         self._eviction = RadixEviction(self._forest, self._windows, policy_key, reaches)
+        self.retention = RadixRetention(self._eviction)
 
     @property
     def num_nodes(self) -> int:

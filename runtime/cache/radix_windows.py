@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.eviction import PolicyKey
+from raydix.runtime.cache.eviction_policies import PolicyKey
 from raydix.runtime.cache.radix_node import RadixNode, Segment, Victim, join_page_ids
 from raydix.runtime.cache.window_pages import WindowPages
 from raydix.runtime.messages.arrays import Int32Array

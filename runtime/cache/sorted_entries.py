@@ -1,30 +1,32 @@
-"""Leaves sorted by when they go, with no operation that touches them all."""
+"""Pages sorted by when they go, with no operation that touches them all."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from operator import itemgetter
+from typing import Generic, TypeVar
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
+from raydix.runtime.cache.eviction_policies import EvictionKey
 
-OrderEntry = tuple[EvictionKey, int, RadixNode]
-"""An entry: a leaf's key, its ticket, and the leaf. Tickets differ, so nodes are never compared."""
+T = TypeVar("T")
+OrderEntry = tuple[EvictionKey, int, T]
+"""An entry: a key, a ticket, and what goes. Tickets differ, so what goes is never compared."""
 OrderPlace = tuple[EvictionKey, int]
 """A place in the order: a key and a ticket."""
 
 _last_of = itemgetter(-1)
 
 
-def _place_of(entry: OrderEntry) -> OrderPlace:
+def _place_of(entry: OrderEntry[T]) -> OrderPlace:
     return entry[:2]
 
 
-def _last_place_of(chunk: list[OrderEntry]) -> OrderPlace:
+def _last_place_of(chunk: list[OrderEntry[T]]) -> OrderPlace:
     return chunk[-1][:2]
 
 
-class SortedEntries:
+class SortedEntries(Generic[T]):
     """Entries in ascending order, in chunks: a change bisects, and moves entries of one chunk.
 
     A heap, or a sorted run with a heap of newcomers, is as fast on average; but to sort 65,536
@@ -34,23 +36,23 @@ class SortedEntries:
     _MAX_CHUNK_ENTRIES = 512
 
     def __init__(self) -> None:
-        self._chunks: list[list[OrderEntry]] = []  # none is empty
+        self._chunks: list[list[OrderEntry[T]]] = []  # none is empty
 
     def __len__(self) -> int:
         return sum(map(len, self._chunks))
 
-    def __iter__(self) -> Iterator[OrderEntry]:
+    def __iter__(self) -> Iterator[OrderEntry[T]]:
         return chain.from_iterable(self._chunks)
 
-    def first(self) -> OrderEntry | None:
+    def first(self) -> OrderEntry[T] | None:
         """The smallest entry."""
         return self._chunks[0][0] if self._chunks else None
 
-    def last(self) -> OrderEntry | None:
+    def last(self) -> OrderEntry[T] | None:
         """The largest entry."""
         return self._chunks[-1][-1] if self._chunks else None
 
-    def first_from(self, place: OrderPlace) -> OrderEntry | None:
+    def first_from(self, place: OrderPlace) -> OrderEntry[T] | None:
         """The smallest entry at this place or behind it."""
         index = bisect_left(self._chunks, place, key=_last_place_of)
         if index == len(self._chunks):
@@ -58,7 +60,7 @@ class SortedEntries:
         chunk = self._chunks[index]
         return chunk[bisect_left(chunk, place, key=_place_of)]
 
-    def add(self, entry: OrderEntry) -> None:
+    def add(self, entry: OrderEntry[T]) -> None:
         """Put an entry where it belongs."""
         chunks = self._chunks
 
@@ -77,7 +79,7 @@ class SortedEntries:
             chunks.insert(index + 1, chunk[half:])
             del chunk[half:]
 
-    def remove(self, entry: OrderEntry) -> None:
+    def remove(self, entry: OrderEntry[T]) -> None:
         """Take out an entry that is in."""
         chunks = self._chunks
 
@@ -103,7 +105,7 @@ class SortedEntries:
             if 0 <= left < len(chunks) - 1 and self._is_little(chunks[left], chunks[left + 1]):
                 chunks[left] += chunks.pop(left + 1)
 
-    def _is_little(self, left: list[OrderEntry], right: list[OrderEntry]) -> bool:
+    def _is_little(self, left: list[OrderEntry[T]], right: list[OrderEntry[T]]) -> bool:
         return len(left) + len(right) <= self._MAX_CHUNK_ENTRIES // 2
 
     def check(self) -> None:

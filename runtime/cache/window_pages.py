@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.eviction import PolicyKey
+from raydix.runtime.cache.eviction_policies import PolicyKey
 from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
 
@@ -62,9 +62,9 @@ class WindowPages:
         # Not a dict, which would look for its first entry among all that have left it.
         self._inner: OrderedDict[RadixNode, None] = OrderedDict()
         """Nodes with inner pages to lose, oldest first: a set in order."""
-        self._order = SortedEntries()
+        self._order = SortedEntries[RadixNode]()
         """Nodes with pages to lose of a window that requests return to, in the policy's order."""
-        self._entries: dict[RadixNode, OrderEntry] = {}
+        self._entries: dict[RadixNode, OrderEntry[RadixNode]] = {}
         self._last_ticket = 0
 
     def refresh(self, node: RadixNode, nearest_end: int | None) -> None:
@@ -154,7 +154,7 @@ class WindowPages:
             self._leave_order(node)
         elif node not in self._entries:
             self._last_ticket += 1
-            entry = (self._policy_key(node), self._last_ticket, node)
+            entry = (self._policy_key(node, node.last_use_s), self._last_ticket, node)
             self._entries[node] = entry
             self._order.add(entry)
 

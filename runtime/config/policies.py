@@ -12,7 +12,7 @@ class SchedulingPolicy(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """Which leaf of the radix tree leaves L1 first; `runtime/cache/eviction.py` has the keys."""
+    """Which pages leave L1 or L2 first; `runtime/cache/eviction_policies.py` has the keys."""
 
     LRU = "lru"
     LFU = "lfu"

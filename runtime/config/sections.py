@@ -155,6 +155,9 @@ class L2Section(Section):
         description="cpu only: size of the arena as a multiple of the node's L1. "
         "Default on cpu: 4.0.",
     )
+    eviction: Choice[EvictionPolicy] = Field(
+        EvictionPolicy.LRU, description="Which pages leave the arena first."
+    )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

@@ -17,8 +17,9 @@ HostMemory count alike. What else makes a message stale stands with it.
 from dataclasses import dataclass
 from enum import IntEnum
 
-from raydix.ids import BatchId, LeaseId, LookupId
+from raydix.ids import SEVERAL_USERS, BatchId, LeaseId, LookupId, TenantId, UserId
 from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.retention import Retention
 
 
 class PageSource(IntEnum):
@@ -77,6 +78,23 @@ class Lookup:
     num_brought_pages: int = 0
     """Earlier lookups brought so many pages of the chain from L3: these are the rest of a run."""
     urgency: Urgency = Urgency.REQUEST
+    user: UserId = SEVERAL_USERS
+    """Who uses the chain: until its `EndUse`, if it is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndUse:
+    """A request has ended, or there is a hint of what comes next of its session. Never stale.
+
+    What its user has in use counts as used now. A hint concerns the pages that no other user has
+    used; without one they age like all others.
+    """
+
+    user: UserId
+    tenant: TenantId
+    keys: bytes = b""
+    """The pages that the request computed, the last of its chain: they are the user's, too."""
+    retention: Retention | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +255,7 @@ class LookupProgress:
 
 ToHost = (
     Lookup
+    | EndUse
     | CancelLookup
     | LeasePages
     | ReleaseLeases

@@ -192,7 +192,9 @@ def head_first_touch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A use of a chain touches its first page first."""
     touch_chain = HostIndex.touch_chain
     monkeypatch.setattr(
-        HostIndex, "touch_chain", lambda self, group, keys: touch_chain(self, group, keys[::-1])
+        HostIndex,
+        "touch_chain",
+        lambda self, group, keys, *user: touch_chain(self, group, keys[::-1], *user),
     )
 
 

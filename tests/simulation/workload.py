@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
-from raydix.runtime.cache.eviction import EVICTION_POLICIES
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.config.policies import (
     LoadPolicy,

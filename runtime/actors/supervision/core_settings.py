@@ -8,6 +8,7 @@ from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.scheduler.expert_plans import ExpertFacts
 from raydix.runtime.scheduler.settings import ExpertSettings, PrefetchSettings, SchedulerSettings
 
@@ -143,9 +144,11 @@ def _expert_settings(config: EngineConfig, shape: ExpertsShape) -> ExpertSetting
 
 def host_settings(config: EngineConfig, layout: KvLayout, *, has_storage: bool) -> HostSettings:
     """Settings of the HostMemory core. `has_storage`: whether there is L3 now."""
+    cache = config.cache
     return HostSettings(
-        page_size=config.cache.page_size,
+        page_size=cache.page_size,
+        eviction=EvictionPolicy.LRU if cache.l2 is None else cache.l2.eviction,
         rule=make_rule(layout),
-        storage=StorageSettings(min_tokens=config.cache.prefetch.min_tokens),
+        storage=StorageSettings(min_tokens=cache.prefetch.min_tokens),
         has_storage=has_storage,
     )

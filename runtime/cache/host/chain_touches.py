@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from raydix.ids import PageKey
+from raydix.ids import PageKey, UserId
 from raydix.runtime.cache.host.events import FromScheduler, HostEvent
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.messages.host import CancelLookup, LeasePages, Lookup
@@ -20,7 +20,7 @@ class ChainTouches:
 
     def __init__(self, index: HostIndex) -> None:
         self._index = index
-        self._chains: list[Sequence[PageKey]] = []
+        self._chains: list[tuple[Sequence[PageKey], UserId]] = []
         self._num_pages = 0
         """The number of pages of the chains that wait."""
 
@@ -29,11 +29,11 @@ class ChainTouches:
         """Whether chains wait that a `Tick` would touch."""
         return bool(self._chains)
 
-    def add(self, keys: Sequence[PageKey]) -> None:
-        """Note that a chain was used."""
+    def add(self, keys: Sequence[PageKey], user: UserId) -> None:
+        """Note that a user has a chain in use, or several have used it."""
         if self._num_pages >= _MAX_PAGES:
             self.catch_up()
-        self._chains.append(keys)
+        self._chains.append((keys, user))
         self._num_pages += len(keys)
 
     def prepare_for(self, event: HostEvent) -> None:
@@ -46,8 +46,8 @@ class ChainTouches:
 
     def catch_up(self) -> None:
         """Touch all chains that wait, in the order of their use."""
-        for keys in self._chains:
+        for keys, user in self._chains:
             for group in range(self._index.num_groups):
-                self._index.touch_chain(group, keys)
+                self._index.touch_chain(group, keys, user)
         self._chains.clear()
         self._num_pages = 0

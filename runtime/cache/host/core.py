@@ -31,6 +31,7 @@ from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.mirror import take_changes
 from raydix.runtime.cache.host.page_accounts import check_holders, page_figures
 from raydix.runtime.cache.host.quarantine import Quarantine
+from raydix.runtime.cache.host.retention import HostRetention
 from raydix.runtime.cache.host.scheduler_side import SchedulerSide
 from raydix.runtime.cache.host.schedulers import Schedulers
 from raydix.runtime.cache.host.settings import HostSettings
@@ -44,6 +45,7 @@ from raydix.runtime.messages.host import (
     CancelLookup,
     CommitPages,
     CopiesDrained,
+    EndUse,
     LeasePages,
     Lookup,
     PagesLeased,
@@ -96,7 +98,7 @@ class HostMemoryCore:
         self._now_s = 0.0
         """The time of the last event."""
 
-        self._index = HostIndex(geometry, generations)
+        self._index = HostIndex(geometry, generations, settings.eviction)
         self._schedulers = Schedulers(
             self._index,
             fair_share,
@@ -105,6 +107,9 @@ class HostMemoryCore:
             num_awaited=0 if generations is None else num_awaited_schedulers,
         )
         self._quarantine = Quarantine(self._index)
+        self._retention = HostRetention(
+            self._index, int(settings.max_kept_fraction * geometry.num_host_pages)
+        )
         self._staged = StagedPages(
             self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages
         )
@@ -122,6 +127,7 @@ class HostMemoryCore:
         Raises AccountingError if a Scheduler breaks the contract.
         """
         self._now_s = now_s
+        self._index.advance(now_s)
         self._lookups.touches.prepare_for(event)
         if self._is_stale(event):
             self.counters["stale_events"] += 1
@@ -178,6 +184,8 @@ class HostMemoryCore:
             case Lookup():
                 self._lookups.start(side.connection, message, self._now_s)
                 self._storage.repairs.note_use(message.keys, self._now_s)
+            case EndUse():
+                self._retention.end_use(message, self._now_s)
             case CancelLookup():
                 self._lookups.cancel(side.connection, message.lookup_id)
             case LeasePages():
@@ -356,6 +364,7 @@ class HostMemoryCore:
         self._index.check()
         self._schedulers.check()
         self._staged.check()
+        self._retention.budget.check()
         self._storage.writes.check()
 
         check_holders(

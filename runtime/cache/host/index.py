@@ -8,12 +8,16 @@ from itertools import chain
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.ids import HostPageId, PageKey
+from raydix.ids import SEVERAL_USERS, HostPageId, PageKey, UserId
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.host.lru_lists import LruLists
+from raydix.runtime.cache.host.coming_pages import ComingPages
 from raydix.runtime.cache.host.page_names import PageNames
+from raydix.runtime.cache.host.page_runs import PageRuns
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
 from raydix.runtime.cache.host.unwritten import UnwrittenPages
+from raydix.runtime.cache.standing import Idle, InUse, Standing
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.arrays import Int32Array
 
 
@@ -34,7 +38,12 @@ class HostIndex:
     No operation costs more than the pages it touches, or those of a slab that it takes.
     """
 
-    def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None = None) -> None:
+    def __init__(
+        self,
+        geometry: ArenaGeometry,
+        generations: Int32Array | None = None,
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
+    ) -> None:
         """Start with every page FREE.
 
         `generations` continues those of an arena that was in use before.
@@ -43,8 +52,12 @@ class HostIndex:
         self.page_bytes = geometry.page_bytes
         """The bytes of a page of each KV group."""
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
-        self._evictable = LruLists(geometry.num_host_pages, geometry.num_groups)
-        """The READY pages without readers, per KV group, least recently used first."""
+        self._evictable = PageRuns(
+            geometry.num_host_pages, geometry.num_groups, EVICTION_POLICIES[eviction]
+        )
+        """The READY pages without readers."""
+        self._coming = ComingPages()
+        self._now_s = 0.0
         self.unwritten = UnwrittenPages(geometry.num_host_pages)
         self.num_slabs_taken = 0
         """The number of times that a slab went from one KV group to another."""
@@ -172,7 +185,8 @@ class HostIndex:
 
         self._pages.fill(page_id, key)
         pages.ready.add(key, page_id)
-        self._make_evictable(group, page_id)
+        self._evictable.append(group, page_id, self._now_s, self._coming.find(key))
+        self._pages.use(page_id)
         pages.changes[key] = True
         return True
 
@@ -185,14 +199,49 @@ class HostIndex:
         """Keep a FILLING page out of use until `free`."""
         self._pages.quarantine(page_id)
 
-    def touch_chain(self, group: int, keys: Sequence[PageKey]) -> None:
-        """Mark the READY pages of a chain as used: last the first one, which then goes last."""
+    def advance(self, now_s: float) -> None:
+        """Note that it is so late: what is used from now on is used at this time."""
+        self._now_s = now_s
+
+    def touch_chain(
+        self, group: int, keys: Sequence[PageKey], user: UserId = SEVERAL_USERS
+    ) -> None:
+        """Mark the READY pages of a chain as in use by a user: last the first, which goes last.
+
+        By several users: as used just now.
+        """
+        if user == SEVERAL_USERS:
+            self._use(group, self.find_all(group, keys), user, Idle(self._now_s))
+            return
         found = self.find_all(group, keys)
-        ready = [page_id for page_id in reversed(found) if page_id is not None]
+        lacking = [key for key, page_id in zip(keys, found, strict=True) if page_id is None]
+        self._coming.note(lacking, user, self._now_s)
+        self._use(group, found, user, InUse(self._now_s))
+
+    def end_use(self, group: int, keys: Sequence[PageKey], user: UserId) -> None:
+        """Note that a user has ended its use of these pages, the last of a chain."""
+        self._use(group, self.find_all(group, keys), user, Idle(self._now_s))
+
+    def rest(self, user: UserId) -> None:
+        """Note that a user reads nothing for now: what it has used counts as used now."""
+        self._coming.forget(user)
+        self._evictable.rest(user, self._now_s)
+
+    def retain(self, user: UserId, standing: Standing) -> int:
+        """Change the standing of what a user alone has used; returns how many pages that is."""
+        return self._evictable.retain(user, standing, self._now_s)
+
+    def _use(
+        self,
+        group: int,
+        found: Sequence[HostPageId | None],
+        user: UserId,
+        standing: Standing,
+    ) -> None:
+        ready = [page_id for page_id in found if page_id is not None]
         unread = self._evictable.listed(np.array(ready, dtype=np.int64))
-        self._evictable.remove_all(group, unread)
-        self._evictable.append_all(group, unread)
-        self._pages.use_all(unread)
+        self._evictable.use(group, unread, user, standing, self._now_s)
+        self._pages.use_all(unread[::-1])
 
     def pin(self, page_id: HostPageId) -> None:
         """Add a reader to a READY page."""
@@ -201,9 +250,8 @@ class HostIndex:
 
     def pin_all(self, group: int, page_ids: Sequence[HostPageId]) -> None:
         """Add a reader to each of these READY pages of a group, none of which is named twice."""
-        # A chain's pages are listed with the last one first.
-        last_first = np.array(page_ids[::-1], dtype=np.int64)
-        self._evictable.remove_all(group, self._pages.add_readers(last_first))
+        pages = np.array(page_ids, dtype=np.int64)
+        self._evictable.remove_all(group, self._pages.add_readers(pages))
 
     def unpin(self, page_ids: Iterable[HostPageId]) -> None:
         """Take a reader off each page, given in prefix order; the last one counts as used first."""
@@ -213,7 +261,7 @@ class HostIndex:
 
     def _make_evictable(self, group: int, page_id: HostPageId) -> None:
         """List a READY page without readers as the most recently used of its group."""
-        self._evictable.append(group, page_id)
+        self._evictable.append(group, page_id, self._now_s)
         self._pages.use(page_id)
 
     def drop_unread(self, page_id: HostPageId) -> bool:
@@ -248,7 +296,10 @@ class HostIndex:
         # A slab of another group is taken only if all its pages are older than the oldest page of
         # this group: they would go next anyway if all groups shared one list. So two groups do not
         # take a slab to and fro: once filled, its pages are the newest of this group.
-        oldest = self._evictable.oldest(group)
+        oldest = self._evictable.oldest(group, self._now_s)
+        if oldest is not None and self._evictable.goes_before_all(oldest):
+            self._drop(HostPageId(oldest))
+            return
         slab = self._pages.oldest_slab_of_others(group)
         if slab is not None and (
             oldest is None or self._pages.is_slab_older(slab, HostPageId(oldest))
@@ -274,6 +325,7 @@ class HostIndex:
         Raises AccountingError with the figures.
         """
         self._pages.check()
+        self._evictable.check()
         for group in range(len(self._groups)):
             self._check_group(group)
 

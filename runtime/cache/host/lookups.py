@@ -120,7 +120,7 @@ class HostLookups:
             self._ask(lookup, now_s)
 
     def _touch(self, lookup: OpenLookup) -> None:
-        self.touches.add(lookup.keys)
+        self.touches.add(lookup.keys, lookup.user)
         # Reads for it may take the place of what has not been used for longest.
         if self._orders.is_in_use:
             self.touches.catch_up()

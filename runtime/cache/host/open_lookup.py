@@ -74,6 +74,7 @@ class OpenLookup:
         self.lookup_id = message.lookup_id
         self.name: LookupName = (connection, message.lookup_id)
         self.urgency = message.urgency
+        self.user = message.user
         self.num_brought_pages = message.num_brought_pages
         num_l1_pages = message.num_l1_pages
         self.arrival = arrival

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.config.page_counts import pages_within
+from raydix.runtime.config.policies import EvictionPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,10 @@ class HostSettings:
     """Settings of the HostMemory core."""
 
     page_size: int
+    eviction: EvictionPolicy = EvictionPolicy.LRU
+    """The order in which pages make way for others."""
+    max_kept_fraction: float = 0.25
+    """The most of all pages that one tenant's sessions have kept."""
     rule: PrefixRule = field(default_factory=PrefixRule)
     """What each KV group needs of a prefix; by default there is one group, which needs all."""
     piece_pages: int = 2048

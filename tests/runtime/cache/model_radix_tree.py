@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raydix.ids import PageKey
-from raydix.runtime.cache.eviction import EVICTION_POLICIES
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.page_pools import PageIds
@@ -132,12 +132,14 @@ class EvictionModel:
     def leaves(self) -> list[RadixNode]:
         """All leaves that no lock protects, the first to go first."""
         nodes = [node for node in self._tree._forest if not node.children and not node.num_locks]
-        return sorted(nodes, key=lambda node: (self._policy_key(node), node.ticket))
+        return sorted(
+            nodes, key=lambda node: (self._policy_key(node, node.last_use_s), node.ticket)
+        )
 
     def victims(self, num_pages: int) -> list[bytes]:
         """The keys of what `evict` should take, victim by victim."""
         waiting: dict[RadixNode, tuple[EvictionKey, int]] = {
-            node: (self._policy_key(node), node.ticket) for node in self.leaves()
+            node: (self._policy_key(node, node.last_use_s), node.ticket) for node in self.leaves()
         }
         num_children = {node: len(node.children) for node in self._tree._forest}
         next_ticket = max((node.ticket for node in waiting), default=0) + 1
@@ -157,7 +159,7 @@ class EvictionModel:
                 continue
             num_children[parent] -= 1
             if not num_children[parent] and not parent.num_locks:
-                waiting[parent] = (self._policy_key(parent), next_ticket)
+                waiting[parent] = (self._policy_key(parent, parent.last_use_s), next_ticket)
                 next_ticket += 1
         return victims
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder
+from raydix.runtime.cache.eviction import EvictionOrder
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES, Evictable
 from raydix.runtime.cache.page_key import root_key
 from raydix.runtime.cache.radix_node import RadixNode, Victim, new_root
 from raydix.runtime.config.policies import EvictionPolicy
@@ -217,10 +218,10 @@ def take_first(order: EvictionOrder) -> RadixNode | None:
 def test_the_order_computes_one_key_per_entry_and_none_per_victim() -> None:
     keys_computed = 0
 
-    def counting_key(node: RadixNode) -> float:
+    def counting_key(_: Evictable, used_s: float) -> float:
         nonlocal keys_computed
         keys_computed += 1
-        return node.last_use_s
+        return used_s
 
     order = EvictionOrder(counting_key)
     nodes = leaves(500)

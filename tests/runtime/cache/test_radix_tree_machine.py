@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from raydix.ids import PageKey
-from raydix.runtime.cache.eviction import EVICTION_POLICIES
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import root_key
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.config.policies import EvictionPolicy

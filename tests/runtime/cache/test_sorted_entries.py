@@ -7,7 +7,7 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_key import root_key
-from raydix.runtime.cache.radix_node import new_root
+from raydix.runtime.cache.radix_node import RadixNode, new_root
 from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
 
 NODE = new_root(root_key(), 1, 0.0)
@@ -16,8 +16,8 @@ NODE = new_root(root_key(), 1, 0.0)
 @pytest.mark.parametrize("direction", [-1, 0, 1])
 def test_any_mixture_of_adds_and_removals_leaves_them_sorted(direction: int) -> None:
     rng = np.random.default_rng(5)
-    entries = SortedEntries()
-    expected: list[OrderEntry] = []
+    entries = SortedEntries[RadixNode]()
+    expected: list[OrderEntry[RadixNode]] = []
     num_wanted = 0
     for ticket in range(20_000):
         if not ticket % 4000:
@@ -39,7 +39,7 @@ def test_any_mixture_of_adds_and_removals_leaves_them_sorted(direction: int) -> 
 
 @pytest.mark.parametrize("goes_in_order", [False, True])
 def test_chunks_stay_few_after_most_entries_have_gone(goes_in_order: bool) -> None:
-    entries = SortedEntries()
+    entries = SortedEntries[RadixNode]()
     all_entries = [(float(ticket), ticket, NODE) for ticket in range(20_000)]
     for entry in all_entries:
         entries.add(entry)
@@ -58,7 +58,7 @@ def test_chunks_stay_few_after_most_entries_have_gone(goes_in_order: bool) -> No
 
 
 def test_check_finds_entries_out_of_order_and_empty_chunks() -> None:
-    entries = SortedEntries()
+    entries = SortedEntries[RadixNode]()
     for ticket in range(3):
         entries.add((0.0, ticket, NODE))
     entries._chunks[0].reverse()

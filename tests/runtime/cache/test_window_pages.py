@@ -4,7 +4,7 @@ from collections import deque
 from statistics import median
 from time import perf_counter
 
-from raydix.runtime.cache.eviction import EVICTION_POLICIES
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, root_key
 from raydix.runtime.cache.radix_node import RadixNode, Segment, new_root
 from raydix.runtime.cache.window_pages import WindowPages

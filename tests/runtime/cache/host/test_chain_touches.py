@@ -2,7 +2,7 @@
 
 import pytest
 
-from raydix.ids import ConnectionId, LeaseId, LookupId
+from raydix.ids import SEVERAL_USERS, ConnectionId, LeaseId, LookupId
 from raydix.runtime.cache.host.chain_touches import ChainTouches
 from raydix.runtime.cache.host.events import FromScheduler, HostEvent, Tick
 from raydix.runtime.cache.host.index import HostIndex
@@ -23,7 +23,7 @@ def touched() -> ChainTouches:
     for name in range(2):
         publish(index, name)
     touches = ChainTouches(index)
-    touches.add([key(0)])
+    touches.add([key(0)], SEVERAL_USERS)
     return touches
 
 
@@ -49,10 +49,12 @@ def test_what_many_lookups_have_used_does_not_wait_for_one_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     num_touched: list[int] = []
-    monkeypatch.setattr(HostIndex, "touch_chain", lambda _, group, keys: num_touched.append(1))
+    monkeypatch.setattr(
+        HostIndex, "touch_chain", lambda _, group, keys, user: num_touched.append(1)
+    )
     touches = ChainTouches(HostIndex(make_geometry(1, (4,))))
     for _ in range(10_000):
-        touches.add([key(name) for name in range(16)])
+        touches.add([key(name) for name in range(16)], SEVERAL_USERS)
 
     num_touched.clear()
     touches.catch_up()

@@ -135,7 +135,9 @@ def early_lease_end(patch: pytest.MonkeyPatch) -> None:
 def head_first_touch(patch: pytest.MonkeyPatch) -> None:
     touch = HostIndex.touch_chain
     patch.setattr(
-        HostIndex, "touch_chain", lambda self, group, keys: touch(self, group, keys[::-1])
+        HostIndex,
+        "touch_chain",
+        lambda self, group, keys, *user: touch(self, group, keys[::-1], *user),
     )
 
 

@@ -1,0 +1,87 @@
+"""Which cached pages go first, in L1 and in L2: a pure key function per policy."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from raydix.runtime.config.policies import EvictionPolicy
+
+EvictionKey = float | tuple[float, float]
+"""The key that an eviction policy gives to pages: those with the smallest go first."""
+
+
+class Evictable(Protocol):
+    """Pages that go together, and their history."""
+
+    @property
+    def created_s(self) -> float:
+        """When they came."""
+
+    @property
+    def num_hits(self) -> int:
+        """How many requests have used them."""
+
+    @property
+    def priority(self) -> int:
+        """The best (lowest) priority of the requests that brought them."""
+
+
+PolicyKey = Callable[[Evictable, float], EvictionKey]
+"""Gives a key to pages that count as used at some time."""
+
+
+def lru(_: Evictable, used_s: float) -> EvictionKey:
+    """A key by which the least recently used pages go first."""
+    return used_s
+
+
+def lfu(pages: Evictable, used_s: float) -> EvictionKey:
+    """A key by which those with the fewest hits go first, then the least recently used."""
+    return pages.num_hits, used_s
+
+
+def fifo(pages: Evictable, _: float) -> EvictionKey:
+    """A key by which the oldest pages go first."""
+    return pages.created_s
+
+
+def mru(_: Evictable, used_s: float) -> EvictionKey:
+    """A key by which the most recently used pages go first."""
+    return -used_s
+
+
+def filo(pages: Evictable, _: float) -> EvictionKey:
+    """A key by which the newest pages go first."""
+    return -pages.created_s
+
+
+def slru(pages: Evictable, used_s: float) -> EvictionKey:
+    """A key by which the least recently used pages go first, those with two hits or more last."""
+    return pages.num_hits >= 2, used_s
+
+
+def priority(pages: Evictable, used_s: float) -> EvictionKey:
+    """A key by which the least important pages (highest number) go first, then as in `lru`."""
+    return -pages.priority, used_s
+
+
+EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
+    EvictionPolicy.LRU: lru,
+    EvictionPolicy.LFU: lfu,
+    EvictionPolicy.FIFO: fifo,
+    EvictionPolicy.MRU: mru,
+    EvictionPolicy.FILO: filo,
+    EvictionPolicy.SLRU: slru,
+    EvictionPolicy.PRIORITY: priority,
+}
+
+
+def eviction_key(policy_key: PolicyKey, pages: Evictable, used_s: float) -> EvictionKey:
+    """The key of pages that count as used at `used_s`.
+
+    Those that count as used before all times go before all others, under every policy.
+    """
+    key = policy_key(pages, used_s)
+    if used_s > -math.inf:
+        return key
+    return (-math.inf, -math.inf) if isinstance(key, tuple) else -math.inf

@@ -1,0 +1,347 @@
+"""The order in which the pages of L2 go that nobody reads: runs of pages, as a policy says."""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.errors import AccountingError
+from raydix.ids import SEVERAL_USERS, UserId
+from raydix.runtime.cache.eviction_policies import EvictionKey, PolicyKey, eviction_key
+from raydix.runtime.cache.host.coming_pages import Coming
+from raydix.runtime.cache.host.lru_lists import Items, view_of
+from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
+from raydix.runtime.cache.standing import Away, Idle, InUse, Over, Standing, counts_as_used_s
+
+_TURN_PAGES = 256
+_NOWHERE = -1
+_MAX_NEWCOMERS = 1024
+"""The most pages that come into one run one by one: to leave out those that have left it takes as
+long as it is.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class PageRun:
+    """Pages of one KV group that were used together. `PageRuns` alone changes it."""
+
+    group: int
+    number: int
+    pages: "array[int]"
+    """The pages in the order in which they go; some may have left the run since."""
+    standing: Standing
+    created_s: float
+    num_hits: int
+    user: UserId | None
+    """The only user of the pages; None: nobody has used them since they came."""
+    reader: UserId | None
+    """Who used them last."""
+    num_live: int
+    start: int = 0
+    """The first of `pages` that may not have left."""
+    entry: "OrderEntry[PageRun] | None" = None
+    priority: int = 0
+
+    def is_free_for(self, user: UserId) -> bool:
+        """Whether a user may make the pages its own."""
+        return self.user is None or (self.user == user and user != SEVERAL_USERS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where the pages of a new run come from."""
+
+    group: int
+    user: UserId | None
+    reader: UserId | None
+    created_s: float
+    num_hits: int
+
+
+class PageRuns:
+    """Owns: the READY pages without readers, in runs, and the order in which the runs go.
+
+    Where a page is in its run tells when it goes before others that were used with it: the last of
+    a chain first. To mark a chain as used, or to hear what comes next of its user, costs some us a
+    run and some ns a page. A page that leaves its run stays in the run's array until more have left
+    it than not.
+    """
+
+    def __init__(self, num_pages: int, num_groups: int, policy_key: PolicyKey) -> None:
+        self._policy_key = policy_key
+        self._run_of = array("i", [_NOWHERE]) * num_pages
+        """The number of each page's run."""
+        self._all_run_of = view_of(self._run_of, np.intc)
+        self._runs: list[PageRun | None] = []
+        self._free_numbers: list[int] = []
+        self._orders = [SortedEntries[PageRun]() for _ in range(num_groups)]
+        self._lengths = [0] * num_groups
+        self._newcomers: list[PageRun | None] = [None] * num_groups
+        """Per group, the run that came last, if it takes in the next page by itself."""
+        self._of_user: dict[UserId, dict[PageRun, None]] = {}
+        """The runs that a user has alone, and those that it used last: a set in order."""
+        self._last_ticket = 0
+        self._first_ticket = 0
+
+    def __contains__(self, page: int) -> bool:
+        return self._run_of[page] != _NOWHERE
+
+    def listed(self, pages: Items) -> Items:
+        """The pages among these that are in a run, in the order given."""
+        return pages[self._all_run_of[pages] != _NOWHERE]
+
+    def length(self, group: int) -> int:
+        """The number of pages in a group's runs."""
+        return self._lengths[group]
+
+    def oldest(self, group: int, now_s: float) -> int | None:
+        """The page of a group that goes first, as of now."""
+        order = self._orders[group]
+        while (entry := order.first()) is not None:
+            run = entry[2]
+            # Its key may have grown since; none shrinks, so nothing behind it has come before it.
+            if isinstance(run.standing, InUse | Away) and self._key(run, now_s) != entry[0]:
+                self._place(run, run.standing, now_s, entry[1])
+                continue
+            while self._run_of[run.pages[run.start]] != run.number:
+                run.start += 1
+            return run.pages[run.start]
+        return None
+
+    def goes_before_all(self, page: int) -> bool:
+        """Whether nobody comes back to a page, so that it goes before any that was ever used."""
+        return isinstance(self._run(self._run_of[page]).standing, Over)
+
+    def items(self, group: int) -> Iterator[int]:
+        """All pages of a group, in the order in which they would go; O(pages)."""
+        for _, _, run in self._orders[group]:
+            yield from self._live(run).tolist()
+
+    def newest_first(self) -> Iterator[int]:
+        """All pages as they are listed now, however that changes until they are asked for.
+
+        The groups take turns, some pages of each at a time.
+        """
+        # To copy a column of a million takes half a ms.
+        run_of = self._run_of[:]
+        walks = [
+            _walk(run_of, [(run.number, run.pages) for _, _, run in order])
+            for order in self._orders
+        ]
+        while walks:
+            for walk in list(walks):
+                turn = [page for _, page in zip(range(_TURN_PAGES), walk, strict=False)]
+                yield from turn
+                if len(turn) < _TURN_PAGES:
+                    walks.remove(walk)
+
+    def append(self, group: int, page: int, now_s: float, coming: Coming | None = None) -> None:
+        """Add a page that is in no run, as the most recently used.
+
+        One that a user was to bring becomes its own, and goes before the pages of its chain that
+        were there.
+        """
+        user = None if coming is None else coming.user
+        standing = Idle(now_s) if coming is None else InUse(coming.since_s)
+        run = self._newcomers[group]
+        if (
+            run is None
+            or len(run.pages) >= _MAX_NEWCOMERS
+            or (run.user, run.standing, run.created_s) != (user, standing, now_s)
+        ):
+            origin = _Origin(group, user=user, reader=user, created_s=now_s, num_hits=0)
+            run = self._add(origin, [], standing, now_s, is_before_equals=coming is not None)
+            self._newcomers[group] = run
+        run.pages.append(page)
+        run.num_live += 1
+        self._run_of[page] = run.number
+        self._lengths[group] += 1
+
+    def remove(self, group: int, page: int) -> None:
+        """Take a page out."""
+        self._lengths[group] -= 1
+        run = self._run(self._run_of[page])
+        self._run_of[page] = _NOWHERE
+        self._lose(run, 1)
+
+    def remove_all(self, group: int, pages: Items) -> None:
+        """Take these pages out."""
+        numbers = self._all_run_of[pages]
+        self._all_run_of[pages] = _NOWHERE
+        self._lengths[group] -= len(pages)
+        found, counts = np.unique(numbers, return_counts=True)
+        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+            self._lose(self._run(number), count)
+
+    def use(self, group: int, chain: Items, user: UserId, standing: Standing, now_s: float) -> None:
+        """Note that a user has pages of a chain, heads first, in use, or has had until now.
+
+        Those that nobody else has used become its own, the others everybody's: down to the last
+        that somebody else has used, as a chain's heads are of use to whoever uses its tail.
+        """
+        chain = self.listed(chain)
+        if not len(chain):
+            return
+        numbers = self._all_run_of[chain]
+        found = [self._run(number) for number in np.unique(numbers).tolist()]
+        others = [run.number for run in found if not run.is_free_for(user)]
+        end = int(np.flatnonzero(np.isin(numbers, others))[-1]) + 1 if others else 0
+
+        created_s = min(run.created_s for run in found)
+        num_hits = max(run.num_hits for run in found) + 1
+        self.remove_all(group, chain)
+        # The last pages first: so they go first among equals.
+        for pages, owner in ((chain[end:], user), (chain[:end], SEVERAL_USERS)):
+            if len(pages):
+                origin = _Origin(
+                    group, user=owner, reader=user, created_s=created_s, num_hits=num_hits
+                )
+                self._add(origin, pages[::-1].tolist(), standing, now_s)
+
+    def rest(self, user: UserId, now_s: float) -> None:
+        """Note that a user reads nothing for now: what it used last counts as used now."""
+        for run in self._runs_of(user):
+            if run.reader == user and isinstance(run.standing, InUse):
+                self._enter(run, Idle(now_s), now_s)
+
+    def retain(self, user: UserId, standing: Standing, now_s: float) -> int:
+        """Change the standing of what a user has alone; returns how many pages that is."""
+        num_pages = 0
+        for run in self._runs_of(user):
+            if run.user == user:
+                self._enter(run, standing, now_s)
+                num_pages += run.num_live
+        return num_pages
+
+    def _runs_of(self, user: UserId) -> list[PageRun]:
+        return [] if user == SEVERAL_USERS else list(self._of_user.get(user, ()))
+
+    def _run(self, number: int) -> PageRun:
+        run = self._runs[number]
+        assert run is not None, "a page names a run that is there"
+        return run
+
+    def _add(
+        self,
+        origin: _Origin,
+        pages: list[int],
+        standing: Standing,
+        now_s: float,
+        *,
+        is_before_equals: bool = False,
+    ) -> PageRun:
+        number = self._free_numbers.pop() if self._free_numbers else len(self._runs)
+        run = PageRun(
+            group=origin.group,
+            number=number,
+            pages=array("i", pages),
+            standing=standing,
+            created_s=origin.created_s,
+            num_hits=origin.num_hits,
+            user=origin.user,
+            reader=origin.reader,
+            num_live=len(pages),
+        )
+        if number == len(self._runs):
+            self._runs.append(run)
+        else:
+            self._runs[number] = run
+        for user in _users_of(run):
+            self._of_user.setdefault(user, {})[run] = None
+
+        self._newcomers[run.group] = None
+        self._all_run_of[np.array(pages, dtype=np.int64)] = number
+        self._lengths[run.group] += len(pages)
+        if is_before_equals:
+            self._first_ticket -= 1
+            self._place(run, standing, now_s, self._first_ticket)
+        else:
+            self._enter(run, standing, now_s)
+        return run
+
+    def _enter(self, run: PageRun, standing: Standing, now_s: float) -> None:
+        """Give a run its place in the order, behind its equals."""
+        self._last_ticket += 1
+        self._place(run, standing, now_s, self._last_ticket)
+
+    def _place(self, run: PageRun, standing: Standing, now_s: float, ticket: int) -> None:
+        order = self._orders[run.group]
+        if run.entry is not None:
+            order.remove(run.entry)
+        run.standing = standing
+        run.entry = (self._key(run, now_s), ticket, run)
+        order.add(run.entry)
+
+    def _key(self, run: PageRun, now_s: float) -> EvictionKey:
+        return eviction_key(self._policy_key, run, counts_as_used_s(run.standing, now_s))
+
+    def _lose(self, run: PageRun, num_pages: int) -> None:
+        """Note that pages have left a run."""
+        run.num_live -= num_pages
+        # A page that left it may come back as the newest: not into this run, where it once was.
+        if self._newcomers[run.group] is run:
+            self._newcomers[run.group] = None
+        if run.num_live == 0:
+            self._drop(run)
+        elif 2 * run.num_live < len(run.pages) - run.start:
+            run.pages, run.start = array("i", self._live(run).tolist()), 0
+
+    def _drop(self, run: PageRun) -> None:
+        assert run.entry is not None
+        self._orders[run.group].remove(run.entry)
+        self._runs[run.number] = None
+        self._free_numbers.append(run.number)
+        for user in _users_of(run):
+            runs = self._of_user[user]
+            del runs[run]
+            if not runs:
+                del self._of_user[user]
+
+    def _live(self, run: PageRun) -> Items:
+        pages = np.array(run.pages[run.start :], dtype=np.int64)
+        live: Items = pages[self._all_run_of[pages] == run.number]
+        return live
+
+    def check(self) -> None:
+        """Raise AccountingError unless runs, their order, their users and the column agree."""
+        of_user: dict[UserId, set[PageRun]] = {}
+        num_found = 0
+        for group, order in enumerate(self._orders):
+            order.check()
+            runs = [run for _, _, run in order]
+            pages = [self._live(run).tolist() for run in runs]
+            num_found += sum(map(len, pages))
+            if sum(map(len, pages)) != self._lengths[group]:
+                raise AccountingError(
+                    f"group {group}: {self._lengths[group]} pages counted in runs that have "
+                    f"{sum(map(len, pages))}"
+                )
+            for run, live in zip(runs, pages, strict=True):
+                if not live or len(set(live)) != run.num_live or run.group != group:
+                    raise AccountingError(
+                        f"run {run.number} has pages {live}; {run.num_live} are counted"
+                    )
+                for user in _users_of(run):
+                    of_user.setdefault(user, set()).add(run)
+
+        if {user: set(runs) for user, runs in self._of_user.items()} != of_user:
+            raise AccountingError(
+                f"{len(self._of_user)} users have runs on record; expected {len(of_user)}"
+            )
+        num_listed = int(np.count_nonzero(self._all_run_of != _NOWHERE))
+        if num_listed != num_found:
+            raise AccountingError(f"{num_listed} pages are in runs that have {num_found}")
+
+
+def _users_of(run: PageRun) -> set[UserId]:
+    """The users under whom a run is found."""
+    return {user for user in (run.user, run.reader) if user is not None} - {SEVERAL_USERS}
+
+
+def _walk(run_of: "array[int]", runs: list[tuple[int, "array[int]"]]) -> Iterator[int]:
+    """The pages of runs, the last first, that were in them as the column says."""
+    for number, pages in reversed(runs):
+        for page in reversed(pages):
+            if run_of[page] == number:
+                yield page

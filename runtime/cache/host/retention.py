@@ -1,0 +1,40 @@
+"""What L2 does with hints: whose pages go first, and whose last."""
+
+from raydix.ids import SEVERAL_USERS
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.keep_budget import Keep, KeepBudget
+from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.cache.standing import Idle, Kept, standing_after
+from raydix.runtime.messages.host import EndUse
+
+
+class HostRetention:
+    """Owns: which sessions have pages kept in L2."""
+
+    def __init__(self, index: HostIndex, max_kept_pages: int) -> None:
+        self._index = index
+        self.budget = KeepBudget(max_kept_pages)
+
+    def end_use(self, message: EndUse, now_s: float) -> None:
+        """A request has ended, or there is a hint of what comes next of its session."""
+        user = message.user
+        keys = split_keys(message.keys)
+        for group in range(self._index.num_groups):
+            self._index.end_use(group, keys, user)
+        self._index.rest(user)
+        if user == SEVERAL_USERS or message.retention is None:
+            return
+
+        standing = standing_after(message.retention, now_s)
+        num_pages = self._index.retain(user, standing)
+        self.budget.forget(message.tenant, user)
+        if isinstance(standing, Kept):
+            keep = Keep(
+                tenant=message.tenant,
+                user=user,
+                num_pages=num_pages,
+                since_s=now_s,
+                until_s=standing.until_s,
+            )
+            for given_up in self.budget.add(keep):
+                self._index.retain(given_up.user, Idle(given_up.since_s))

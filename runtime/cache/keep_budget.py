@@ -1,0 +1,73 @@
+"""Which sessions have pages kept: no more than the budget of their tenant, none for ever."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from raydix.errors import AccountingError
+from raydix.ids import TenantId, UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """A session's pages that are kept."""
+
+    tenant: TenantId
+    user: UserId
+    num_pages: int
+    """The pages that the session had alone when it asked; it may have lost some since."""
+    since_s: float
+    until_s: float
+
+
+class KeepBudget:
+    """Owns: the keeps of a tier, by tenant, the oldest first."""
+
+    def __init__(self, max_pages: int) -> None:
+        """`max_pages`: the most that are kept for one tenant."""
+        self._max_pages = max_pages
+        self._keeps: dict[TenantId, OrderedDict[UserId, Keep]] = {}
+        self._num_pages: dict[TenantId, int] = {}
+
+    def add(self, keep: Keep) -> list[Keep]:
+        """Keep a session's pages; returns the keeps that are given up for it, the oldest first.
+
+        It is among them if it is larger than the budget.
+        """
+        self.forget(keep.tenant, keep.user)
+        keeps = self._keeps.setdefault(keep.tenant, OrderedDict())
+        keeps[keep.user] = keep
+        self._num_pages[keep.tenant] = self._num_pages.get(keep.tenant, 0) + keep.num_pages
+
+        given_up = []
+        while self._num_pages.get(keep.tenant, 0) > self._max_pages:
+            oldest = next(iter(keeps.values()))
+            # What has run out by itself ages by now; it need not be told.
+            if oldest.until_s > keep.since_s:
+                given_up.append(oldest)
+            self.forget(keep.tenant, oldest.user)
+        return given_up
+
+    def forget(self, tenant: TenantId, user: UserId) -> None:
+        """Forget a session's keep, if it has any."""
+        keeps = self._keeps.get(tenant, OrderedDict())
+        keep = keeps.pop(user, None)
+        if keep is None:
+            return
+        self._num_pages[tenant] -= keep.num_pages
+        if not keeps:
+            del self._keeps[tenant], self._num_pages[tenant]
+
+    def keeps(self, now_s: float) -> list[Keep]:
+        """The keeps that have not run out."""
+        every = [keep for keeps in self._keeps.values() for keep in keeps.values()]
+        return [keep for keep in every if keep.until_s > now_s]
+
+    def check(self) -> None:
+        """Raise AccountingError unless each tenant's keeps are counted and within its budget."""
+        for tenant, keeps in self._keeps.items():
+            num_found = sum(keep.num_pages for keep in keeps.values())
+            if num_found != self._num_pages[tenant] or num_found > self._max_pages:
+                raise AccountingError(
+                    f"tenant {tenant} has {num_found} pages kept; counted are "
+                    f"{self._num_pages[tenant]}, allowed {self._max_pages}"
+                )

@@ -1,0 +1,58 @@
+"""The users of a radix tree's pages, and what is known of when they use them again."""
+
+from collections import OrderedDict
+
+from raydix.ids import SEVERAL_USERS, UserId
+from raydix.runtime.cache.radix_eviction import RadixEviction
+from raydix.runtime.cache.radix_node import RadixNode
+from raydix.runtime.cache.standing import Standing
+
+_MAX_USERS = 65_536
+
+
+class RadixRetention:
+    """Owns: where the last request of each session ended, of those that were served of late.
+
+    A hint concerns the nodes above that place which no other user has shared: their pages alone
+    are of no use once the session has ended.
+    """
+
+    def __init__(self, eviction: RadixEviction) -> None:
+        self._eviction = eviction
+        self._last_nodes: OrderedDict[UserId, RadixNode] = OrderedDict()
+
+    def advance(self, now_s: float) -> None:
+        """Note that it is so late."""
+        self._eviction.advance(now_s)
+
+    def end_use(self, node: RadixNode, user: UserId) -> None:
+        """Note that a request has ended with this node, the last one of its chain.
+
+        SEVERAL_USERS: one of no session, so that no hint concerns what it has used.
+        """
+        current: RadixNode | None = node
+        while current is not None and current.parent is not None:
+            current.claim(user)
+            current = current.parent
+
+        if user == SEVERAL_USERS:
+            return
+        self._last_nodes[user] = node
+        self._last_nodes.move_to_end(user)
+        while len(self._last_nodes) > _MAX_USERS:
+            self._last_nodes.popitem(last=False)
+
+    def retain(self, user: UserId, standing: Standing) -> int:
+        """Change the standing of what a user alone has used; returns how many pages that is.
+
+        What is in use stays as it is.
+        """
+        node = self._last_nodes.get(user)
+        num_pages = 0
+        while node is not None and node.parent is not None:
+            # A node that was evicted has no page any more, but those above it may be there.
+            if node.user == user and not node.num_locks and node.num_pages:
+                self._eviction.stand(node, standing)
+                num_pages += node.num_pages
+            node = node.parent
+        return num_pages

@@ -1,0 +1,93 @@
+"""When cached pages count as used: what an eviction order makes of hints. Pure functions.
+
+All hints become one number, the time at which pages count as used, so that any order by last use
+obeys them. What is idle for `a` seconds is expected to stay so for about as long; so what is known
+to stay away for another `a` seconds counts as idle for as long:
+
+    idle since t             t
+    in use since t           a quarter of its age, and a bit: its request goes on, then its session
+    away until u             u - now before now, but for the time after u: then idle since u
+    kept until u             u
+    over                     before all times
+
+Each grows or stays as time passes, so an order may evaluate it late: for what comes first in it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+from raydix.runtime.messages.retention import Retention, RetentionKind
+
+_IN_USE_AGE_S = 1.5
+_IN_USE_AGEING = 0.25
+"""What a request reads counts as idle for 1.5 s, and for a quarter of the time that it has taken:
+then its session is as likely to come back soon (agentic trace, 2026-11-27: any value from 0 to 2 s
+and from 0.1 to 0.5 gives hit ratios within 0.3 points).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing is known but the last use."""
+
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """A request that uses it waits or runs."""
+
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Its session resumes at some time."""
+
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Its session asked to keep it until some time."""
+
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Its session has ended."""
+
+
+Standing = Idle | InUse | Away | Kept | Over
+
+
+def standing_after(retention: Retention, now_s: float) -> Standing:
+    """What becomes of a session's pages by a hint that is heard now."""
+    match retention.kind:
+        case RetentionKind.END:
+            return Over()
+        case RetentionKind.KEEP:
+            return Kept(now_s + retention.seconds)
+        case RetentionKind.RESUME:
+            return Away(now_s + retention.seconds)
+        case _:
+            assert_never(retention.kind)
+
+
+def counts_as_used_s(standing: Standing, now_s: float) -> float:
+    """The time at which something with this standing counts as used, as of now."""
+    match standing:
+        case Idle(since_s):
+            return since_s
+        case InUse(since_s):
+            return now_s - _IN_USE_AGE_S - _IN_USE_AGEING * (now_s - since_s)
+        case Away(until_s):
+            return min(until_s, 2 * now_s - until_s)
+        case Kept(until_s):
+            return until_s
+        case Over():
+            return -math.inf
+        case _:
+            assert_never(standing)

@@ -1,0 +1,30 @@
+"""What a client says of when the pages of its session are used again: hints, never orders.
+
+A hint decides nothing but which pages go first. One that is wrong or late costs time; it is never
+the reason for a wrong hit, nor for a request that fails.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RetentionKind(StrEnum):
+    """What is known of a session's pages."""
+
+    END = "end"
+    """No further request of the session comes: they go first, but for those of others, too."""
+    KEEP = "keep"
+    """They go last for so long, within the budget of their tenant."""
+    RESUME = "resume"
+    """A tool runs: the session's next request comes in so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """A hint. A later one, or a request of the session, replaces it."""
+
+    kind: RetentionKind
+    seconds: float = 0.0
+    """A duration from when the hint is heard, or from the end of the request that brings it; 0 for
+    END.
+    """
