@@ -9,13 +9,7 @@ from raydix.ids import ClientId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
-from raydix.runtime.messages.client import (
-    AbortRequest,
-    PrefetchPrompt,
-    RequestDelta,
-    StopRequest,
-    SubmitRequest,
-)
+from raydix.runtime.messages.client import FromClient, RequestDelta
 from raydix.runtime.scheduler.events import ClientGone, ClientMessage
 
 logger = logging.getLogger(__name__)
@@ -88,7 +82,7 @@ class ClientLinks:
         """Pass on what a client asks until it says something else. Raises LinkClosed."""
         for num_taken in itertools.count(1):
             message = await link.receive()
-            if not isinstance(message, SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest):
+            if not isinstance(message, FromClient):
                 logger.warning(
                     "%s sends a %s; its link is closed", link.hello, type(message).__name__
                 )

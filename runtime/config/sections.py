@@ -17,7 +17,7 @@ from raydix.runtime.config.policies import (
     ToolFormatName,
     WritePolicy,
 )
-from raydix.runtime.config.values import Choice, Count, Port, Seconds, Section, Size
+from raydix.runtime.config.values import Choice, Count, Fraction, Port, Seconds, Section, Size
 
 
 class ModelSection(Section):
@@ -192,6 +192,17 @@ class PrefetchSection(Section):
     )
 
 
+class RetentionSection(Section):
+    """What clients may ask for by hints: that pages of their sessions are kept."""
+
+    max_kept_fraction: Fraction = Field(
+        0.25, description="Most of a tier's pages that are kept for one tenant; the oldest go."
+    )
+    max_keep_s: Annotated[float, Field(gt=0.0)] = Field(
+        3600.0, description="Longest time for which pages are kept; who asks for more gets this."
+    )
+
+
 class CacheSection(Section):
     """The three tiers and the rules between them."""
 
@@ -237,6 +248,9 @@ class CacheSection(Section):
         2, description="write_through_selective: copied from this many requests on."
     )
     prefetch: PrefetchSection = Field(default_factory=PrefetchSection, description="Reads from L3.")
+    retention: RetentionSection = Field(
+        default_factory=RetentionSection, description="What hints of clients may keep."
+    )
 
     @field_validator("page_size")
     @classmethod

@@ -13,6 +13,7 @@ from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.plan import DeviceSampling, PromptLogprobs, TokenLogprobs
+from raydix.runtime.messages.retention import Retention
 
 
 class FinishReason(StrEnum):
@@ -65,6 +66,22 @@ class SubmitRequest:
     """A request of this client with the same prompt. While that one lives, this one goes where it
     is, so that the prompt is computed once.
     """
+    retention: Retention | None = None
+    """A hint of what comes next of the session, or of the prompt, once the request has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainSession:
+    """A hint of what comes next of a session, which is not answered.
+
+    It concerns what the session's requests have left, or will have left once all that live have
+    ended. Never stale.
+    """
+
+    asking: AskingId
+    session_id: str
+    retention: Retention
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +118,10 @@ class StopRequest:
 
     asking: AskingId
     request_id: RequestId
+
+
+FromClient = SubmitRequest | PrefetchPrompt | RetainSession | AbortRequest | StopRequest
+"""What a client says to the Scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

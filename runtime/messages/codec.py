@@ -15,6 +15,7 @@ from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import (
     AbortRequest,
     PrefetchPrompt,
+    RetainSession,
     StopRequest,
     SubmitRequest,
     TokenFrame,
@@ -42,6 +43,7 @@ Message = (
     Hello
     | SubmitRequest
     | PrefetchPrompt
+    | RetainSession
     | AbortRequest
     | StopRequest
     | TokenFrame
@@ -69,7 +71,7 @@ _INT32 = np.dtype("<i4")
 _NO_INT32 = msgspec.msgpack.Ext(_INT32_EXTENSION, b"")
 """Most columns of a plan are empty, and to make this takes longer than to write it."""
 
-_ASKINGS = (SubmitRequest, PrefetchPrompt, AbortRequest, StopRequest)
+_ASKINGS = (SubmitRequest, PrefetchPrompt, RetainSession, AbortRequest, StopRequest)
 _MAX_ASKING = 2**63 - 1
 """Askings are kept in int64 columns; msgpack brings integers of up to 64 bits without a sign."""
 

@@ -3,12 +3,7 @@
 from typing import Any, assert_never
 
 from raydix.ids import RequestId
-from raydix.runtime.messages.client import (
-    AbortRequest,
-    PrefetchPrompt,
-    StopRequest,
-    SubmitRequest,
-)
+from raydix.runtime.messages import client
 from raydix.runtime.scheduler import checks, events, figures
 from raydix.runtime.scheduler.counters import Count, Counters, Timings
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
@@ -104,6 +99,7 @@ class SchedulerCore:
         """Take one event; the effects are to be carried out in order."""
         self._now_s = now_s
         self._source.start_clocks(now_s)
+        self._life.retention.advance(now_s)
 
         self._take(event, now_s)
         num_left = self._placing.place_some(now_s)
@@ -163,6 +159,7 @@ class SchedulerCore:
             **figures.of_requests(self._requests, self._lanes),
             **figures.of_l1(self.settings, self._lanes),
             **self._source.figures(),
+            **self._life.retention.figures(),
         }
 
     def check(self) -> None:
@@ -213,12 +210,14 @@ class SchedulerCore:
 
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
         match event.message:
-            case SubmitRequest():
+            case client.SubmitRequest():
                 request = self._submission.submit(event.client_id, event.message, now_s)
                 self._grammars.provide(request)
-            case PrefetchPrompt():
+            case client.PrefetchPrompt():
                 self._hints.submit(event.client_id, event.message)
-            case AbortRequest() | StopRequest():
+            case client.RetainSession():
+                self._life.retention.hint(event.message)
+            case client.AbortRequest() | client.StopRequest():
                 self._hints.abort(event.client_id, event.message)
                 self._endings.stop(event.client_id, event.message)
             case _:

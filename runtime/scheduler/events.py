@@ -5,14 +5,7 @@ from enum import Enum
 
 from raydix.ids import ClientId, ConnectionId, GrammarKey
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
-from raydix.runtime.messages.client import (
-    AbortRequest,
-    PrefetchPrompt,
-    RequestDelta,
-    RequestFailure,
-    StopRequest,
-    SubmitRequest,
-)
+from raydix.runtime.messages.client import FromClient, RequestDelta, RequestFailure
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
@@ -24,7 +17,7 @@ class ClientMessage:
     """A client asks for something."""
 
     client_id: ClientId
-    message: SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest
+    message: FromClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,10 @@ class SchedulerSettings:
     """The part of a step that cuts a prompt which shorter prompts behind it may have."""
     policy: SchedulingPolicy = SchedulingPolicy.LPM
     eviction: EvictionPolicy = EvictionPolicy.LRU
+    max_kept_fraction: float = 0.25
+    """The most of a lane's pages that one tenant's sessions have kept."""
+    max_keep_s: float = 3600.0
+    """Seconds for which a hint counts at most."""
     prefix_caching: bool = True
     few_pages_part: int = 256
     """The most pages of a pool that are published late together, or evicted ahead of need together:

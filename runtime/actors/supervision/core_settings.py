@@ -89,6 +89,8 @@ def scheduler_settings(
         short_prompt_fraction=scheduler.short_prompt_fraction,
         policy=scheduler.policy,
         eviction=cache.eviction,
+        max_kept_fraction=cache.retention.max_kept_fraction,
+        max_keep_s=cache.retention.max_keep_s,
         prefix_caching=cache.prefix_caching,
         has_host_memory=config.has_l2,
         launch_s=_LAUNCH_S[config.model.device],
@@ -148,6 +150,7 @@ def host_settings(config: EngineConfig, layout: KvLayout, *, has_storage: bool) 
     return HostSettings(
         page_size=cache.page_size,
         eviction=EvictionPolicy.LRU if cache.l2 is None else cache.l2.eviction,
+        max_kept_fraction=cache.retention.max_kept_fraction,
         rule=make_rule(layout),
         storage=StorageSettings(min_tokens=cache.prefetch.min_tokens),
         has_storage=has_storage,

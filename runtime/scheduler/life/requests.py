@@ -1,6 +1,7 @@
 """Which requests and prefetch hints there are."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 from raydix.ids import RequestId
@@ -24,6 +25,8 @@ class Requests:
         self.hints: dict[RequestId, PrefetchHint] = {}
         """Prefetch hints that were not answered yet, oldest first."""
         self._serials = itertools.count(1)
+        self._of_session: Counter[tuple[str | None, str]] = Counter()
+        """How many living requests each session has, by its salt and id."""
 
     def next_serial(self) -> int:
         """A number that no other request has had."""
@@ -57,12 +60,30 @@ class Requests:
         """Add a new request; its page keys are hashed before it is queued on a lane."""
         self.living[request.request_id] = request
         self.unplaced[request.request_id] = request
+        if request.submit.session_id is not None:
+            self._of_session[request.submit.cache_salt, request.submit.session_id] += 1
 
     def remove(self, request: RequestState) -> None:
         """Remove a request that has ended."""
         del self.living[request.request_id]
         self.unplaced.pop(request.request_id, None)
         self.orphans.discard(request.request_id)
+        if request.submit.session_id is not None:
+            session = request.submit.cache_salt, request.submit.session_id
+            self._of_session[session] -= 1
+            if not self._of_session[session]:
+                del self._of_session[session]
+
+    def has_session(self, session_id: str, cache_salt: str | None) -> bool:
+        """Whether a request of this session lives."""
+        return (cache_salt, session_id) in self._of_session
+
+    def is_last_of_session(self, request: RequestState) -> bool:
+        """Whether no other request of its session lives, as for one of no session."""
+        session_id = request.submit.session_id
+        if session_id is None:
+            return True
+        return self._of_session[request.submit.cache_salt, session_id] == 1
 
     def place(self, request: RequestState) -> None:
         """Note that a request has got a lane."""

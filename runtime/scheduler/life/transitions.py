@@ -17,6 +17,7 @@ from raydix.runtime.scheduler.life.publishing import (
     publish_rest,
 )
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.retention import SessionRetention
 from raydix.runtime.scheduler.queue.waiting import Place
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.block_table import BlockTable
@@ -51,6 +52,7 @@ class Transitions:
         self._source = source
         self._timers = timers
         self._explanations = explanations
+        self.retention = SessionRetention(settings, requests=requests, lanes=lanes, source=source)
 
     def place(self, request: RequestState, lane: Lane, found: CachedPrefix) -> None:
         """Let a request wait on a lane, of which L1 there and L2 have `found`."""
@@ -239,8 +241,12 @@ class Transitions:
         lane = self._lanes[request.lane]
         self._source.forget(request)
         if request.request_id in lane.running:
+            publish_rest(lane, request)
+            node = None if request.lock is None else request.lock.node
             num_held_pages = self._give_back(lane, request)
             note_end(lane, request, num_held_pages)
+            if node is not None and self._settings.prefix_caching:
+                self.retention.end_use(lane, request, node, num_held_pages)
         else:
             lane.promotions.end(request.request_id)
             lane.waiting.discard(request)

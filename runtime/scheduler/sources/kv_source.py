@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey, RequestId
+from raydix.ids import SEVERAL_USERS, ConnectionId, LeaseId, LookupId, PageKey, RequestId
 from raydix.runtime.cache.page_pools import join_columns
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.host import (
@@ -29,6 +29,7 @@ from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import OrderKey
 from raydix.runtime.scheduler.request.transfers import Backup, Load, Promotion
+from raydix.runtime.scheduler.request.users import user_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.cached_prefix import CachedPrefix, ends_in_l1, find_prefix
 from raydix.runtime.scheduler.sources.claims import Pages
@@ -56,8 +57,7 @@ class LostSource:
 class KvSource:
     """Owns: what HostMemory was asked for: by whom, since when, and what is asked next.
 
-    `view` is what it has said: which pages it has, and which of them backups may fill. Whoever asks
-    keeps what concerns it alone in its `PrefetchState`.
+    `view` is what it has said: which pages it has, and which of them backups may fill.
     """
 
     def __init__(self, settings: SchedulerSettings, outbox: Outbox, counters: Counters) -> None:
@@ -288,13 +288,13 @@ class KvSource:
         asker.prefetch.open(lookup_id, num_l1_pages, num_full)
         self._lookups.open(lookup_id, asker)
         self._unanswered.add(lookup_id)
-        keys = asker.chain.keys(num_full)
         message = Lookup(
             lookup_id=lookup_id,
-            keys=keys,
+            keys=asker.chain.keys(num_full),
             num_l1_pages=num_l1_pages,
             num_brought_pages=asker.prefetch.count(PageSource.L3),
             urgency=urgency,
+            user=user_of(asker) if isinstance(asker, RequestState) else SEVERAL_USERS,
         )
         self.tell(message)
         if earlier_id is not None:

@@ -1,0 +1,150 @@
+"""What becomes of a session's pages between its requests, and after them, in L1 and in L2."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raydix.ids import TenantId, UserId
+from raydix.runtime.cache.keep_budget import Keep, KeepBudget
+from raydix.runtime.cache.radix_node import RadixNode
+from raydix.runtime.cache.standing import Idle, Kept, standing_after
+from raydix.runtime.messages.client import RetainSession
+from raydix.runtime.messages.host import EndUse
+from raydix.runtime.messages.retention import Retention
+from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.users import session_user, tenant_of, user_of
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sources.kv_source import KvSource
+
+_MAX_PENDING = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A session whose pages are kept, as people call it."""
+
+    cache_salt: str | None
+    session_id: str | None
+
+
+class SessionRetention:
+    """Owns: hints that wait for the end of a session's requests, and what L1 keeps by hints.
+
+    A hint that comes while requests of the session live concerns what they leave behind: it counts
+    from the end of the last of them. It is given for whom it names alone, in the tenant's own name.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        requests: Requests,
+        lanes: Sequence[Lane],
+        source: KvSource,
+    ) -> None:
+        self._settings = settings
+        self._requests = requests
+        self._lanes = lanes
+        self._source = source
+        self._now_s = 0.0
+        self._num_hints = 0
+        self._pending: dict[UserId, Retention] = {}
+        """Hints for sessions that have requests."""
+        max_pages = int(settings.max_kept_fraction * max(settings.num_pages, default=0))
+        self._keeps = [KeepBudget(max_pages) for _ in lanes]
+        self._names: dict[UserId, _Named] = {}
+        """What the users are called whose pages L1 keeps."""
+
+    def advance(self, now_s: float) -> None:
+        """Note that it is so late."""
+        self._now_s = now_s
+        for lane in self._lanes:
+            lane.l1.tree.retention.advance(now_s)
+
+    def hint(self, message: RetainSession) -> None:
+        """Take a hint that comes without a request."""
+        user = session_user(message.session_id, message.cache_salt)
+        self._num_hints += 1
+        retention = self._bounded(message.retention)
+        if self._requests.has_session(message.session_id, message.cache_salt):
+            if len(self._pending) < _MAX_PENDING:
+                self._pending[user] = retention
+            return
+        name = _Named(message.cache_salt, message.session_id)
+        self._retain(user, tenant_of(message.cache_salt), retention, name)
+        self._tell(EndUse(user=user, tenant=tenant_of(message.cache_salt), retention=retention))
+
+    def end_use(self, lane: Lane, request: RequestState, node: RadixNode, num_pages: int) -> None:
+        """Note that a request has ended, which had so many cached pages, the last in this node."""
+        submit = request.submit
+        user, tenant = user_of(request), tenant_of(submit.cache_salt)
+        lane.l1.tree.retention.end_use(node, user)
+        retention = None if submit.retention is None else self._bounded(submit.retention)
+        self._num_hints += retention is not None
+        if self._requests.is_last_of_session(request):
+            retention = self._pending.pop(user, retention)
+        elif retention is not None:
+            self._pending[user], retention = retention, None
+
+        start = min(request.start.num_pages, num_pages)
+        keys = request.chain.keys(num_pages, start)
+        self._forget_keep(user, tenant)
+        if retention is not None:
+            self._retain(user, tenant, retention, _Named(submit.cache_salt, submit.session_id))
+        self._tell(EndUse(user=user, tenant=tenant, keys=keys, retention=retention))
+
+    def _bounded(self, retention: Retention) -> Retention:
+        return replace(retention, seconds=min(retention.seconds, self._settings.max_keep_s))
+
+    def _retain(self, user: UserId, tenant: TenantId, retention: Retention, name: _Named) -> None:
+        """Let L1 know what comes next of a user."""
+        standing = standing_after(retention, self._now_s)
+        self._forget_keep(user, tenant)
+        for lane, budget in zip(self._lanes, self._keeps, strict=True):
+            num_pages = lane.l1.tree.retention.retain(user, standing)
+            if not isinstance(standing, Kept) or not num_pages:
+                continue
+            self._names[user] = name
+            keep = Keep(
+                tenant=tenant,
+                user=user,
+                num_pages=num_pages,
+                since_s=self._now_s,
+                until_s=standing.until_s,
+            )
+            for given_up in budget.add(keep):
+                lane.l1.tree.retention.retain(given_up.user, Idle(given_up.since_s))
+                self._names.pop(given_up.user, None)
+
+    def _forget_keep(self, user: UserId, tenant: TenantId) -> None:
+        self._names.pop(user, None)
+        for budget in self._keeps:
+            budget.forget(tenant, user)
+
+    def _tell(self, message: EndUse) -> None:
+        if self._source.view.is_usable and self._settings.prefix_caching:
+            self._source.tell(message)
+
+    def figures(self) -> dict[str, Any]:
+        """The hints so far, and what L1 keeps: whose, how many pages, and how many seconds more."""
+        kept: list[dict[str, Any]] = []
+        for budget in self._keeps:
+            for keep in budget.keeps(self._now_s):
+                name = self._names.get(keep.user, _Named(None, None))
+                kept.append(
+                    {
+                        "cache_salt": name.cache_salt,
+                        "session_id": name.session_id,
+                        "reason": "keep",
+                        "pages": keep.num_pages,
+                        "left_s": round(keep.until_s - self._now_s, 1),
+                    }
+                )
+        return {"retention_hints": self._num_hints, "l1_kept": kept}
+
+    def check(self) -> None:
+        """Raise AccountingError unless budgets hold."""
+        for budget in self._keeps:
+            budget.check()
