@@ -46,6 +46,8 @@ class Away:
     """Its session resumes at some time."""
 
     until_s: float
+    at_least_s: float = -math.inf
+    """What others use, too, counts as used then at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,20 @@ def standing_after(retention: Retention, now_s: float) -> Standing:
             assert_never(retention.kind)
 
 
+def of_shared_pages(standing: Standing, former: Standing, now_s: float) -> Standing:
+    """What a user's standing makes of pages that others use, too, and it has used last.
+
+    They stay for as long as its own, which are of no use without them, but never go earlier for it.
+    """
+    match standing:
+        case Kept():
+            return standing
+        case Away(until_s):
+            return Away(until_s, counts_as_used_s(former, now_s))
+        case _:
+            return former
+
+
 def counts_as_used_s(standing: Standing, now_s: float) -> float:
     """The time at which something with this standing counts as used, as of now."""
     match standing:
@@ -83,8 +99,8 @@ def counts_as_used_s(standing: Standing, now_s: float) -> float:
             return since_s
         case InUse(since_s):
             return now_s - _IN_USE_AGE_S - _IN_USE_AGEING * (now_s - since_s)
-        case Away(until_s):
-            return min(until_s, 2 * now_s - until_s)
+        case Away(until_s, at_least_s):
+            return max(at_least_s, min(until_s, 2 * now_s - until_s))
         case Kept(until_s):
             return until_s
         case Over():

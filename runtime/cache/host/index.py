@@ -12,6 +12,7 @@ from raydix.ids import SEVERAL_USERS, HostPageId, PageKey, UserId
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.coming_pages import ComingPages
+from raydix.runtime.cache.host.lru_lists import Items
 from raydix.runtime.cache.host.page_names import PageNames
 from raydix.runtime.cache.host.page_runs import PageRuns
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
@@ -220,7 +221,11 @@ class HostIndex:
 
     def end_use(self, group: int, keys: Sequence[PageKey], user: UserId) -> None:
         """Note that a user has ended its use of these pages, the last of a chain."""
-        self._use(group, self.find_all(group, keys), user, Idle(self._now_s))
+        ready = _ready(self.find_all(group, keys))
+        # Pages that somebody else has used since stay where the rest of that chain is.
+        pages = self._evictable.last_used_by(user, ready)
+        self._evictable.use(group, pages, user, Idle(self._now_s), self._now_s)
+        self._pages.use_all(pages[::-1])
 
     def rest(self, user: UserId) -> None:
         """Note that a user reads nothing for now: what it has used counts as used now."""
@@ -238,8 +243,7 @@ class HostIndex:
         user: UserId,
         standing: Standing,
     ) -> None:
-        ready = [page_id for page_id in found if page_id is not None]
-        unread = self._evictable.listed(np.array(ready, dtype=np.int64))
+        unread = self._evictable.listed(_ready(found))
         self._evictable.use(group, unread, user, standing, self._now_s)
         self._pages.use_all(unread[::-1])
 
@@ -365,3 +369,7 @@ class HostIndex:
                     f"group {group}: host page {page_id} is evictable but "
                     f"{self.state(page_id).name}"
                 )
+
+
+def _ready(found: Sequence[HostPageId | None]) -> Items:
+    return np.array([page_id for page_id in found if page_id is not None], dtype=np.int64)

@@ -12,7 +12,15 @@ from raydix.runtime.cache.eviction_policies import EvictionKey, PolicyKey, evict
 from raydix.runtime.cache.host.coming_pages import Coming
 from raydix.runtime.cache.host.lru_lists import Items, view_of
 from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
-from raydix.runtime.cache.standing import Away, Idle, InUse, Over, Standing, counts_as_used_s
+from raydix.runtime.cache.standing import (
+    Away,
+    Idle,
+    InUse,
+    Over,
+    Standing,
+    counts_as_used_s,
+    of_shared_pages,
+)
 
 _TURN_PAGES = 256
 _NOWHERE = -1
@@ -199,6 +207,15 @@ class PageRuns:
                 )
                 self._add(origin, pages[::-1].tolist(), standing, now_s)
 
+    def last_used_by(self, user: UserId, pages: Items) -> Items:
+        """The pages among these that nobody has used since the user did, in the order given."""
+        pages = self.listed(pages)
+        numbers = self._all_run_of[pages]
+        found = [self._run(number) for number in np.unique(numbers).tolist()]
+        own = [run.number for run in found if run.reader in (None, user)]
+        last_used: Items = pages[np.isin(numbers, own)]
+        return last_used
+
     def rest(self, user: UserId, now_s: float) -> None:
         """Note that a user reads nothing for now: what it used last counts as used now."""
         for run in self._runs_of(user):
@@ -206,11 +223,16 @@ class PageRuns:
                 self._enter(run, Idle(now_s), now_s)
 
     def retain(self, user: UserId, standing: Standing, now_s: float) -> int:
-        """Change the standing of what a user has alone; returns how many pages that is."""
+        """Change the standing of what a user has alone; returns how many pages that concerns.
+
+        What it has used last and others use, too, is kept or comes back with that.
+        """
         num_pages = 0
         for run in self._runs_of(user):
-            if run.user == user:
-                self._enter(run, standing, now_s)
+            former = run.standing
+            new = standing if run.user == user else of_shared_pages(standing, former, now_s)
+            if new != former:
+                self._enter(run, new, now_s)
                 num_pages += run.num_live
         return num_pages
 

@@ -58,6 +58,7 @@ def test_what_a_later_user_shares_is_its_formers_no_more() -> None:
     runs.use(0, pages(1), B, Idle(2.0), 2.0)
     assert runs.retain(B, Over(), 3.0) == 0
     assert runs.retain(A, Over(), 3.0) == 1
+    assert not runs.goes_before_all(1)
     assert runs.retain(SEVERAL_USERS, Over(), 3.0) == 0
 
 
@@ -86,6 +87,24 @@ def test_kept_pages_go_last_and_are_never_held_for_ever() -> None:
     assert going(runs, 40.0) == [3, 2, 1]
 
 
+def test_what_a_kept_or_returning_session_shares_stays_as_long_as_its_own() -> None:
+    for standing in (Kept(50.0), Away(40.0)):
+        runs = runs_with(1, 2, 3)
+        runs.use(0, pages(1), B, Idle(1.0), 1.0)
+        runs.use(0, pages(1, 2), A, Idle(10.0), 10.0)
+        runs.retain(A, standing, 10.0)
+        runs.use(0, pages(3), B, Idle(30.0), 30.0)
+        assert going(runs, 41.0) == [3, 2, 1]
+
+
+def test_a_pause_does_not_demote_what_others_use() -> None:
+    runs = runs_with(1, 2, 3)
+    runs.use(0, pages(1), B, Idle(1.0), 1.0)
+    runs.use(0, pages(1, 2), A, Idle(10.0), 10.0)
+    runs.retain(A, Away(100.0), 10.0)
+    assert going(runs, 11.0) == [2, 3, 1]
+
+
 def test_the_end_of_a_use_counts_as_a_use() -> None:
     runs = runs_with(1, 2, 3)
     runs.use(0, pages(1, 2), A, InUse(1.0), 1.0)
@@ -100,7 +119,7 @@ def test_what_a_user_was_to_bring_is_its_own_and_goes_before_what_it_goes_on_fro
     runs.append(0, 3, 2.0, Coming(A, 1.0))
     runs.append(0, 2, 2.0, Coming(A, 1.0))
     runs.append(0, 4, 3.0, Coming(A, 1.0))
-    assert runs.retain(A, InUse(1.0), 4.0) == 4
+    assert runs.retain(A, Kept(9.0), 4.0) == 4
     runs = runs_with(1)
     runs.use(0, pages(1), A, InUse(1.0), 1.0)
     runs.append(0, 3, 2.0, Coming(A, 1.0))
