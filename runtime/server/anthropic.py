@@ -31,6 +31,7 @@ from raydix.runtime.server.wire.anthropic_turns import (
 )
 from raydix.runtime.server.wire.errors import AnthropicError
 from raydix.runtime.server.wire.generation import sampling_of
+from raydix.runtime.server.wire.structured import structured_of_format
 
 _REFUSALS: dict[int | str, dict[str, object]] = {
     status: {"model": AnthropicError} for status in (400, 401, 403, 404, 408, 413, 429, 503)
@@ -130,7 +131,13 @@ async def _generation(
     asked = body
     if body.stop_sequences:
         asked = body.model_copy(update={"stop": body.stop_sequences})
-    params = sampling_of(asked, max_tokens=body.max_tokens, names={"stop": "stop_sequences"})
+    form = None if body.output_config is None else body.output_config.format
+    params = sampling_of(
+        asked,
+        max_tokens=body.max_tokens,
+        structured=structured_of_format(form, "output_config.format"),
+        names={"stop": "stop_sequences"},
+    )
     is_told = body.thinking is None or body.thinking.display != "omitted"
     return await chat_generation(
         served, _conversation(body), body, params, caller, tells_reasoning=is_told

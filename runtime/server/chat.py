@@ -36,6 +36,7 @@ from raydix.runtime.server.wire.chat import (
 )
 from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
 from raydix.runtime.server.wire.prompt_logprobs import check_not_streamed, told_prompt_logprobs
+from raydix.runtime.server.wire.structured import structured_of_format
 from raydix.runtime.server.wire.usage import Usage, UsageMeter
 
 _JUST_SAID = {"index", "delta"}
@@ -254,7 +255,7 @@ async def _generation(
         max_tokens=max_tokens_of(body),
         logprobs=num_logprobs_of(body),
         prompt_logprobs=num_prompt_logprobs,
-        response_format=body.response_format,
+        structured=structured_of_format(body.response_format, "response_format"),
         names=names_of_parameters(body),
     )
     calls = call_choice(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)

@@ -1,7 +1,7 @@
 """A response in the making: its state, and the events that tell each change. No I/O."""
 
 from collections.abc import Iterator
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
 from raydix.runtime.api.tool_formats.events import (
@@ -178,6 +178,7 @@ class ResponseWriter:
             parallel_tool_calls=request.parallel_tool_calls,
             reasoning={"effort": effort, "summary": None},
             temperature=request.temperature,
+            text=_text_of(request),
             tool_choice=request.tool_choice or "auto",
             tools=[each.model_dump() for each in request.tools or ()],
             top_p=request.top_p,
@@ -188,3 +189,11 @@ class ResponseWriter:
         event = ResponseEvent(type=kind, sequence_number=self._num_events, **fields)
         self._num_events += 1
         return event
+
+
+def _text_of(request: ResponsesRequest) -> dict[str, Any]:
+    """The form of the text, as it was asked for."""
+    asked = None if request.text is None else request.text.format
+    if asked is None:
+        return {"format": {"type": "text"}}
+    return {"format": asked.model_dump(by_alias=True, exclude_unset=True)}

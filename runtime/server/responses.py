@@ -29,6 +29,7 @@ from raydix.runtime.server.wire.responses import (
     tool_choice_of,
     turns_of_request,
 )
+from raydix.runtime.server.wire.structured import structured_of_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,13 @@ async def _generation(
 ) -> tuple[Generation, AnswerReader | None]:
     """What the request asks of the engine, and what reads its answer. Raises BadRequest."""
     names = {"max_tokens": "max_output_tokens"}
-    params = sampling_of(body, max_tokens=body.max_output_tokens, names=names)
+    asked = None if body.text is None else body.text.format
+    params = sampling_of(
+        body,
+        max_tokens=body.max_output_tokens,
+        structured=structured_of_format(asked, "text.format"),
+        names=names,
+    )
     template = template_fields(body)
     calls = call_choice(template.tools, tool_choice_of(body), is_parallel=body.parallel_tool_calls)
     turns = turns_of_request(body)

@@ -41,3 +41,18 @@ async def test_calls_come_as_models_and_lead_to_the_answer(url: str) -> None:
 
     answer = await client.chat.completions.create(model=MODEL, messages=turns)
     assert answer.choices[0].message.content == ANSWER
+
+
+async def test_a_call_that_must_come_is_a_model_whole_and_streamed(url: str) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    caller = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+    asked: Any = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "response_model": weather_in,
+        "max_retries": 0,
+    }
+    assert await caller.chat.completions.create(**asked) == weather_in(city="Bonn")
+    parts = [part async for part in caller.chat.completions.create_partial(**asked)]
+    assert parts[-1].city == "Bonn"
+    assert len(parts) > 1

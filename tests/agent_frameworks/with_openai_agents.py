@@ -19,7 +19,7 @@ set_tracing_disabled(True)
 @pytest.fixture(params=[OpenAIChatCompletionsModel, OpenAIResponsesModel])
 def agent(request: pytest.FixtureRequest, url: str) -> Agent:
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    tools = [function_tool(each, strict_mode=False) for each in (weather_in, time_in)]
+    tools = [function_tool(weather_in), function_tool(time_in)]
     return Agent(name="Agent", model=request.param(MODEL, client), tools=tools)
 
 

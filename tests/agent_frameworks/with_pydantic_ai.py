@@ -3,7 +3,6 @@
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.profiles.openai import OpenAIModelProfile
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.agent_frameworks.agent_server import ANSWER, MODEL, QUESTION, time_in, weather_in
@@ -12,10 +11,7 @@ from tests.agent_frameworks.agent_server import ANSWER, MODEL, QUESTION, time_in
 @pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel])
 def agent(request: pytest.FixtureRequest, url: str) -> Agent:
     provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
-    # Otherwise its tools are strict, which is refused while nothing enforces it.
-    profile = OpenAIModelProfile(openai_supports_strict_tool_definition=False)
-    model = request.param(MODEL, provider=provider, profile=profile)
-    return Agent(model, tools=[weather_in, time_in])
+    return Agent(request.param(MODEL, provider=provider), tools=[weather_in, time_in])
 
 
 async def test_an_agent_ends_with_what_its_tools_answered(agent: Agent) -> None:

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from raydix.runtime.server.wire.base import Items, Nothing, Table, Text, Turns, WireRequest
 from raydix.runtime.server.wire.generation import GenerationFields
+from raydix.runtime.server.wire.structured import FlatSchemaFormat
 
 
 class CacheControl(WireRequest):
@@ -142,8 +143,9 @@ class Thinking(WireRequest):
 
 
 class OutputConfig(WireRequest):
-    """How much the model is to reason."""
+    """How much the model is to reason, and what its answer has to be."""
 
+    format: FlatSchemaFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 

@@ -9,9 +9,10 @@ from pydantic import Field
 from raydix.errors import BadParameter
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.api.sampling_values import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from raydix.runtime.api.structured_outputs import StructuredOutputs
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
-from raydix.runtime.server.wire.structured import ResponseFormat, StructuredFields, structured_of
+from raydix.runtime.server.wire.structured import StructuredFields, structured_of
 
 MAX_CHOICES = 1024
 """The most choices of one HTTP request: prompts times samples."""
@@ -83,11 +84,12 @@ def sampling_of(
     max_tokens: int | None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
-    response_format: ResponseFormat | None = None,
+    structured: StructuredOutputs | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> SamplingParams:
     """The sampling that a request asks for; streams bring what is new, others all at the end.
 
+    structured: what the route's own field for that says of the answer's form.
     names: what the route calls a parameter, where that is another name than ours. Raises
     BadParameter.
     """
@@ -99,7 +101,7 @@ def sampling_of(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            structured_outputs=structured_of(response_format, fields.structured_outputs),
+            structured_outputs=structured_of(structured, fields.structured_outputs),
             output_kind=kind,
         )
     except BadParameter as error:

@@ -167,3 +167,11 @@ class NamedTool(WireRequest):
 
     type: Literal["function"]
     name: Text
+
+
+class AllowedTools(WireRequest):
+    """The functions of which one may be called, or must be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Items[NamedTool]

@@ -9,6 +9,7 @@ from raydix.runtime.server.wire.chat import ReasoningEffort, TemplateFields
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.messages import Message
 from raydix.runtime.server.wire.response_items import (
+    AllowedTools,
     NamedTool,
     OutputItem,
     OutputPart,
@@ -16,7 +17,7 @@ from raydix.runtime.server.wire.response_items import (
     TaggedItem,
 )
 from raydix.runtime.server.wire.response_turns import turns_of
-from raydix.runtime.server.wire.structured import TextFormat
+from raydix.runtime.server.wire.structured import FlatFormat
 from raydix.runtime.server.wire.tools import FunctionDefinition, Tool
 from raydix.runtime.server.wire.usage import ResponseUsage
 
@@ -24,7 +25,7 @@ from raydix.runtime.server.wire.usage import ResponseUsage
 class TextOptions(WireRequest):
     """How the answer's text is to be formed."""
 
-    format: TextFormat | None = None
+    format: FlatFormat | None = None
 
 
 class ReasoningOptions(WireRequest):
@@ -43,7 +44,7 @@ class ResponsesRequest(GenerationFields):
     max_output_tokens: int | None = None
     reasoning: ReasoningOptions | None = None
     tools: Items[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool = True
     """Whether more calls than the first are answered."""
 
@@ -82,8 +83,8 @@ class ResponseAnswer(WireAnswer):
     reasoning: dict[str, str | None]
     store: Literal[False] = False
     temperature: float
-    text: dict[str, Any] = Field(default_factory=lambda: {"format": {"type": "text"}})
-    tool_choice: str | NamedTool
+    text: dict[str, Any]
+    tool_choice: str | NamedTool | AllowedTools
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -134,7 +135,11 @@ def template_fields(request: ResponsesRequest) -> TemplateFields:
 
 def tool_choice_of(request: ResponsesRequest) -> str | dict[str, Any] | None:
     """The choice of a tool as that of a chat."""
-    choice = request.tool_choice
-    if not isinstance(choice, NamedTool):
-        return choice
-    return {"type": "function", "function": {"name": choice.name}}
+    match request.tool_choice:
+        case NamedTool(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case AllowedTools(mode=mode, tools=tools):
+            allowed = [each.model_dump() for each in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+        case choice:
+            return choice

@@ -8,8 +8,6 @@ from raydix.errors import BadParameter
 from raydix.runtime.api.structured_outputs import MAX_CHOICES, StructuredOutputs
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
 
-RESPONSE_FORMAT = "response_format"
-
 
 class TextFormat(WireRequest):
     """Text of any form."""
@@ -39,6 +37,12 @@ class SchemaFormat(WireRequest):
     json_schema: NamedSchema
 
 
+class FlatSchemaFormat(NamedSchema):
+    """JSON of a schema, as `/v1/responses` and Anthropic's interface have it."""
+
+    type: Literal["json_schema"]
+
+
 class TagFormat(WireRequest):
     """Text with a structural tag of xgrammar, as in vLLM."""
 
@@ -49,6 +53,10 @@ class TagFormat(WireRequest):
 ResponseFormat = Annotated[
     TextFormat | ObjectFormat | SchemaFormat | TagFormat, Discriminator("type")
 ]
+
+
+FlatFormat = Annotated[TextFormat | ObjectFormat | FlatSchemaFormat, Discriminator("type")]
+"""The same, without a name between a format and its schema."""
 
 
 class StructuredFields(WireRequest):
@@ -63,27 +71,35 @@ class StructuredFields(WireRequest):
 
 
 def structured_of(
-    response_format: ResponseFormat | None, fields: StructuredFields | None
+    asked: StructuredOutputs | None, fields: StructuredFields | None
 ) -> StructuredOutputs | None:
-    """What the answer has to be; None: it is free. Raises BadParameter."""
-    asked = _of_format(response_format)
+    """What the answer has to be; None: it is free. Raises BadParameter.
+
+    asked: what the field of the route's own interface asks for.
+    """
     if fields is None:
         return asked
     if asked is not None:
         problem = "is set beside structured_outputs; they name one thing. Set one of them."
-        raise BadParameter(RESPONSE_FORMAT, problem)
+        raise BadParameter(asked.parameter, problem)
     return StructuredOutputs.of(fields.model_dump(by_alias=True))
 
 
-def _of_format(response_format: ResponseFormat | None) -> StructuredOutputs | None:
-    match response_format:
+def structured_of_format(
+    asked: ResponseFormat | FlatFormat | None, parameter: str
+) -> StructuredOutputs | None:
+    """What a format asks for; None: nothing. `parameter`: the field that has it.
+
+    Raises BadParameter.
+    """
+    match asked:
         case None | TextFormat():
             return None
         case ObjectFormat():
-            return StructuredOutputs(json_object=True, parameter=RESPONSE_FORMAT)
+            return StructuredOutputs(json_object=True, parameter=parameter)
         case SchemaFormat():
-            schema = response_format.json_schema.json_schema
-            return StructuredOutputs(json=schema, parameter=RESPONSE_FORMAT)
+            return StructuredOutputs(json=asked.json_schema.json_schema, parameter=parameter)
+        case FlatSchemaFormat():
+            return StructuredOutputs(json=asked.json_schema, parameter=parameter)
         case TagFormat():
-            tag = response_format.model_dump()
-            return StructuredOutputs(structural_tag=tag, parameter=RESPONSE_FORMAT)
+            return StructuredOutputs(structural_tag=asked.model_dump(), parameter=parameter)
