@@ -1,6 +1,6 @@
 """Measure products of float8 against the same of bf16, and against torch's of float8.
 
-    python -m benchmarks.fp8 [--tune]
+    python -m benchmarks.fp8 [--tune [--only linear] [--tokens 8,4096]]
 
 Linear layers and experts of DeepSeek-V3 and of Qwen3-30B-A3B, as a layer calls them: rounding the
 inputs is part of it. Every product runs in a CUDA graph over so many copies of its weights that L2
@@ -285,6 +285,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--tune", action="store_true", help="print candidates, and no record")
     parser.add_argument("--tokens", default=None, help="numbers of tokens to tune for, by commas")
+    parser.add_argument("--only", choices=("linear", "experts"), help="tune these alone")
     add_results(parser, help="folder for the record")
     add_commit(parser)
     arguments = parser.parse_args()
@@ -295,8 +296,10 @@ def main() -> int:
         chosen = arguments.tokens
         counts = NUM_TOKENS if chosen is None else tuple(map(int, chosen.split(",")))
         print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-        tune_linear(counts)
-        tune_experts(counts)
+        if arguments.only != "experts":
+            tune_linear(counts)
+        if arguments.only != "linear":
+            tune_experts(counts)
         return 0
 
     figures = measure_linear() + measure_experts()

@@ -41,9 +41,15 @@ def _tile(row: _Row) -> ScaledTile:
     )
 
 
-def _linear(least: int, most: int, row: _Row, programs: int, *, first: bool) -> LinearCandidate:
+def _linear(
+    least: int, most: int, row: _Row, programs: int, summands: int, *, first: bool
+) -> LinearCandidate:
     tiles = LinearTiles(
-        max_tokens=most, tile=_tile(row), programs_per_sm=programs, is_rounded_first=first
+        max_tokens=most,
+        tile=_tile(row),
+        programs_per_sm=programs,
+        max_summands=summands,
+        is_rounded_first=first,
     )
     return LinearCandidate(tiles=tiles, least=least, most=most)
 
@@ -59,30 +65,30 @@ def _experts(
 
 LINEAR_CANDIDATES = (
     *(
-        _linear(least, most, (rows, columns, warps, stages, 1), programs, first=first)
-        for least, most, rows in ((1, 16, 16), (17, 64, 32), (33, 128, 64))
+        _linear(least, most, (rows, columns, warps, stages, 1), programs, 16, first=first)
+        for least, most, rows in ((1, 16, 16), (17, 32, 32))
         for columns, warps, stages, programs, first in (
-            (64, 4, 5, 4, False),
+            (64, 4, 4, 4, False),
+            (64, 4, 5, 3, False),
+            (64, 4, 8, 2, False),
+            (128, 4, 5, 2, False),
             (64, 4, 5, 4, True),
-            (64, 4, 4, 3, False),
-            (64, 4, 8, 2, True),
-            (128, 4, 4, 2, False),
-            (128, 4, 5, 2, True),
-            (128, 8, 5, 2, True),
+            (128, 4, 4, 3, True),
+            (128, 4, 6, 2, True),
         )
-        if rows < 64 or first
     ),
-    _linear(65, 1024, (64, 64, 4, 5, 1), 3, first=True),
-    _linear(65, 1024, (64, 128, 4, 4, 1), 2, first=True),
-    _linear(65, 1024, (128, 64, 4, 4, 1), 2, first=True),
-    _linear(129, 8192, (64, 128, 4, 4, 1), 1, first=True),
-    _linear(129, 8192, (64, 128, 4, 3, 1), 1, first=True),
-    _linear(129, 8192, (128, 128, 8, 4, 1), 1, first=True),
-    _linear(129, 8192, (128, 128, 8, 3, 1), 1, first=True),
-    _linear(1024, 8192, (64, 128, 4, 4, 2), 1, first=True),
-    _linear(1024, 8192, (128, 128, 8, 4, 2), 1, first=True),
-    _linear(1024, 8192, (128, 128, 8, 3, 2), 1, first=True),
-    _linear(1024, 8192, (128, 64, 8, 4, 2), 1, first=True),
+    _linear(33, 128, (32, 64, 4, 5, 1), 3, 8, first=True),
+    _linear(33, 128, (32, 128, 4, 5, 1), 2, 8, first=True),
+    _linear(33, 256, (64, 64, 4, 5, 1), 2, 8, first=True),
+    _linear(33, 256, (64, 64, 4, 4, 1), 3, 8, first=True),
+    _linear(33, 1024, (64, 128, 4, 4, 1), 2, 4, first=True),
+    _linear(33, 1024, (64, 128, 8, 4, 1), 2, 4, first=True),
+    _linear(65, 8192, (128, 64, 4, 4, 1), 2, 2, first=True),
+    _linear(65, 8192, (128, 128, 8, 4, 1), 1, 2, first=True),
+    _linear(65, 8192, (128, 128, 8, 3, 1), 1, 1, first=True),
+    _linear(513, 8192, (128, 128, 8, 4, 2), 1, 1, first=True),
+    _linear(513, 8192, (128, 128, 8, 3, 2), 1, 1, first=True),
+    _linear(513, 8192, (64, 128, 4, 4, 2), 1, 1, first=True),
 )
 EXPERT_CANDIDATES = (
     _experts(0, 16, (16, 64, 4, 4, 1), (16, 64, 4, 5, 1), first=False),
@@ -107,7 +113,10 @@ def brief(tiles: LinearTiles | ExpertTiles) -> str:
     """A division in a few words."""
     order = "rounded first" if tiles.is_rounded_first else "rounded within"
     if isinstance(tiles, LinearTiles):
-        return f"{_told(tiles.tile)}, {tiles.programs_per_sm} programs an SM, {order}"
+        return (
+            f"{_told(tiles.tile)}, {tiles.programs_per_sm} programs an SM, at most "
+            f"{tiles.max_summands} summands, {order}"
+        )
     return f"gate_up {_told(tiles.gate_up)}; down {_told(tiles.down)}; {order}"
 
 

@@ -18,7 +18,8 @@ from raydix.kernels.fp8.scaled_dot import (
     add_block,
     empty_total,
     load_rows,
-    load_scales,
+    scale_factor,
+    scale_places,
 )
 from raydix.kernels.fp8.scaled_tiles import ScaledTile
 from raydix.kernels.fp8.weight_inputs import scale_strides
@@ -139,31 +140,35 @@ def _gate_up_glu(
     expert = tl.load(block_experts_ptr + block)
     gate_row = expert * 2 * intermediate + first_column
     expert_scales_ptr = scales_ptr + expert.to(tl.int64) * expert_stride
+    gate_ptr = expert_scales_ptr + scale_places(
+        first_column, row_stride, intermediate - 1, BLOCK, PER_OUTPUT, COLUMNS
+    )
+    up_ptr = expert_scales_ptr + scale_places(
+        intermediate + first_column, row_stride, 2 * intermediate - 1, BLOCK, PER_OUTPUT, COLUMNS
+    )
+    gate_scales, up_scales = tl.load(gate_ptr), tl.load(up_ptr)
+    if x_scales_ptr is not None:
+        x_scale_ptr = x_scales_ptr + token
+        x_scales = tl.load(x_scale_ptr)
     gate, up = empty_total(ROWS, COLUMNS), empty_total(ROWS, COLUMNS)
+    num_k_blocks = (inputs + BLOCK - 1) // BLOCK
 
-    for k in range(0, inputs, BLOCK):
-        block_scales_ptr = expert_scales_ptr + k // BLOCK * block_stride
-        gate_scales = load_scales(
-            block_scales_ptr, first_column, row_stride, intermediate - 1, BLOCK, PER_OUTPUT, COLUMNS
-        )
-        up_scales = load_scales(
-            block_scales_ptr,
-            intermediate + first_column,
-            row_stride,
-            2 * intermediate - 1,
-            BLOCK,
-            PER_OUTPUT,
-            COLUMNS,
-        )
+    for k_block in range(num_k_blocks):
+        k = k_block * BLOCK
+        following = tl.minimum(k_block + 1, num_k_blocks - 1)
         numbers = load_rows(x_row_ptr + k, k + depth, inputs, IS_WHOLE)
         if x_scales_ptr is None:
             numbers, x_scales = round_rows(numbers)
-        else:
-            x_scales = tl.load(x_scales_ptr + k // BLOCK * num_tokens + token)
-        matrix = matrices.load([gate_row, k])
-        other = matrices.load([gate_row + intermediate, k])
-        gate = add_block(gate, numbers, x_scales, matrix, gate_scales, ROWS, PER_OUTPUT)
-        up = add_block(up, numbers, x_scales, other, up_scales, ROWS, PER_OUTPUT)
+        gate_factor = scale_factor(x_scales, gate_scales, ROWS, PER_OUTPUT)
+        up_factor = scale_factor(x_scales, up_scales, ROWS, PER_OUTPUT)
+        gate_scales = tl.load(gate_ptr + following * block_stride)
+        up_scales = tl.load(up_ptr + following * block_stride)
+        if x_scales_ptr is not None:
+            x_scales = tl.load(x_scale_ptr + following * num_tokens)
+
+        gate = add_block(gate, numbers, matrices.load([gate_row, k]), gate_factor, ROWS)
+        up_matrix = matrices.load([gate_row + intermediate, k])
+        up = add_block(up, numbers, up_matrix, up_factor, ROWS)
 
     hidden = (activate(gate, KIND, SLOPE, LIMIT) * offset_up(up, KIND, LIMIT)).to(DTYPE)
     if ROWS < MIN_LEFT_ROWS:

@@ -17,7 +17,8 @@ from raydix.kernels.fp8.scaled_dot import (
     add_block,
     empty_total,
     load_rows,
-    load_scales,
+    scale_factor,
+    scale_places,
 )
 from raydix.kernels.fp8.scaled_tiles import ScaledTile
 from raydix.kernels.fp8.weight_inputs import scale_strides
@@ -127,38 +128,42 @@ def _down_weighted(
     first_row = expert * outputs + first_column
     expert_scales_ptr = scales_ptr + expert.to(tl.int64) * expert_stride
     depth = tl.arange(0, BLOCK)
+    scale_ptr = expert_scales_ptr + scale_places(
+        first_column, row_stride, outputs - 1, BLOCK, PER_OUTPUT, COLUMNS
+    )
+    scales = tl.load(scale_ptr)
     total = empty_total(ROWS, COLUMNS)
     if HALVES == 2:
-        other_total = empty_total(ROWS, COLUMNS)
-
-    for k in range(0, inputs, BLOCK):
-        block_scales_ptr = expert_scales_ptr + k // BLOCK * block_stride
-        scales = load_scales(
-            block_scales_ptr, first_column, row_stride, outputs - 1, BLOCK, PER_OUTPUT, COLUMNS
+        other_ptr = expert_scales_ptr + scale_places(
+            first_column + COLUMNS, row_stride, outputs - 1, BLOCK, PER_OUTPUT, COLUMNS
         )
+        other_scales = tl.load(other_ptr)
+        other_total = empty_total(ROWS, COLUMNS)
+    if IS_ROUNDED:
+        x_scale_ptr = x_scales_ptr + real_row
+        x_scales = tl.load(x_scale_ptr)
+    num_k_blocks = (inputs + BLOCK - 1) // BLOCK
+
+    for k_block in range(num_k_blocks):
+        k = k_block * BLOCK
+        following = tl.minimum(k_block + 1, num_k_blocks - 1)
         if IS_ROUNDED:
             numbers = x.load([start, k])
-            x_scales = tl.load(x_scales_ptr + k // BLOCK * num_slots + real_row)
         else:
             x_row_ptr = x + real_row.to(tl.int64)[:, None] * inputs + (k + depth)[None, :]
             numbers, x_scales = round_rows(load_rows(x_row_ptr, k + depth, inputs, IS_WHOLE))
-        matrix = matrices.load([first_row, k])
+        factor = scale_factor(x_scales, scales, ROWS, PER_OUTPUT)
         if HALVES == 2:
-            other_scales = load_scales(
-                block_scales_ptr,
-                tl.minimum(first_column + COLUMNS, outputs - 1),
-                row_stride,
-                outputs - 1,
-                BLOCK,
-                PER_OUTPUT,
-                COLUMNS,
-            )
-            other = matrices.load([first_row + COLUMNS, k])
-        total = add_block(total, numbers, x_scales, matrix, scales, ROWS, PER_OUTPUT)
+            other_factor = scale_factor(x_scales, other_scales, ROWS, PER_OUTPUT)
+            other_scales = tl.load(other_ptr + following * block_stride)
+        scales = tl.load(scale_ptr + following * block_stride)
+        if IS_ROUNDED:
+            x_scales = tl.load(x_scale_ptr + following * num_slots)
+
+        total = add_block(total, numbers, matrices.load([first_row, k]), factor, ROWS)
         if HALVES == 2:
-            other_total = add_block(
-                other_total, numbers, x_scales, other, other_scales, ROWS, PER_OUTPUT
-            )
+            other_matrix = matrices.load([first_row + COLUMNS, k])
+            other_total = add_block(other_total, numbers, other_matrix, other_factor, ROWS)
 
     slot = tl.load(slots_ptr + row, mask=is_row, other=0)
     weights = tl.load(weights_ptr + slot, mask=is_row, other=0.0)

@@ -13,8 +13,10 @@ from raydix.kernels.device.early_launch import early_launch, wait_for_inputs
 from raydix.kernels.fp8 import form
 from raydix.kernels.fp8.form import BLOCK
 
-_BLOCKS = 8
-"""The blocks of a token that a program rounds."""
+_FEW_TOKENS = 64
+"""The tokens up to which a program rounds blocks of one alone."""
+_FEW_SHAPE, _MANY_SHAPE = (1, 8), (16, 4)
+"""The tokens of a program, and the blocks of each. Many tokens have their scales side by side."""
 _SMALLEST_MAGNITUDE = tl.constexpr(form.SMALLEST_MAGNITUDE)
 _MANTISSA_BITS = tl.constexpr(form.MANTISSA_BITS)
 _ROUND_UP = tl.constexpr(form.ROUND_UP)
@@ -37,14 +39,17 @@ def round_inputs(x_TC: Tensor) -> tuple[Tensor, Tensor]:
     numbers_TC = torch.empty((num_tokens, size), dtype=torch.float8_e4m3fn, device=x_TC.device)
     scales_DT = torch.empty((num_blocks, num_tokens), dtype=torch.float32, device=x_TC.device)
     if num_tokens:
-        _round[(num_tokens, triton.cdiv(num_blocks, _BLOCKS))](
+        tokens, blocks = _FEW_SHAPE if num_tokens <= _FEW_TOKENS else _MANY_SHAPE
+        _round[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_blocks, blocks))](
             x_TC,
             numbers_TC,
             scales_DT,
+            num_tokens,
             x_TC.stride(0),
             size,
             num_blocks,
-            BLOCKS=_BLOCKS,
+            TOKENS=tokens,
+            BLOCKS=blocks,
             BLOCK=BLOCK,
             num_warps=4,
             **early_launch(x_TC.device),
@@ -65,27 +70,31 @@ def round_rows(x):
     return (x * inverses[:, None]).to(tl.float8e4nv), scales
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _round(
     x_ptr,
     numbers_ptr,
     scales_ptr,
+    num_tokens,
     x_stride,
     size,
     num_blocks,
+    TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Some blocks of one token."""
+    """Some blocks of some tokens: a row is a block of a token."""
     wait_for_inputs(EARLY)
-    token = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    row = tl.arange(0, TOKENS * BLOCKS)
+    token = tl.program_id(0) * TOKENS + row // BLOCKS
+    block = tl.program_id(1) * BLOCKS + row % BLOCKS
+    is_row = (token < num_tokens) & (block < num_blocks)
     column = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    is_column = column < size
+    is_column = (token < num_tokens)[:, None] & (column < size)
 
-    x = tl.load(x_ptr + token * x_stride + column, mask=is_column, other=0.0)
+    token = token.to(tl.int64)
+    x = tl.load(x_ptr + token[:, None] * x_stride + column, mask=is_column, other=0.0)
     numbers, scales = round_rows(x)
-    tl.store(numbers_ptr + token * size + column, numbers, mask=is_column)
-    scale_ptr = scales_ptr + block.to(tl.int64) * tl.num_programs(0) + token
-    tl.store(scale_ptr, scales, mask=block < num_blocks)
+    tl.store(numbers_ptr + token[:, None] * size + column, numbers, mask=is_column)
+    tl.store(scales_ptr + block.to(tl.int64) * num_tokens + token, scales, mask=is_row)

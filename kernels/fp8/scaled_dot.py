@@ -28,15 +28,18 @@ def load_rows(ptr, column, inputs, IS_WHOLE: tl.constexpr):
 
 
 @triton.jit
-def load_scales(
-    ptr, first, row_stride, last, BLOCK: tl.constexpr, PER_OUTPUT: tl.constexpr, N: tl.constexpr
+def scale_places(
+    first, row_stride, last, BLOCK: tl.constexpr, PER_OUTPUT: tl.constexpr, N: tl.constexpr
 ):
-    """Scales of a tile's outputs, from `first` on: one for all of a block, or [N]."""
+    """Where scales of a tile's outputs are, from `first` on: one for all of a block, or [N].
+
+    Past the last output they are those of the last.
+    """
     if PER_OUTPUT:
-        scales = tl.load(ptr + tl.minimum(first + tl.arange(0, N), last) * row_stride)
+        places = tl.minimum(first + tl.arange(0, N), last) * row_stride
     else:
-        scales = tl.load(ptr + first // BLOCK * row_stride)
-    return scales
+        places = tl.minimum(first, last) // BLOCK * row_stride
+    return places
 
 
 @triton.jit
@@ -46,18 +49,30 @@ def empty_total(ROWS: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def add_block(total, x, x_scales, weights, scales, ROWS: tl.constexpr, PER_OUTPUT: tl.constexpr):
-    """Add the product of x [R, BLOCK] and weights [N, BLOCK], times the scales of both."""
+def scale_factor(x_scales, scales, ROWS: tl.constexpr, PER_OUTPUT: tl.constexpr):
+    """What multiplies the product of a block, of the shape of `empty_total` or to be repeated."""
     if ROWS < MIN_LEFT_ROWS:
-        product = tl.dot(weights, x.T)
         if PER_OUTPUT:
             factor = scales[:, None] * x_scales[None, :]
         else:
             factor = (scales * x_scales)[None, :]
     else:
-        product = tl.dot(x, weights.T)
         if PER_OUTPUT:
             factor = x_scales[:, None] * scales[None, :]
         else:
             factor = (x_scales * scales)[:, None]
+    return factor
+
+
+@triton.jit
+def add_block(total, x, weights, factor, ROWS: tl.constexpr):
+    """Add the product of x [R, BLOCK] and weights [N, BLOCK], times `factor`.
+
+    That is to be known before, from scales that were loaded a block ahead: what multiplies would
+    wait for them.
+    """
+    if ROWS < MIN_LEFT_ROWS:
+        product = tl.dot(weights, x.T)
+    else:
+        product = tl.dot(x, weights.T)
     return total + product * factor

@@ -7,15 +7,13 @@ both scales. Where outputs are few, several programs share the inputs, and each 
 Legend: T tokens, C inputs, O outputs, B blocks of outputs, D blocks of inputs, S summands.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from raydix.kernels.dense.summands import MAX_SUMMANDS, add_up
+from raydix.kernels.dense.summands import add_up
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.device.gpu import capability, num_sms
 from raydix.kernels.fp8.form import BLOCK
@@ -25,7 +23,8 @@ from raydix.kernels.fp8.scaled_dot import (
     add_block,
     empty_total,
     load_rows,
-    load_scales,
+    scale_factor,
+    scale_places,
 )
 from raydix.kernels.fp8.scaled_tiles import LinearTiles, linear_tiles
 from raydix.kernels.fp8.weight_inputs import check_weight, scale_strides
@@ -33,24 +32,6 @@ from raydix.kernels.weights.scaled_weight import ScaledWeight
 
 _TOGETHER = 8
 """The tiles of tokens that run one after another for the same outputs, whose weights L2 holds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Division:
-    """The inputs of each program: `steps` blocks of them."""
-
-    steps: int
-    num_summands: int
-
-
-def _divide(outputs: int, inputs: int, tiles: LinearTiles, device: torch.device) -> _Division:
-    """How many programs share the inputs, whatever the tokens: a row's sums depend on no other."""
-    num_blocks = triton.cdiv(inputs, BLOCK)
-    num_tiles = triton.cdiv(outputs, tiles.tile.columns * tiles.tile.halves)
-    sms = 1 if capability(device) is None else num_sms(device)
-    wanted = sms * tiles.programs_per_sm // num_tiles
-    steps = triton.cdiv(num_blocks, max(1, min(wanted, num_blocks, MAX_SUMMANDS)))
-    return _Division(steps=steps, num_summands=triton.cdiv(num_blocks, steps))
 
 
 def scaled_linear(x_TC: Tensor, weight: ScaledWeight) -> Tensor:
@@ -69,19 +50,21 @@ def scaled_summands(x_TC: Tensor, weight: ScaledWeight, tiles: LinearTiles | Non
     check_weight(x_TC, weight)
     (num_tokens, inputs), outputs = x_TC.shape, weight.numbers.matrix_OC.shape[0]
     tiles = tiles or linear_tiles(num_tokens)
-    division = _divide(outputs, inputs, tiles, x_TC.device)
-    if division.num_summands == 1:
+    sms = 1 if capability(x_TC.device) is None else num_sms(x_TC.device)
+    steps, num_summands = tiles.divide(outputs, triton.cdiv(inputs, BLOCK), sms)
+    if num_summands == 1:
         out = x_TC.new_empty((num_tokens, outputs))
     else:
-        out = x_TC.new_empty((division.num_summands, num_tokens, outputs), dtype=torch.float32)
+        out = x_TC.new_empty((num_summands, num_tokens, outputs), dtype=torch.float32)
     if num_tokens:
-        _multiply_into(out, x_TC, weight, tiles, division)
+        _multiply_into(out, x_TC, weight, tiles, steps)
     return out
 
 
 def _multiply_into(
-    out: Tensor, x_TC: Tensor, weight: ScaledWeight, tiles: LinearTiles, division: _Division
+    out: Tensor, x_TC: Tensor, weight: ScaledWeight, tiles: LinearTiles, steps: int
 ) -> None:
+    """Fill `out`, of which each summand is that of `steps` blocks of inputs."""
     tile = tiles.tile
     x: Tensor | TensorDescriptor = x_TC
     scales_DT = None
@@ -95,7 +78,7 @@ def _multiply_into(
         outputs, tile.columns * tile.halves
     )
     row_stride, block_stride = scale_strides(weight)
-    _multiply[(num_tiles * division.num_summands,)](
+    _multiply[(num_tiles * triton.cdiv(triton.cdiv(inputs, BLOCK), steps),)](
         x,
         scales_DT,
         TensorDescriptor.from_tensor(matrix_OC, [tile.columns, BLOCK]),
@@ -106,7 +89,7 @@ def _multiply_into(
         x_TC.stride(0),
         row_stride,
         block_stride,
-        division.steps,
+        steps,
         outputs,
         inputs,
         IS_WHOLE=inputs % BLOCK == 0,
@@ -198,39 +181,43 @@ def _multiply(
     depth = tl.arange(0, BLOCK)
     # Rows past the end read the last token: only their own results, which are dropped, see it.
     real_row = tl.minimum(row, num_tokens - 1)
+    first_block, last_block = summand * steps, num_blocks - 1
+    end_block = tl.minimum(first_block + steps, num_blocks)
+    scale_ptr = scales_ptr + scale_places(
+        first_column, row_stride, outputs - 1, BLOCK, PER_OUTPUT, COLUMNS
+    )
+    scales = tl.load(scale_ptr + first_block * block_stride)
     total = empty_total(ROWS, COLUMNS)
     if HALVES == 2:
-        other_total = empty_total(ROWS, COLUMNS)
-
-    for block in range(summand * steps, tl.minimum((summand + 1) * steps, num_blocks)):
-        k = block * BLOCK
-        block_scales_ptr = scales_ptr + block * block_stride
-        scales = load_scales(
-            block_scales_ptr, first_column, row_stride, outputs - 1, BLOCK, PER_OUTPUT, COLUMNS
+        other_ptr = scales_ptr + scale_places(
+            first_column + COLUMNS, row_stride, outputs - 1, BLOCK, PER_OUTPUT, COLUMNS
         )
+        other_scales = tl.load(other_ptr + first_block * block_stride)
+        other_total = empty_total(ROWS, COLUMNS)
+    if IS_ROUNDED:
+        x_scale_ptr = x_scales_ptr + real_row
+        x_scales = tl.load(x_scale_ptr + first_block * num_tokens)
+
+    for block in range(first_block, end_block):
+        k = block * BLOCK
+        following = tl.minimum(block + 1, last_block)
         if IS_ROUNDED:
             numbers = x.load([first_row, k])
-            x_scales = tl.load(x_scales_ptr + block * num_tokens + real_row)
         else:
             x_row_ptr = x + real_row.to(tl.int64)[:, None] * x_stride + (k + depth)[None, :]
             numbers, x_scales = round_rows(load_rows(x_row_ptr, k + depth, inputs, IS_WHOLE))
-        matrix = weights.load([first_column, k])
+        factor = scale_factor(x_scales, scales, ROWS, PER_OUTPUT)
         if HALVES == 2:
-            other_scales = load_scales(
-                block_scales_ptr,
-                tl.minimum(first_column + COLUMNS, outputs - 1),
-                row_stride,
-                outputs - 1,
-                BLOCK,
-                PER_OUTPUT,
-                COLUMNS,
-            )
+            other_factor = scale_factor(x_scales, other_scales, ROWS, PER_OUTPUT)
+            other_scales = tl.load(other_ptr + following * block_stride)
+        scales = tl.load(scale_ptr + following * block_stride)
+        if IS_ROUNDED:
+            x_scales = tl.load(x_scale_ptr + following * num_tokens)
+
+        total = add_block(total, numbers, weights.load([first_column, k]), factor, ROWS)
+        if HALVES == 2:
             other_matrix = weights.load([first_column + COLUMNS, k])
-        total = add_block(total, numbers, x_scales, matrix, scales, ROWS, PER_OUTPUT)
-        if HALVES == 2:
-            other_total = add_block(
-                other_total, numbers, x_scales, other_matrix, other_scales, ROWS, PER_OUTPUT
-            )
+            other_total = add_block(other_total, numbers, other_matrix, other_factor, ROWS)
 
     is_first = summand == 0
     out_ptr += summand.to(tl.int64) * num_tokens * outputs

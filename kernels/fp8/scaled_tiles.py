@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_PROGRAM_STEPS = 4
+"""What beginning and ending a program takes, in blocks of inputs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledTile:
@@ -25,9 +28,28 @@ class LinearTiles:
     max_tokens: float
     tile: ScaledTile
     programs_per_sm: int
-    """How many programs are wanted: several divide the inputs among them where outputs are few."""
+    """How many programs a multiprocessor runs at a time: shared memory has room for no more."""
+    max_summands: int
+    """The most programs that divide the inputs of a tile among them."""
     is_rounded_first: bool
     """Whether a kernel of its own rounds the inputs; else each program does, for itself."""
+
+    def divide(self, outputs: int, num_blocks: int, num_sms: int) -> tuple[int, int]:
+        """Blocks of inputs per program, and how many programs share a tile.
+
+        As many as let all multiprocessors end together, whatever the tokens: so the sums of a row
+        do not depend on those beside it.
+        """
+        num_tiles = -(-outputs // (self.tile.columns * self.tile.halves))
+        capacity = num_sms * self.programs_per_sm
+        best, least_cost = num_blocks, float("inf")
+        for asked in range(1, min(self.max_summands, num_blocks) + 1):
+            steps = -(-num_blocks // asked)
+            num_programs = num_tiles * -(-num_blocks // steps)
+            cost = -(-num_programs // capacity) * (steps + _PROGRAM_STEPS)
+            if cost < least_cost:
+                best, least_cost = steps, cost
+        return best, -(-num_blocks // best)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +70,18 @@ def _tile(rows: int, columns: int, num_warps: int, num_stages: int, halves: int 
 
 
 def _linear(
-    max_tokens: float, tile: ScaledTile, programs_per_sm: int, *, is_rounded_first: bool
+    max_tokens: float,
+    tile: ScaledTile,
+    programs_per_sm: int,
+    max_summands: int,
+    *,
+    is_rounded_first: bool,
 ) -> LinearTiles:
     return LinearTiles(
         max_tokens=max_tokens,
         tile=tile,
         programs_per_sm=programs_per_sm,
+        max_summands=max_summands,
         is_rounded_first=is_rounded_first,
     )
 
@@ -67,16 +95,20 @@ def _experts(
 
 
 LINEAR_TILES: tuple[LinearTiles, ...] = (
-    _linear(16, _tile(16, 64, 4, 5), 4, is_rounded_first=False),
-    _linear(32, _tile(32, 64, 4, 5), 4, is_rounded_first=False),
-    _linear(64, _tile(32, 64, 4, 5), 4, is_rounded_first=True),
-    _linear(512, _tile(64, 64, 4, 5), 4, is_rounded_first=True),
-    _linear(float("inf"), _tile(128, 128, 8, 4), 1, is_rounded_first=True),
+    _linear(16, _tile(16, 64, 4, 5), 3, 16, is_rounded_first=False),
+    _linear(32, _tile(32, 64, 4, 4), 3, 16, is_rounded_first=False),
+    _linear(64, _tile(64, 64, 4, 5), 2, 8, is_rounded_first=True),
+    _linear(256, _tile(64, 128, 4, 4), 2, 4, is_rounded_first=True),
+    _linear(1024, _tile(128, 128, 8, 4), 1, 2, is_rounded_first=True),
+    _linear(float("inf"), _tile(128, 128, 8, 4, halves=2), 1, 1, is_rounded_first=True),
 )
 EXPERT_TILES: tuple[ExpertTiles, ...] = (
     _experts(12, _tile(16, 64, 4, 4), _tile(16, 64, 4, 5), is_rounded_first=False),
     _experts(26, _tile(32, 128, 8, 4), _tile(32, 128, 4, 5), is_rounded_first=True),
-    _experts(float("inf"), _tile(64, 128, 8, 4), _tile(64, 128, 4, 5), is_rounded_first=True),
+    _experts(68, _tile(64, 128, 8, 4), _tile(64, 128, 4, 5), is_rounded_first=True),
+    _experts(
+        float("inf"), _tile(128, 128, 8, 4), _tile(128, 128, 8, 4, halves=2), is_rounded_first=True
+    ),
 )
 
 

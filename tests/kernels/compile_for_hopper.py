@@ -277,7 +277,10 @@ def compile_scaled_weights() -> None:
     }
     rounded = types | {"numbers_ptr": "*fp8e4nv"}
     told = compile_kernel(
-        rounding._round, {"BLOCKS": 8, "BLOCK": BLOCK, "EARLY": True}, rounded, num_warps=4
+        rounding._round,
+        {"TOKENS": 16, "BLOCKS": 4, "BLOCK": BLOCK, "EARLY": True},
+        rounded,
+        num_warps=4,
     )
     print(f"float8, rounding: {told}")
 
