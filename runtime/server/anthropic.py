@@ -15,7 +15,7 @@ from raydix.runtime.server.chat_generation import chat_generation
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.conversation import Conversation, call_choice, conversation_of
 from raydix.runtime.server.error_shapes import ANTHROPIC_PATH
-from raydix.runtime.server.errors import HttpFailure
+from raydix.runtime.server.errors import HttpFailure, RequestRefused, failure
 from raydix.runtime.server.event_stream import EventStream, named_event
 from raydix.runtime.server.generation import Generation, choices_of, open_choices
 from raydix.runtime.server.json_route import JsonRoute
@@ -126,6 +126,11 @@ async def _generation(
     served: Served, body: MessagesRequest, caller: Caller
 ) -> tuple[Generation, AnswerReader | None]:
     """What the request asks of the engine, and what reads its answer. Raises BadRequest."""
+    if body.thread is not None:
+        # By this code Anthropic's clients know to send the whole conversation instead.
+        text = "thread is not served, as nothing is stored. Send all messages, and no thread."
+        code = "thread_unsupported_request"
+        raise RequestRefused(failure(400, text, "invalid_request_error", code=code))
     if body.stop is not None:
         raise BadParameter("stop", "is no field of messages. Set stop_sequences instead.")
     asked = body

@@ -4,6 +4,7 @@ from raydix.runtime.server.wire.errors import (
     AnthropicError,
     AnthropicErrorDetails,
     ErrorAnswer,
+    ErrorCode,
     ErrorDetails,
 )
 
@@ -28,4 +29,5 @@ def shaped(status: int, details: ErrorDetails, path: str) -> ErrorAnswer | Anthr
     # There is no field of its own for the place.
     is_named = details.param is None or details.param in details.message
     text = details.message if is_named else f"{details.param}: {details.message}"
-    return AnthropicError(error=AnthropicErrorDetails(type=kind, message=text))
+    told = None if details.code is None else ErrorCode(error_code=details.code)
+    return AnthropicError(error=AnthropicErrorDetails(type=kind, message=text, details=told))

@@ -52,7 +52,8 @@ async def test_a_call_that_must_come_is_a_model_whole_and_streamed(url: str) -> 
         "response_model": weather_in,
         "max_retries": 0,
     }
-    assert await caller.chat.completions.create(**asked) == weather_in(city="Bonn")
+    call: Any = await caller.chat.completions.create(**asked)
+    assert call.city == "Bonn"
     parts = [part async for part in caller.chat.completions.create_partial(**asked)]
     assert parts[-1].city == "Bonn"
     assert len(parts) > 1

@@ -172,6 +172,8 @@ class MessagesRequest(GenerationFields, PromptFields):
 
     max_tokens: int
     stop_sequences: Items[Text] | None = None
+    thread: dict[str, Any] | None = None
+    """A conversation that the server would keep: refused by a code that clients know."""
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
     inference_geo: Text | None = None

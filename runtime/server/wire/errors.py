@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from raydix.runtime.server.wire.base import WireAnswer
+from raydix.runtime.server.wire.base import OrAbsent, WireAnswer
 
 
 class ErrorDetails(WireAnswer):
@@ -20,11 +20,18 @@ class ErrorAnswer(WireAnswer):
     error: ErrorDetails
 
 
+class ErrorCode(WireAnswer):
+    """What kind of error it is, for programs."""
+
+    error_code: str
+
+
 class AnthropicErrorDetails(WireAnswer):
     """What was wrong."""
 
     type: str
     message: str
+    details: OrAbsent[ErrorCode] = None
 
 
 class AnthropicError(WireAnswer):
