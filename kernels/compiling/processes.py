@@ -2,6 +2,7 @@
 
 import fcntl
 import multiprocessing
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -35,8 +36,23 @@ def compile_variants(variants: Sequence[Variant], num_processes: int) -> tuple[C
 
     To be called within `compiling_for`, in a process that uses no GPU: others are forked from it.
     """
-    with _only_here(), multiprocessing.get_context("fork").Pool(num_processes) as pool:
-        return tuple(pool.imap_unordered(_compile, variants))
+    with _only_here():
+        pool = multiprocessing.get_context("fork").Pool(num_processes, _take_no_signals)
+        try:
+            compiled = tuple(pool.imap_unordered(_compile, variants))
+            pool.close()
+        except BaseException:
+            pool.terminate()
+            raise
+        finally:
+            pool.join()
+    return compiled
+
+
+def _take_no_signals() -> None:
+    """Leave Ctrl-C to the parent, and end at once when it says so, whatever it does itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

@@ -196,7 +196,8 @@ def build_kernels(
                 found_s=time.monotonic() - began_s,
                 compiled_s=0.0,
             )
-        left_aside = artefact
+        # It may have been unpacked here under another name.
+        left_aside = artefact.replace(str(folder), config.model.kernels or str(folder))
 
     with compiling_for(gpu):
         variants = model_variants(*shape)

@@ -4,9 +4,16 @@ import pytest
 
 pytest.importorskip("triton")
 
+from benchmarks.model.model_shapes import write_config
 from raydix.errors import ConfigError
-from raydix.runtime.actors.kernel_build import write_kernels
+from raydix.kernels.compiling.artefact import compiling_into, write_artefact
+from raydix.kernels.compiling.variants import TargetGpu, Variant
+from raydix.runtime.actors.kernel_build import build_kernels, write_kernels
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.steps.step_variants import identify
+
+HOPPER = TargetGpu(capability=(9, 0), num_sms=132)
 
 
 @pytest.mark.parametrize("told", ["", "9.0", "9:x", "hopper:132"])
@@ -17,3 +24,45 @@ def test_a_gpu_that_is_told_wrongly_is_refused(told: str, tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match="such as 9"):
         write_kernels(config, tmp_path / "out", tmp_path / "cache", told)
+
+
+def test_an_artefact_of_the_same_identity_tells_the_variants_and_nothing_is_compiled(
+    tmp_path: Path,
+) -> None:
+    folder = write_config("dense_l16", tmp_path / "model")
+    config = load_config({"model": {"path": str(folder), "device": "cuda"}, "cache": {"l2": None}})
+    checkpoint = read_checkpoint_config(folder)
+    cache = tmp_path / "cache" / "KEY"
+    cache.mkdir(parents=True)
+    for name in ("_a.json", "_a.cubin"):
+        (cache / name).write_text(name)
+    identity = identify(config, checkpoint.spec, checkpoint.max_position_embeddings, HOPPER)
+    variants = (Variant("raydix.kernels.dense.norm._rms_norm", "{}"),)
+    write_artefact(tmp_path / "out", identity, variants, tmp_path / "cache")
+
+    with compiling_into(tmp_path / "new"):
+        built = build_kernels(config, checkpoint, HOPPER, tmp_path / "out")
+
+    assert built.variants == variants
+    assert built.compiled == ()
+    assert built.left_aside is None
+    assert (tmp_path / "new" / "KEY" / "_a.cubin").is_file()
+
+
+def test_every_word_of_an_identity_counts(tmp_path: Path) -> None:
+    def identity(*, gpu: TargetGpu = HOPPER, **model: object) -> dict[str, str]:
+        values = {"path": str(folder), "device": "cuda", "max_model_len": 4096} | model
+        config = load_config({"model": values, "cache": {"l2": None}})
+        return identify(config, checkpoint.spec, checkpoint.max_position_embeddings, gpu)
+
+    folder = write_config("dense_l16", tmp_path)
+    checkpoint = read_checkpoint_config(folder)
+    base = identity()
+
+    assert identity() == base
+    other_gpu = identity(gpu=TargetGpu(capability=(9, 0), num_sms=114))
+    assert [name for name in base if base[name] != other_gpu[name]] == ["gpu"]
+    shorter = identity(max_model_len=2048)
+    assert [name for name in base if base[name] != shorter[name]] == ["sizes"]
+    wider = identity(dtype="float32")
+    assert [name for name in base if base[name] != wider[name]] == ["dtype"]
