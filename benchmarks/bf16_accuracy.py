@@ -30,6 +30,7 @@ from benchmarks.model.reference_models import (
 from benchmarks.records.command_line import run
 from benchmarks.records.record import Figure
 from raydix.runtime.model.checkpoint.checkpoint import load_model
+from raydix.runtime.model.checkpoint.checkpoint_config import CheckpointConfig
 
 MAX_RATIO = 1.5
 PAGE_SIZE = 64
@@ -48,9 +49,9 @@ FULL = Sizes(num_prompts=8, prompt_tokens=512)
 TINY = Sizes(num_prompts=1, prompt_tokens=300)
 
 
-def runner_logits(folder: Path, prompts: Tensor) -> Tensor:
-    """bfloat16 logits [all tokens, V] by the runner, as float32."""
-    loaded = load_model(folder, device=prompts.device, dtype=torch.bfloat16)
+def runner_logits(folder: Path, prompts: Tensor, config: CheckpointConfig | None = None) -> Tensor:
+    """bfloat16 logits [all tokens, V] by the runner, as float32. `config`: as of `load_model`."""
+    loaded = load_model(folder, device=prompts.device, dtype=torch.bfloat16, config=config)
     runner = BareRunner(loaded, prompts, PAGE_SIZE)
     num_prompts, num_tokens = prompts.shape
 

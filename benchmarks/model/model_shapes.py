@@ -62,7 +62,7 @@ _GPT_OSS = {
         "original_max_position_embeddings": 4096,
     },
 }
-_FP8 = {
+FP8: ModelConfig = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
@@ -91,7 +91,7 @@ SHAPES: dict[str, ModelConfig] = {
         "num_key_value_heads": 8,
     },
     "moe_l12": {**_QWEN3_MOE, "num_hidden_layers": 12},
-    "moe_l12_fp8": {**_QWEN3_MOE, "num_hidden_layers": 12, "quantization_config": _FP8},
+    "moe_l12_fp8": {**_QWEN3_MOE, "num_hidden_layers": 12, "quantization_config": FP8},
     "qwen3-30b-a3b": {**_QWEN3_MOE, "num_hidden_layers": 48, "vocab_size": 151_936},
     "latent_l61": {
         **_COMMON,
