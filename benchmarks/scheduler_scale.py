@@ -24,6 +24,7 @@ from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
+from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.scheduler import events
 
 BURST_TOKENS = 8192
@@ -45,7 +46,7 @@ def time_waiting(num_requests: int, num_tokens: int, *, page_size: int) -> float
             if isinstance(message, host.Lookup):
                 lookups.append(message)
                 half = len(message.keys) // KEY_BYTES // 2
-                bench.hear(host.MirrorUpdate(ready=halves(message.keys[: half * KEY_BYTES])))
+                bench.hear(MirrorUpdate(ready=halves(message.keys[: half * KEY_BYTES])))
     assert len(lookups) == num_requests, "every request is looked up"
 
     times_s = []

@@ -23,6 +23,14 @@ TransferId = NewType("TransferId", int)
 """One load or backup: a set of page copies that is acknowledged as a whole."""
 BatchId = NewType("BatchId", int)
 """One batch of storage operations ordered by HostMemory."""
+SourceId = NewType("SourceId", int)
+"""A place from which a Scheduler gets pages; HostMemory counts other nodes from 2 on, and uses no
+number twice.
+"""
+L2_SOURCE = SourceId(0)
+"""The node's own L2."""
+L3_SOURCE = SourceId(1)
+"""The storage behind it."""
 NO_TOKEN = -1
 """No token could be sampled, as the logits are not finite; it stands in arrays of sampled tokens.
 """

@@ -15,6 +15,7 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.host import PageSource
+from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
@@ -150,7 +151,7 @@ class Bench:
                         )
                     )
                 case host.CommitPages():
-                    self.hear(host.MirrorUpdate(ready=halves(message.keys)))
+                    self.hear(MirrorUpdate(ready=halves(message.keys)))
                     self.grant(len(message.host_page_ids))
                 case _:
                     pass

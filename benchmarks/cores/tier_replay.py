@@ -30,14 +30,13 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     CommitPages,
     CopiesDrained,
-    EndUse,
     Lookup,
     LookupProgress,
     PagesGranted,
     PageSource,
     ToHost,
 )
-from raydix.runtime.messages.retention import Retention, RetentionKind
+from raydix.runtime.messages.retention import EndUse, Retention, RetentionKind
 
 _TENANT = TenantId(1)
 _LINK = ConnectionId(1)

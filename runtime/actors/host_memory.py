@@ -23,6 +23,7 @@ from raydix.runtime.actors.storage_news import StorageNews
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
+    AskForKeys,
     DetachStorage,
     FlushHost,
     FlushStorage,
@@ -35,12 +36,14 @@ from raydix.runtime.cache.host.events import (
     RetireStorage,
     SchedulerAttached,
     SchedulerLost,
+    SendPages,
     SetGenerations,
     StorageAttached,
     StorageFlushed,
     StorageLost,
     StorageRetired,
     Tick,
+    ToReader,
     ToScheduler,
     ToStorage,
     WatchProcess,
@@ -314,6 +317,8 @@ class HostMemoryActor:
                 self._arena.set_generations(effect.host_page_ids, effect.generations)
             case ToScheduler() | ToStorage():
                 send_if_open(self._links.get(effect.connection), effect.message)
+            case ToReader() | SendPages() | AskForKeys():
+                raise AccountingError(f"{effect} is for another node, and none is linked")
             case WatchProcess():
                 if effect.pid not in self._watched:
                     self._watched.add(effect.pid)

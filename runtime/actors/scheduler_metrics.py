@@ -26,7 +26,7 @@ from raydix.runtime.metrics import (
 from raydix.runtime.scheduler.counters import Count, Duration, Timing
 
 _RANK = ("rank",)
-_TIERS = ("l1", "l2", "l3")
+_TIERS = ("l1", "l2", "peer", "l3")
 _ENDS = tuple(reason.value for reason in FinishReason if reason is not FinishReason.PREFETCH)
 _FAILURES = tuple(kind.name.lower() for kind in FailureKind)
 _SOURCES = tuple(source.label for source in PageSource if source is not PageSource.PENDING)

@@ -7,7 +7,8 @@ from raydix.runtime.metrics import Figures, members, number
 from raydix.runtime.scheduler.counters import Count
 
 INTERVAL_S = 10.0
-_TIERS = ("l1", "l2", "l3")
+_TIERS = {"l1": "L1", "l2": "L2", "peer": "other nodes", "l3": "L3"}
+_ALWAYS_TOLD = ("l1", "l2", "l3")
 
 
 def describe_traffic(before: Figures, now: Figures, seconds: float) -> str | None:
@@ -31,7 +32,11 @@ def describe_traffic(before: Figures, now: Figures, seconds: float) -> str | Non
     )
     if not prompt:
         return text
-    parts = [f"{by_source.get(tier, 0) / prompt:.1%} from {tier.upper()}" for tier in _TIERS]
+    parts = [
+        f"{by_source.get(tier, 0) / prompt:.1%} from {name}"
+        for tier, name in _TIERS.items()
+        if tier in _ALWAYS_TOLD or tier in by_source
+    ]
     computed = 1 - sum(by_source.get(tier, 0) for tier in _TIERS) / prompt
     return f"{text}; {', '.join(parts)}, {computed:.1%} computed"
 

@@ -23,6 +23,8 @@ from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.plan import TokenLogprobs
 
+_TIERS = ("l1", "l2", "peer", "l3")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedRequest:
@@ -253,7 +255,7 @@ class RequestStream:
 
     def _note_admission(self, delta: RequestDelta, now_s: float) -> None:
         by_source = dict(delta.cached_tokens_by_source or {})
-        self._num_cached_tokens = sum(by_source.get(tier, 0) for tier in ("l1", "l2", "l3"))
+        self._num_cached_tokens = sum(by_source.get(tier, 0) for tier in _TIERS)
         self._metrics = RequestMetrics(
             cached_tokens_by_source=by_source,
             queued_s=delta.queued_s,

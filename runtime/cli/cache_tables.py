@@ -17,6 +17,7 @@ Figures = Mapping[str, Any]
 MEANINGS: Mapping[PageSource, str] = {
     PageSource.L1: "was in GPU pages",
     PageSource.L2: "was in the host arena",
+    PageSource.PEER: "was in the host arena of another node",
     PageSource.L3: "was in storage",
     PageSource.LAST_TOKEN: (
         "the last token is always computed: the first output token comes from it"

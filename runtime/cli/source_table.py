@@ -5,16 +5,18 @@ from collections.abc import Mapping
 from rich.table import Table
 
 TIERS = ("l1", "l2", "l3")
+"""The tiers of a node itself."""
 _TITLES = {
     "l1": "L1 (GPU actor's pages)",
     "l2": "L2 (host arena)",
+    "peer": "L2 of other nodes",
     "l3": "L3 (storage)",
     "computed": "computed",
 }
 
 
 def by_tier(tokens_by_source: Mapping[str, int]) -> dict[str, int]:
-    """Tokens of each tier and those `computed` for any reason; all four are there, even if zero."""
+    """Tokens of each tier and those `computed` for any reason; all are there, even if zero."""
     totals = dict.fromkeys(_TITLES, 0)
     for source, num_tokens in tokens_by_source.items():
         totals[source.partition(":")[0]] += num_tokens

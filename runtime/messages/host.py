@@ -17,9 +17,10 @@ HostMemory count alike. What else makes a message stale stands with it.
 from dataclasses import dataclass
 from enum import IntEnum
 
-from raydix.ids import SEVERAL_USERS, BatchId, LeaseId, LookupId, TenantId, UserId
+from raydix.ids import L3_SOURCE, SEVERAL_USERS, BatchId, LeaseId, LookupId, SourceId, UserId
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.retention import Retention
+from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound, PeerGone
+from raydix.runtime.messages.retention import EndUse
 
 
 class PageSource(IntEnum):
@@ -27,7 +28,9 @@ class PageSource(IntEnum):
 
     L1 = 0
     L2 = 1
-    L3 = 2
+    PEER = 2
+    """The L2 of another node, from where it was pulled over the network."""
+    L3 = 3
     LAST_TOKEN = 10
     PARTIAL_PAGE = 11
     NOT_FOUND = 12
@@ -46,7 +49,7 @@ class PageSource(IntEnum):
 
     @property
     def label(self) -> str:
-        """The key in `cached_tokens_by_source`: `l1`, `l2`, `l3` or `computed:REASON`."""
+        """The key in `cached_tokens_by_source`: a tier, such as `l2`, or `computed:REASON`."""
         name = self.name.lower()
         return name if self <= PageSource.L3 else f"computed:{name}"
 
@@ -59,9 +62,13 @@ class Urgency(IntEnum):
     """Nobody waits: it is read for after all requests' pages, and nobody pins what it brings."""
 
 
+BROUGHT = (PageSource.PEER, PageSource.L3)
+"""The sources of pages that a lookup has brought into L2."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """Touch a chain, last page first, and fetch from L3 what neither L1 nor L2 holds.
+    """Touch a chain, last page first, and fetch what neither L1 nor L2 holds from one source.
 
     `keys` is the whole chain, the same in every KV group. Of a WINDOW group only the pages before
     the best end that all groups can have are fetched, and before some ends on the way to it.
@@ -76,25 +83,12 @@ class Lookup:
     those that a prefix needs which ends here.
     """
     num_brought_pages: int = 0
-    """Earlier lookups brought so many pages of the chain from L3: these are the rest of a run."""
+    """Earlier lookups brought so many pages of the chain: these are the rest of a run."""
+    source: SourceId = L3_SOURCE
+    """Where pages are fetched from: L3, or another node's L2; if that has gone meanwhile, L3."""
     urgency: Urgency = Urgency.REQUEST
     user: UserId = SEVERAL_USERS
     """Who uses the chain: until its `EndUse`, if it is one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndUse:
-    """A request has ended, or there is a hint of what comes next of its session. Never stale.
-
-    What its user has in use counts as used now. A hint concerns the pages that no other user has
-    used; without one they age like all others.
-    """
-
-    user: UserId
-    tenant: TenantId
-    keys: bytes = b""
-    """The pages that the request computed, the last of its chain: they are the user's, too."""
-    retention: Retention | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,15 +200,6 @@ class PagesLeased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorUpdate:
-    """Keys (first 16 bytes) that were dropped from L2, then those that became READY. A hint."""
-
-    ready: bytes = b""
-    dropped: bytes = b""
-    group: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStatus:
     """Whether L3 is in use, as only then pages are worth waiting for, and how long that takes.
 
@@ -247,6 +232,10 @@ class LookupProgress:
     """Per KV group: one `PageSource` byte for each page of the chain."""
     is_final: bool
     """No page of any group is PENDING: this is the last report."""
+    source: SourceId = L3_SOURCE
+    """Where pages were looked for; it has brought those that say PEER or L3."""
+    seconds: float = 0.0
+    """The time that this took, since the lookup came; 0 if nothing was brought."""
     num_full_pages: int = 0
     """Every FULL and LATENT group is known to have so many pages, in some tier; 0 without such
     groups. A prefix that ends there may lack but a window: whoever computes it is to leave one.
@@ -265,7 +254,15 @@ ToHost = (
     | CopiesDrained
 )
 """What a Scheduler says to HostMemory."""
-FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
+FromHost = (
+    PagesGranted
+    | PagesLeased
+    | MirrorUpdate
+    | PeerFound
+    | PeerGone
+    | StorageStatus
+    | LookupProgress
+)
 """What HostMemory answers."""
 
 

@@ -7,6 +7,8 @@ the reason for a wrong hit, nor for a request that fails.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from raydix.ids import TenantId, UserId
+
 
 class RetentionKind(StrEnum):
     """What is known of a session's pages."""
@@ -28,3 +30,18 @@ class Retention:
     """A duration from when the hint is heard, or from the end of the request that brings it; 0 for
     END.
     """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndUse:
+    """A request has ended, or there is a hint of what comes next of its session. Never stale.
+
+    What its user has in use counts as used now. A hint concerns the pages that no other user has
+    used; without one they age like all others.
+    """
+
+    user: UserId
+    tenant: TenantId
+    keys: bytes = b""
+    """The pages that the request computed, the last of its chain: they are the user's, too."""
+    retention: Retention | None = None

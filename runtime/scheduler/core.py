@@ -34,6 +34,7 @@ from raydix.runtime.scheduler.ranks.lanes import make_lanes
 from raydix.runtime.scheduler.ranks.step_group import step_groups
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sources.fetch_choice import FetchChoice
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.steps.drafts import Drafter
 from raydix.runtime.scheduler.steps.planning import Planner
@@ -42,9 +43,7 @@ from raydix.runtime.scheduler.steps.transfer_results import TransferResults
 from raydix.runtime.scheduler.timers import Timers
 
 _MAX_DUE = 256
-"""The most requests whose deadlines one tick looks at; if more are due, the next tick comes at
-once.
-"""
+"""The most deadlines that one tick looks at; if more are due, the next tick comes at once."""
 
 
 class SchedulerCore:
@@ -71,6 +70,7 @@ class SchedulerCore:
             requests=self._requests,
             lanes=self._lanes,
             source=self._source,
+            fetch=FetchChoice(settings, source=self._source, rates=self._rates),
             timers=self._timers,
             explanations=self._explanations,
         )
@@ -136,8 +136,7 @@ class SchedulerCore:
     @property
     def is_attached(self) -> bool:
         """Whether all ranks have attached and HostMemory, if any, has said if there is an L3."""
-        has_storage = self._source.view.has_storage
-        knows_host = not self.settings.has_host_memory or has_storage is not None
+        knows_host = not self.settings.has_host_memory or self._source.view.has_storage is not None
         return knows_host and all(step_group.is_attached for step_group in self._step_groups)
 
     @property
@@ -186,7 +185,7 @@ class SchedulerCore:
                 self._host.attach(event.connection)
             case events.HostMessage():
                 if event.connection == self._source.view.connection:
-                    self._host.take(event.message)
+                    self._host.take(event.message, now_s)
             case events.HostLost():
                 if event.connection == self._source.view.connection:
                     self._host.lose()
@@ -292,6 +291,7 @@ class SchedulerCore:
             source=self._source,
             leases=leases,
             hints=self._hints,
+            life=self._life,
             pieces=self._pieces,
             counters=self._counters,
         )

@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from raydix.ids import ConnectionId, LeaseId, LookupId
+from raydix.ids import L2_SOURCE, ConnectionId, LeaseId, LookupId
 from raydix.runtime.messages.host import (
     FromHost,
     LookupProgress,
-    MirrorUpdate,
     PagesGranted,
     PagesLeased,
     PageSource,
     StorageStatus,
 )
+from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound, PeerGone
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.life.hints import Hints
 from raydix.runtime.scheduler.life.leases import LeaseAnswers
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
@@ -39,6 +40,7 @@ class HostMessages:
         source: KvSource,
         leases: LeaseAnswers,
         hints: Hints,
+        life: Transitions,
         pieces: Pieces,
         counters: Counters,
     ) -> None:
@@ -48,6 +50,7 @@ class HostMessages:
         self._source = source
         self._leases = leases
         self._hints = hints
+        self._life = life
         self._pieces = pieces
         self._counters = counters
 
@@ -55,7 +58,7 @@ class HostMessages:
         """HostMemory is there, new or again. What an earlier connection brought is void."""
         if self._source.view.connection is not None:
             self.lose()
-        self._source.attach(connection)
+        self._source.view.attach(connection)
         for lane in self._lanes:
             lane.backups.note_new_host()
 
@@ -112,37 +115,46 @@ class HostMessages:
         ]
         self._source.tell_drained(pids)
 
-    def take(self, message: FromHost) -> None:
+    def take(self, message: FromHost, now_s: float) -> None:
         """Take a report of the HostMemory that is attached."""
-        self._source.hear()
+        self._source.view.hear()
 
         match message:
             case PagesGranted():
-                self._source.stock(message)
+                self._source.view.stock(message)
+            case MirrorUpdate() if message.source != L2_SOURCE:
+                self._source.origins.follow(message)
             case MirrorUpdate():
-                ready, dropped = self._source.mirror(message)
+                ready, dropped = self._source.view.keys.follow(message)
                 for lane in self._lanes:
                     lane.note_mirrored(ready, dropped)
+            case PeerFound():
+                self._source.origins.add(message)
+            case PeerGone():
+                # Its lookups end by themselves, with what has come.
+                self._free_later((), self._source.origins.remove(message))
             case StorageStatus():
                 self._source.note_storage(message)
                 self._wake_all()
             case LookupProgress():
-                self._on_lookup_progress(message)
+                self._on_lookup_progress(message, now_s)
             case PagesLeased():
                 self._leases.take(message)
             case _:
                 assert_never(message)
 
-    def _on_lookup_progress(self, report: LookupProgress) -> None:
+    def _on_lookup_progress(self, report: LookupProgress, now_s: float) -> None:
         asker = self._source.report(report)
         if isinstance(asker, PrefetchHint):
             if report.is_final:
                 self._hints.end(asker, PageSource.CANCELLED)
         elif asker is not None:
-            waiting = self._lanes[asker.lane].waiting
+            lane = self._lanes[asker.lane]
             if report.is_final and asker.request_id not in self._requests.unplaced:
-                self._source.repeat_lookup(asker, waiting.key(asker))
-            waiting.wake(asker)
+                self._source.repeat_lookup(asker, lane.waiting.key(asker))
+                if not asker.prefetch.is_pending:
+                    self._life.look_up_elsewhere(lane, asker, now_s)
+            lane.waiting.wake(asker)
 
     def time_out(self, now_s: float) -> None:
         """Past its deadline HostMemory counts as silent: there is no L2 until it is heard again."""

@@ -1,7 +1,7 @@
 """What must hold after every run of the simulation."""
 
-from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.scheduler.sources.mirror import Mirror
 from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.grammars import expected_output, may_fail
@@ -20,7 +20,14 @@ _WAITS = (
 """Figures of the Scheduler that say what it waits for, ..."""
 _HOLDS = ("transfers_in_flight", "l1_locked_pages", "num_requests_running")
 """... and what it holds."""
-_HOST_HOLDS = ("leases", "pages_quarantined", "lookups", "pages_reading", "pages_staged")
+_HOST_HOLDS = (
+    "leases",
+    "pages_quarantined",
+    "lookups",
+    "pages_reading",
+    "pages_staged",
+    "pages_sending",
+)
 
 
 def check_answers(cluster: Cluster, *, first: int = 0) -> None:
@@ -75,7 +82,7 @@ def _check_prompt_logprobs(answer: Answer, name: str) -> None:
         return
     assert len(told) == len(prompt) - 1, f"{name}: {len(told)} prompt logprobs of {len(prompt)}"
     if len(prompt) > 1:
-        cached = {"l1", "l2", "l3"} & (answer.sources or {}).keys()
+        cached = {"l1", "l2", "peer", "l3"} & (answer.sources or {}).keys()
         assert not cached, f"{name} took pages from {cached}"
 
 
@@ -112,17 +119,25 @@ def _check_host(node: Node) -> None:
     assert figures["pages_filling"] == figures["pages_granted"] == num_granted, figures
     assert not any(figures[name] for name in _HOST_HOLDS), figures
 
-    names = l2_names(node)
     for engine in node.engines:
-        _check_mirror(engine, names)
+        source = engine.core._source
+        _check_mirror(engine, source.view.keys, node)
+        peers = {peer.name: peer.keys for peer in source.origins.peers}
+        assert peers.keys() == {other.name for other in node.others}, peers.keys()
+        for other in node.others:
+            known = peers[other.name]
+            assert known is not None
+            _check_mirror(engine, known, other)
 
 
-def _check_mirror(engine: Cluster, names: set[tuple[int, PageKey]]) -> None:
-    """Every Scheduler knows of exactly the pages that L2 holds, whoever has brought them."""
-    for group, mirror in enumerate(engine.core._source.view._mirrors):
+def _check_mirror(engine: Cluster, known: Mirror, node: Node) -> None:
+    """Every Scheduler knows of exactly the pages that an L2 holds, whoever has brought them."""
+    names = l2_names(node)
+    for group, keys in enumerate(known._groups):
         held = {key[:MIRROR_KEY_BYTES] for of, key in names if of == group}
-        assert mirror == held, (
-            f"{engine.name} knows {len(mirror)} pages of group {group}; L2 has {len(held)}"
+        assert keys == held, (
+            f"{engine.name} knows {len(keys)} pages of group {group} of {node.name}; "
+            f"L2 there has {len(held)}"
         )
 
 
@@ -137,5 +152,5 @@ def sources_of(cluster: Cluster) -> dict[str, int]:
 
 def storage_share(sources: dict[str, int]) -> float:
     """The part of the prompt tokens from caches that came from L3."""
-    num_cached = sum(sources.get(tier, 0) for tier in ("l1", "l2", "l3"))
+    num_cached = sum(sources.get(tier, 0) for tier in ("l1", "l2", "peer", "l3"))
     return sources.get("l3", 0) / max(1, num_cached)

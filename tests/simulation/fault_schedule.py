@@ -12,7 +12,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.node import Node
 from tests.simulation.random_clients import RandomClients
-from tests.simulation.spells import slow_loads, slow_storage
+from tests.simulation.spells import slow_loads, slow_pulls, slow_storage
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload
@@ -31,11 +31,12 @@ def schedule_faults(
     node = cluster.node
 
     schedule = _engine_faults(cluster, workload, clients, draw)
-    if number == 0:
+    is_first = cluster is node.engines[0]
+    if is_first:
         schedule += _node_faults(node, workload, draw)
     if (host := node.host_memory) is not None:
         schedule.append((workload.num_host_flaps, lambda: host.flap(cluster)))
-    if number == 0:
+    if is_first:
         schedule += _storage_faults(node, workload, draw)
 
     for count, action in schedule:
@@ -75,6 +76,8 @@ def _node_faults(node: Node, workload: Workload, draw: random.Random) -> _Schedu
     return [
         weather,
         (workload.num_host_kills, host.kill),
+        (workload.num_peer_flaps, lambda: host.pulls.flap()),
+        (workload.num_peer_spells, lambda: slow_pulls(node.world, draw)),
         (workload.num_host_pauses, lambda: host.pause(draw.uniform(0.0, 0.5))),
     ]
 

@@ -32,6 +32,12 @@ class Faults:
     storage_full_fraction: float = 0.0
     """The part of writes that find the storage full."""
     bad_object_fraction: float = 0.0
+    pull_s: float = 0.002
+    """The time that each page takes from another node."""
+    pull_lag_s: float = 0.0
+    """Every batch from another node takes so much longer."""
+    bad_pull_fraction: float = 0.0
+    """The part of pages that are damaged on their way from another node."""
     linger_s: float = 0.100
     """A killed process may go on copying for so long after its links have closed."""
     last_copy_s: float = 0.0
@@ -52,6 +58,8 @@ class Faults:
         self.link_delay_s = self.turn_s = 0.0001
         self.step_s = self.copy_s = self.report_s = 0.001
         self.storage_s = self.compile_s = 0.0005
-        self.storage_lag_s = self.exists_lag_s = self.load_lag_s = 0.0
+        self.pull_s = 0.0005
+        self.storage_lag_s = self.exists_lag_s = self.load_lag_s = self.pull_lag_s = 0.0
+        self.bad_pull_fraction = 0.0
         self.storage_failure_fraction = self.storage_full_fraction = 0.0
         self.bad_object_fraction = self.not_finite_fraction = self.lag_fraction = 0.0

@@ -14,6 +14,7 @@ from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ToHost
 from tests.simulation.links import End, Link, Turns
+from tests.simulation.pulls import Pulls
 from tests.simulation.touch_order import TouchOrderWatch
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class HostProcess:
         self._turns = Turns(
             world.clock, world.faults, self._take, self.core.next_deadline_s, host_events.Tick()
         )
+        self.pulls = Pulls(self, node)
         for engine in node.engines:
             self._dial_scheduler(engine, self.core)
+        self.pulls.start()
 
     def follow(self, engine: Cluster) -> None:
         """Stay connected to whichever Scheduler serves this engine."""
@@ -71,6 +74,7 @@ class HostProcess:
         self.lost_counters.update(self.core.counters)
         self.core = None
         self._turns.stop()
+        self.pulls.stop()
         for link in (*self._schedulers.values(), self._storage):
             if link is not None:
                 link.close()
@@ -100,6 +104,10 @@ class HostProcess:
         if link is not None and link.is_open:
             self._world.num_faults["HostMemory link broken"] += 1
             link.close()
+
+    def post(self, event: host_events.HostEvent) -> None:
+        """An event waits for the next turn of this life."""
+        self._turns.post(event)
 
     def take_now(self, event: host_events.HostEvent) -> None:
         """A control call: the core, if there is one, takes this event at once."""
@@ -170,7 +178,14 @@ class HostProcess:
             case host_events.ToScheduler(connection, message):
                 self._send(connection, End.ACCEPTOR, message)
             case host_events.ToStorage(connection, message):
-                self._send(connection, End.DIALLER, message)
+                if not self.pulls.order(connection, message):
+                    self._send(connection, End.DIALLER, message)
+            case host_events.ToReader():
+                self.pulls.tell(effect)
+            case host_events.SendPages():
+                self.pulls.send(effect)
+            case host_events.AskForKeys(connection):
+                self.pulls.ask_for_keys(connection)
             case host_events.WatchProcess(pid):
                 turns = self._turns
                 self._world.processes.watch(pid, lambda: turns.post(host_events.ProcessExited(pid)))

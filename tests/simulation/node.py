@@ -33,6 +33,7 @@ class Node:
     ) -> None:
         """Start with nobody on it; `num_engines` of these settings are to come."""
         self.world = world
+        self.name = f"node {len(world.nodes)}"
         self.settings = settings
         self.storage_settings = storage
         self.num_l2_pages = l2_pages
@@ -49,6 +50,12 @@ class Node:
         self.generations = np.zeros(self.geometry.num_host_pages, dtype=np.int32)
         self.storage: SimulatedStorage | None = None
         self.host_memory: HostProcess | None = None
+        world.nodes.append(self)
+
+    @property
+    def others(self) -> list[Node]:
+        """The nodes that this one pulls from."""
+        return [node for node in self.world.nodes if node is not self]
 
     def add(self, engine: Cluster) -> None:
         """An engine has come, whose Scheduler is up; the first one finds HostMemory started."""

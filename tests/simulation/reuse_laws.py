@@ -12,7 +12,7 @@ from raydix.runtime.config.policies import LoadPolicy
 
 _MAX_RECOMPUTED = 5
 """Hits after loads are well again."""
-_CACHED = ("l1", "l2", "l3", "computed:last_token")
+_CACHED = ("l1", "l2", "peer", "l3", "computed:last_token")
 _CHEAPER = "computed:recompute_cheaper"
 _NO_ROOM = "computed:no_host_page"
 _NO_WINDOW = "computed:no_window"

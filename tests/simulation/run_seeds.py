@@ -1,6 +1,6 @@
 """Run more random workloads than the tests do; exits with 1 if any fails.
 
-python -m tests.simulation.run_seeds FIRST STOP [--shared]
+python -m tests.simulation.run_seeds FIRST STOP [--shared | --pulling]
 """
 
 import argparse
@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 
 from tests.simulation.checks import sources_of, storage_share
-from tests.simulation.shared_l2 import draw_shared_workload
+from tests.simulation.shared_l2 import draw_pulling_workload, draw_shared_workload
 from tests.simulation.workload import draw_workload, run_workload
 
 
@@ -18,16 +18,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("first", metavar="FIRST", type=int, help="the first seed")
     parser.add_argument("stop", metavar="STOP", type=int, help="the seed before which it stops")
-    parser.add_argument("--shared", action="store_true", help="several engines share an L2")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--shared", action="store_true", help="several engines share an L2")
+    kinds.add_argument("--pulling", action="store_true", help="nodes pull from each other's L2")
     options = parser.parse_args()
     first, stop = options.first, options.stop
     draw = draw_shared_workload if options.shared else draw_workload
+    draw = draw_pulling_workload if options.pulling else draw
 
     failed = []
     sources: Counter[str] = Counter()
     for seed in range(first, stop):
         try:
-            for engine in run_workload(draw(seed)).node.engines:
+            world = run_workload(draw(seed)).world
+            for engine in (engine for node in world.nodes for engine in node.engines):
                 sources.update(sources_of(engine))
         # Every failing seed is reported, then the exit status says so.
         except Exception:  # noqa: BLE001

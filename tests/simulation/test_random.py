@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from raydix.runtime.cache.host import fetch_turns, lookups, reads, storage
+from raydix.runtime.cache.host import fetch_turns, fetching, lookups, reads
 from raydix.runtime.scheduler import core, pieces
 from raydix.runtime.scheduler.queue import waiting
 from tests.simulation.checks import sources_of, storage_share
@@ -33,7 +33,7 @@ def test_random_workloads_end_exactly(first_seed: int) -> None:
 def test_random_workloads_end_exactly_in_the_smallest_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (pieces, waiting, lookups, fetch_turns, storage):
+    for module in (pieces, waiting, lookups, fetch_turns, fetching):
         monkeypatch.setattr(module, "_PIECE", 1)
     monkeypatch.setattr(core, "_MAX_DUE", 1)
     monkeypatch.setattr(reads, "_CROWD", 1)

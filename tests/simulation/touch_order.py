@@ -11,18 +11,21 @@ from raydix.runtime.messages.host import (
     LeasePages,
     Lookup,
     LookupProgress,
-    MirrorUpdate,
+    ObjectsDone,
     ObjectStatus,
     ReadObjects,
     ReleaseLeases,
     WriteObjects,
 )
+from raydix.runtime.messages.mirror import MirrorUpdate
+from raydix.runtime.messages.pulls import PullPages
 
 
 class HeadDroppedFirst(AssertionError):
     """L2 dropped a page and kept a deeper one of the same chain that had not been used since."""
 
 
+_Batch = tuple[ConnectionId, BatchId]
 _Name = tuple[int, bytes]
 """Group and short key."""
 
@@ -51,8 +54,10 @@ class TouchOrderWatch:
         self._lookups: dict[tuple[ConnectionId, LookupId], list[list[_Name]]] = {}
         """Per group: the chain's pages, by the connection that asked and its number."""
         self._leases: dict[tuple[ConnectionId, LeaseId], list[_Name]] = {}
-        self._writes: dict[BatchId, list[_Name]] = {}
-        self._reads: dict[BatchId, list[_Name]] = {}
+        self._writes: dict[_Batch, list[_Name]] = {}
+        self._reads: dict[_Batch, list[_Name]] = {}
+        self._sent: dict[_Batch, list[_Name]] = {}
+        """Pages that another node pulls."""
 
     def hears(self, event: host_events.HostEvent) -> None:
         """HostMemory is about to take this event."""
@@ -77,13 +82,21 @@ class TouchOrderWatch:
             case host_events.FromScheduler(asker, AbandonPages() as abandoned):
                 for lease_id in abandoned.lease_ids:
                     self._leases.pop((asker, lease_id), None)
-            case host_events.FromStorage(_, done):
-                self._unpin(self._writes.pop(done.batch_id, []))
-                read = zip(self._reads.pop(done.batch_id, []), done.statuses, strict=False)
+            case host_events.FromReader(reader, PullPages() as pull):
+                self._sent[reader, pull.batch_id] = _names(pull.group, pull.keys)
+                self._pin(self._sent[reader, pull.batch_id])
+            case host_events.PagesSent(reader, batch_id):
+                self._unpin(self._sent.pop((reader, batch_id)))
+            case host_events.FromStorage(of, ObjectsDone() as done) | host_events.FromPeer(
+                of, ObjectsDone() as done
+            ):
+                self._unpin(self._writes.pop((of, done.batch_id), []))
+                read = zip(self._reads.pop((of, done.batch_id), []), done.statuses, strict=False)
                 self._fetched.update(name for name, code in read if code == ObjectStatus.OK)
-            case host_events.StorageLost():
-                self._writes.clear()
-                self._reads.clear()
+            case host_events.StorageLost(of):
+                for batches in (self._writes, self._reads):
+                    for batch in [each for each in batches if each[0] == of]:
+                        del batches[batch]
             case _:
                 pass
 
@@ -94,15 +107,15 @@ class TouchOrderWatch:
     def says(self, effect: host_events.HostEffect) -> None:
         """HostMemory did this. Raises HeadDroppedFirst."""
         match effect:
-            case host_events.ToScheduler(_, MirrorUpdate() as update):
+            case host_events.ToScheduler(_, MirrorUpdate(source=0) as update):
                 self._follow(update)
             case host_events.ToScheduler(asker, LookupProgress(is_final=True) as report):
                 self._touch(self._lookups.pop((asker, report.lookup_id)))
-            case host_events.ToStorage(_, WriteObjects() as order):
-                self._writes[order.batch_id] = _names(order.group, order.keys)
-                self._pin(self._writes[order.batch_id])
-            case host_events.ToStorage(_, ReadObjects() as order):
-                self._reads[order.batch_id] = _names(order.group, order.keys)
+            case host_events.ToStorage(of, WriteObjects() as order):
+                self._writes[of, order.batch_id] = _names(order.group, order.keys)
+                self._pin(self._writes[of, order.batch_id])
+            case host_events.ToStorage(of, ReadObjects() as order):
+                self._reads[of, order.batch_id] = _names(order.group, order.keys)
             case _:
                 pass
 

@@ -81,8 +81,10 @@ class Workload:
     l2_pages: int = 64
     storage: StorageSettings | None = STORAGE
     faults: Faults = field(default_factory=Faults)
+    num_nodes: int = 1
+    """Nodes that pull pages from each other, each with as many engines."""
     num_engines: int = 1
-    """Engines that share the node's L2, each with as many clients, requests and faults."""
+    """Engines that share a node's L2, each with as many clients, requests and faults."""
     num_requests: int = 24
     span_s: float = 2.0
     num_prefixes: int = 3
@@ -117,6 +119,8 @@ class Workload:
     num_storage_flushes: int = 0
     num_storage_switches: int = 0
     num_storage_spells: int = 0
+    num_peer_flaps: int = 0
+    num_peer_spells: int = 0
     num_load_spells: int = 0
     num_weather_changes: int = 0
     num_host_flaps: int = 0
@@ -299,7 +303,8 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     settle_s = _SETTLE_S + LONGEST_SPELL_S + _LONGEST_DRAW * (faults.copy_s + 2 * faults.linger_s)
     end_s = max(first.now_s, FAULT_SPAN * workload.span_s) + settle_s
     first.run_until(end_s)
-    check_idle(first.node)
+    for node in first.world.nodes:
+        check_idle(node)
     if workload.has_quiet_end:
         _end_in_quiet(first, workload)
     num_stale = sum(int(engine.count("stale_loads")) for engine in engines)
@@ -310,19 +315,21 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
 
 
 def _start_engines(workload: Workload, make_rank: MakeRank) -> list[Cluster]:
-    """The engines of one node, which have all attached."""
+    """The engines of all nodes, which have all attached."""
     world = World(workload.seed, replace(workload.faults))
-    node = Node(
-        world,
-        workload.settings,
-        l2_pages=workload.l2_pages,
-        storage=workload.storage,
-        num_engines=workload.num_engines,
-    )
-    for _ in range(workload.num_engines):
-        Cluster(node, make_rank)
+    for _ in range(workload.num_nodes):
+        Node(
+            world,
+            workload.settings,
+            l2_pages=workload.l2_pages,
+            storage=workload.storage,
+            num_engines=workload.num_engines,
+        )
+    for node in world.nodes:
+        for _ in range(workload.num_engines):
+            Cluster(node, make_rank)
     world.check_interval = workload.check_interval
-    return node.engines
+    return [engine for node in world.nodes for engine in node.engines]
 
 
 def _end_in_quiet(cluster: Cluster, workload: Workload) -> None:

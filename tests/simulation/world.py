@@ -1,13 +1,19 @@
 """What all nodes and engines of a simulation share: time, chance, processes and links."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from raydix.ids import ConnectionId
 from tests.simulation.clock import Clock
 from tests.simulation.faults import Faults
 from tests.simulation.links import Link
 from tests.simulation.processes import Processes
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
 
 
 class World:
@@ -20,6 +26,8 @@ class World:
         self.processes = Processes(self.clock)
         self.num_faults: Counter[str] = Counter()
         """What was done to actors, links and clients, by kind."""
+        self.nodes: list[Node] = []
+        """All nodes, each of which pulls from the others."""
         self.check_interval = 5
         """Every so many events the cores prove their invariants."""
         self._num_events = self._num_links = 0

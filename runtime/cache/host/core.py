@@ -6,6 +6,7 @@ from typing import Any, assert_never
 from raydix.errors import ConfigError
 from raydix.ids import ConnectionId, HostPageId, LeaseId, SchedulerName
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host.chain_touches import ChainTouches
 from raydix.runtime.cache.host.events import (
     DetachStorage,
     FlushHost,
@@ -26,10 +27,12 @@ from raydix.runtime.cache.host.events import (
     ToScheduler,
     WatchProcess,
 )
+from raydix.runtime.cache.host.fetching import Fetching, Shared
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.mirror import take_changes
 from raydix.runtime.cache.host.page_accounts import check_holders, page_figures
+from raydix.runtime.cache.host.peers import Peers
 from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.retention import HostRetention
 from raydix.runtime.cache.host.scheduler_side import SchedulerSide
@@ -39,20 +42,19 @@ from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
 from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.cache.page_key import split_keys
-from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     AbandonPages,
     CancelLookup,
     CommitPages,
     CopiesDrained,
-    EndUse,
     LeasePages,
     Lookup,
-    PagesLeased,
     ProcessDrained,
     ReleaseLeases,
     ToHost,
 )
+from raydix.runtime.messages.retention import EndUse
 
 _STAGED_DIVISOR = 2
 """Prefetch may fill at most one page in so many."""
@@ -114,12 +116,17 @@ class HostMemoryCore:
             self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages
         )
         self._flush = HostFlush(self._index, self._staged, settings.piece_pages, self.counters)
-        self._storage = HostStorage(
-            settings, self._index, self._staged, self._effects, self.counters
+        self._touches = ChainTouches(self._index)
+        shared = Shared(
+            index=self._index,
+            staged=self._staged,
+            touches=self._touches,
+            effects=self._effects,
+            counters=self.counters,
         )
-        self._lookups = self._storage.lookups
-        if self._schedulers.is_handing_out:
-            self._storage.reads.allow_allocation()
+        self._storage = HostStorage(settings, shared)
+        self._peers = Peers(settings, shared)
+        self._begin_handing_out()
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
         """Take one event; `now_s` is monotonic. Returns what is to be done, in order.
@@ -128,7 +135,7 @@ class HostMemoryCore:
         """
         self._now_s = now_s
         self._index.advance(now_s)
-        self._lookups.touches.prepare_for(event)
+        self._touches.prepare_for(event)
         if self._is_stale(event):
             self.counters["stale_events"] += 1
         else:
@@ -137,6 +144,22 @@ class HostMemoryCore:
         effects = self._effects.copy()
         self._effects.clear()
         return effects
+
+    @property
+    def _fetchings(self) -> list[Fetching]:
+        """What is fetched from each place."""
+        return [self._storage.fetching, *self._peers.fetchings]
+
+    @property
+    def _num_reading(self) -> int:
+        """The number of pages that are being fetched from anywhere."""
+        return sum(each.reads.num_filling for each in self._fetchings)
+
+    def _begin_handing_out(self) -> None:
+        """Let pages be fetched, once nobody can touch them by an order that is not on record."""
+        if self._schedulers.is_handing_out:
+            self._storage.fetching.reads.allow_allocation()
+            self._peers.allow_allocation()
 
     def _is_stale(self, event: HostEvent) -> bool:
         """Whether the event comes from a connection that has been lost or replaced."""
@@ -177,17 +200,19 @@ class HostMemoryCore:
             case Tick():
                 pass
             case _:
-                assert_never(event)
+                self._peers.take(event, self._now_s)
 
     def _take_message(self, side: SchedulerSide, message: ToHost) -> None:
         match message:
             case Lookup():
-                self._lookups.start(side.connection, message, self._now_s)
+                fetching = self._peers.fetching_of(message.source) or self._storage.fetching
+                fetching.lookups.start(side.connection, message, self._now_s)
                 self._storage.repairs.note_use(message.keys, self._now_s)
             case EndUse():
                 self._retention.end_use(message, self._now_s)
             case CancelLookup():
-                self._lookups.cancel(side.connection, message.lookup_id)
+                for fetching in self._fetchings:
+                    fetching.lookups.cancel(side.connection, message.lookup_id)
             case LeasePages():
                 self._lease(side, message)
             case ReleaseLeases():
@@ -202,44 +227,20 @@ class HostMemoryCore:
             case CopiesDrained():
                 self._quarantine.let_go(side.name)
                 self._schedulers.drain(side)
-                if self._schedulers.is_handing_out:
-                    self._storage.reads.allow_allocation()
+                self._begin_handing_out()
             case _:
                 assert_never(message)
 
     def _lease(self, side: SchedulerSide, message: LeasePages) -> None:
+        leased = side.lease(message)
         keys = split_keys(message.keys)
-        runs = side.leases.lease(message.lease_id, keys, message.starts)
         for group, start in enumerate(message.starts):
             self._staged.release(group, keys[start:])
-        leased = PagesLeased(
-            lease_id=message.lease_id,
-            host_page_ids=tuple(map(int32_array, runs)),
-            generations=tuple(map(self._index.generations_of, runs)),
-        )
         self._effects.append(ToScheduler(side.connection, leased))
 
     def _commit(self, side: SchedulerSide, message: CommitPages) -> None:
-        entries = list(
-            zip(
-                split_keys(message.keys),
-                message.host_page_ids.tolist(),
-                message.generations.tolist(),
-                strict=True,
-            )
-        )
-        # The last page is published first, so that a chain in L2 loses its tail first. To L3 the
-        # first page is written first.
-        published = []
-        for key, page_id, generation in reversed(entries):
-            if not side.grants.take_back(page_id, generation):
-                continue
-            if self._index.publish(page_id, key):
-                published.append(HostPageId(page_id))
-            else:
-                self.counters["duplicate_commits"] += 1
-        self.counters["pages_committed"] += len(published)
-        for page_id in reversed(published):
+        # To L3 the first page is written first.
+        for page_id in side.commit(message):
             self._storage.writes.add(page_id, Turn.NEW)
 
     def _abandon(self, side: SchedulerSide, message: AbandonPages) -> None:
@@ -254,13 +255,16 @@ class HostMemoryCore:
         if former is not None:
             self._lose_scheduler(former)
         self._schedulers.attach(connection, name)
+        for found in self._peers.introduce():
+            self._effects.append(ToScheduler(connection, found))
 
     def _lose_scheduler(self, side: SchedulerSide) -> None:
         """The connection is gone. Copies that were ordered over it may still be in flight, even if
         the Scheduler lives and connects again. Nothing of another Scheduler's changes.
         """
         self._schedulers.remove(side)
-        self._lookups.forget(side.connection)
+        for fetching in self._fetchings:
+            fetching.lookups.forget(side.connection)
         # Whoever copies is not known here, as grants and leases were the Scheduler's. So they are
         # held for it by name, until its next connection says that all copies have ended.
         pinned = side.leases.detach_all()
@@ -288,7 +292,9 @@ class HostMemoryCore:
         self._staged.expire(self._now_s)
         if isinstance(event, Tick | FlushHost):
             self._advance_flush()
+        self._storage.repairs.ask_about(self._peers.take_pulled())
         self._storage.advance(self._now_s)
+        self._peers.advance(self._now_s)
         grants = self._schedulers.fill_up()
         for _, grant in grants:
             # Before the grant is sent: a rank that is told of the page finds its generation in the
@@ -296,8 +302,9 @@ class HostMemoryCore:
             self._effects.append(SetGenerations(grant.host_page_ids, grant.generations))
 
         self._inform_schedulers(event)
-        for connection, report in self._lookups.take_reports(self._now_s):
-            self._effects.append(ToScheduler(connection, report))
+        for fetching in self._fetchings:
+            for connection, report in fetching.lookups.take_reports(self._now_s):
+                self._effects.append(ToScheduler(connection, report))
         for side, grant in grants:
             self._effects.append(ToScheduler(side.connection, grant))
 
@@ -310,17 +317,11 @@ class HostMemoryCore:
 
         Reports come later: a Scheduler that hears of an arrived page finds it in its mirror.
         """
-        status = self._storage.status
         updates = take_changes(self._index, self.counters)
+        news = [*updates, *self._peers.take_news()]
         is_walking = isinstance(event, Tick | SchedulerAttached)
-        for side in self._schedulers.attached:
-            if side.learn(status):
-                self._effects.append(ToScheduler(side.connection, status))
-            for update in updates:
-                self._effects.append(ToScheduler(side.connection, update))
-            if is_walking:
-                for update in side.mirror.take_piece():
-                    self._effects.append(ToScheduler(side.connection, update))
+        self._effects.extend(self._schedulers.inform(self._storage.status, news, is_walking))
+        self._peers.readers.inform(updates, is_walking)
 
     @property
     def is_drained(self) -> bool:
@@ -329,14 +330,12 @@ class HostMemoryCore:
 
     def next_deadline_s(self) -> float | None:
         """The time at which a `Tick` is due; None if time alone changes nothing."""
-        if (
-            self._flush.has_work
-            or self._schedulers.has_work
-            or self._staged.has_work
-            or self._storage.has_work
-        ):
+        has_work = [self._flush.has_work, self._schedulers.has_work, self._staged.has_work]
+        has_work += [self._touches.has_work, self._storage.has_work, self._peers.has_work]
+        if any(has_work):
             return self._now_s
         times = [self._storage.next_deadline_s, self._staged.next_expiry_s]
+        times.append(self._peers.next_deadline_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def stats(self) -> dict[str, Any]:
@@ -346,13 +345,14 @@ class HostMemoryCore:
             **page_figures(self._index, self._page_bytes),
             "pages_granted": self._schedulers.num_granted,
             "leases": self._schedulers.num_leases,
-            "lookups": self._lookups.num_lookups,
-            "lookup_times": self._lookups.times.figure(),
-            "pages_reading": self._storage.reads.num_filling,
+            "lookups": sum(each.lookups.num_lookups for each in self._fetchings),
+            "lookup_times": self._storage.fetching.lookups.times.figure(),
+            "pages_reading": self._num_reading,
             "pages_staged": self._staged.num_pins,
             "l3_writes_pending": self._storage.num_pending,
             "l3_writes_put_off": self._storage.writes.num_put_off,
             **orders.figures(),
+            **self._peers.figures(),
         }
         return stats | self.counters
 
@@ -370,10 +370,11 @@ class HostMemoryCore:
         check_holders(
             self._index,
             num_granted=self._schedulers.num_granted,
-            num_reading=self._storage.reads.num_filling,
+            num_reading=self._num_reading,
             num_quarantined=self._quarantine.num_pages,
             num_pins=self._quarantine.num_pins
             + self._schedulers.num_pins
             + self._staged.num_pins
+            + self._peers.readers.num_pins
             + self._storage.writes.num_pinned,
         )

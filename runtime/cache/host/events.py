@@ -7,7 +7,7 @@ be attached, each over one connection.
 
 from dataclasses import dataclass
 
-from raydix.ids import ConnectionId, SchedulerName
+from raydix.ids import BatchId, ConnectionId, HostPageId, SchedulerName
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     AskExists,
@@ -20,6 +20,8 @@ from raydix.runtime.messages.host import (
     ToHost,
     WriteObjects,
 )
+from raydix.runtime.messages.mirror import MirrorUpdate
+from raydix.runtime.messages.pulls import ToPeer
 
 StorageOrder = AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
 
@@ -93,6 +95,68 @@ class DetachStorage:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerAttached:
+    """The HostMemory of another node has been dialled, from which pages can be pulled from now on.
+
+    Whoever carries orders to it out gets them as `ToStorage`, over this connection.
+    """
+
+    connection: ConnectionId
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """A peer answers what was asked of it, or its keys change. Stale if it is lost."""
+
+    connection: ConnectionId
+    message: ObjectsDone | MirrorUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A peer's connection is gone, and no page is written any more that it was to send."""
+
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderAttached:
+    """The HostMemory of another node has dialled, to pull pages of this one's L2."""
+
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class FromReader:
+    """A HostMemory that pulls from this one says something. Stale if its connection is lost."""
+
+    connection: ConnectionId
+    message: ToPeer
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderLost:
+    """The connection of a reader is gone; what was being sent to it is told of apart."""
+
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class PagesSent:
+    """The answer to a `SendPages`, whether or not the reader is still there. Never stale."""
+
+    connection: ConnectionId
+    batch_id: BatchId
+
+
+PeerEvent = (
+    PeerAttached | FromPeer | PeerLost | ReaderAttached | FromReader | ReaderLost | PagesSent
+)
+"""What HostMemories of several nodes have to do with each other."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessExited:
     """A process named in `WatchProcess` has ended: it writes no memory any more."""
 
@@ -123,6 +187,7 @@ HostEvent = (
     | StorageLost
     | RetireStorage
     | DetachStorage
+    | PeerEvent
     | ProcessExited
     | FlushHost
     | FlushStorage
@@ -149,10 +214,35 @@ class ToScheduler:
 
 @dataclass(frozen=True, slots=True)
 class ToStorage:
-    """Send over this connection, or not at all."""
+    """Order something of a storage actor, or of whoever pulls from a peer, or of nobody."""
 
     connection: ConnectionId
     message: StorageOrder
+
+
+@dataclass(frozen=True, slots=True)
+class ToReader:
+    """Send over this connection, or not at all."""
+
+    connection: ConnectionId
+    message: ObjectsDone | MirrorUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class SendPages:
+    """Send these pages to a reader; until `PagesSent` answers they do not change."""
+
+    connection: ConnectionId
+    batch_id: BatchId
+    page_ids: tuple[HostPageId | None, ...]
+    """None for a page that L2 lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskForKeys:
+    """Ask a peer to tell all its keys once more: some Scheduler knows none of them."""
+
+    connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +275,9 @@ HostEffect = (
     SetGenerations
     | ToScheduler
     | ToStorage
+    | ToReader
+    | SendPages
+    | AskForKeys
     | WatchProcess
     | HostFlushed
     | StorageFlushed

@@ -1,4 +1,4 @@
-"""Lookups: what L2 and L3 hold of a chain, and fetching from L3 what L2 lacks."""
+"""Lookups: what L2 holds of a chain, and fetching what it lacks from L3 or another node's L2."""
 
 import itertools
 from collections import Counter
@@ -49,7 +49,11 @@ class HostLookups:
         orders: StorageOrders,
         reads: HostReads,
         counters: Counter[str],
+        *,
+        touches: ChainTouches,
+        brings: PageSource,
     ) -> None:
+        """Start without lookups. `brings`: what is reported of pages that are fetched."""
         self._page_size = settings.page_size
         self._settings = settings.storage
         self._rule = settings.rule
@@ -61,7 +65,8 @@ class HostLookups:
         self._pages = LookupPages(index, reads)
         self._turns = FetchTurns(settings.storage, staged, orders, reads, self._pages)
 
-        self.touches = ChainTouches(index)
+        self._touches = touches
+        self._brings = brings
         self._lookups: dict[ConnectionId, dict[LookupId, OpenLookup]] = {}
         """Lookups that are not final, by the connection over which they were asked."""
         self.times = Histogram(TRANSFER_BOUNDS_S)
@@ -100,7 +105,13 @@ class HostLookups:
         keys = split_keys(message.keys)
         self._num_arrived += 1
         lookup = OpenLookup(
-            connection, message, keys, self._rule, arrival=self._num_arrived, asked_s=now_s
+            connection,
+            message,
+            keys,
+            self._rule,
+            brings=self._brings,
+            arrival=self._num_arrived,
+            asked_s=now_s,
         )
         lookups[message.lookup_id] = lookup
         self._pages.note_change(lookup)
@@ -120,16 +131,15 @@ class HostLookups:
             self._ask(lookup, now_s)
 
     def _touch(self, lookup: OpenLookup) -> None:
-        self.touches.add(lookup.keys, lookup.user)
+        self._touches.add(lookup.keys, lookup.user)
         # Reads for it may take the place of what has not been used for longest.
         if self._orders.is_in_use:
-            self.touches.catch_up()
+            self._touches.catch_up()
 
     @property
     def has_work(self) -> bool:
-        """Whether a `Tick` would touch chains of lookups, or end or report more lookups."""
-        is_cut = self._stopping or self._pages.has_news or self._turns.has_work
-        return bool(self.touches.has_work or is_cut)
+        """Whether a `Tick` would end or report more lookups."""
+        return bool(self._stopping or self._pages.has_news or self._turns.has_work)
 
     def cancel(self, connection: ConnectionId, lookup_id: LookupId) -> None:
         """Fetch no more for this lookup and keep nothing for it, even after its final report."""
@@ -308,7 +318,7 @@ class HostLookups:
         A final one ends it and touches its chain.
         """
         changed = self._pages.take_changed(_PIECE)
-        reports = [(lookup.connection, lookup.report()) for lookup in changed]
+        reports = [(lookup.connection, lookup.report(now_s)) for lookup in changed]
         for lookup, (_, report) in zip(changed, reports, strict=True):
             if report.is_final:
                 self._end(lookup, now_s)

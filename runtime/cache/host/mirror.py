@@ -4,7 +4,7 @@ from collections import Counter
 
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
-from raydix.runtime.messages.host import MirrorUpdate
+from raydix.runtime.messages.mirror import MirrorUpdate
 
 
 def take_changes(index: HostIndex, counters: Counter[str]) -> list[MirrorUpdate]:

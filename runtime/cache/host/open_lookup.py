@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Sequence
 
-from raydix.ids import ConnectionId, HostPageId, LookupId, PageKey
+from raydix.ids import L3_SOURCE, ConnectionId, HostPageId, LookupId, PageKey
 from raydix.runtime.cache.host.window_ends import PageHope, PrefixRule, plan_fetch
 from raydix.runtime.cache.kv_match import longest_prefix
 from raydix.runtime.messages.host import Lookup, LookupProgress, PageSource
@@ -62,12 +62,13 @@ class OpenLookup:
         keys: list[PageKey],
         rule: PrefixRule,
         *,
+        brings: PageSource,
         arrival: int,
         asked_s: float,
     ) -> None:
         """Start with a chain whose keys are split. The lower `arrival` is, the older the lookup.
 
-        Nothing is known of pages outside L1.
+        Nothing is known of pages outside L1. `brings`: what is reported of pages that are fetched.
         """
         self.connection = connection
         """The connection over which the lookup was asked, and is answered."""
@@ -91,6 +92,8 @@ class OpenLookup:
         self._asked: set[int] = set()
         """KV groups about which L3 is asked and has not answered yet."""
         self._is_queued = False
+        self._brings = brings
+        self._source = L3_SOURCE if brings is PageSource.L3 else message.source
 
         self._rule = rule
         self._has_windows = rule.has_windows
@@ -162,13 +165,16 @@ class OpenLookup:
         sources = self._sources[group]
         return [self.keys[i] for i in self.missing[group] if sources[i] not in _AWAITED]
 
-    def report(self) -> LookupProgress:
+    def report(self, now_s: float) -> LookupProgress:
         """What the Scheduler is told of the lookup now."""
+        has_brought = any(self._brings in sources for sources in self._sources)
         return LookupProgress(
             lookup_id=self.lookup_id,
             sources=tuple(bytes(sources.translate(_REPORTED)) for sources in self._sources),
             is_final=self.is_final,
             num_full_pages=self._num_full,
+            source=self._source,
+            seconds=now_s - self.asked_s if has_brought else 0.0,
         )
 
     def look_in_l2(self, group: int, run: range, found: Sequence[HostPageId | None]) -> None:
@@ -203,10 +209,10 @@ class OpenLookup:
         self._choose(PageSource.NOT_FOUND)
 
     def arrive(self, group: int, index: int) -> bool:
-        """Note that a page from L3 is in L2. Returns whether that matters."""
+        """Note that a fetched page is in L2. Returns whether that matters."""
         if not self.is_waiting_for(group, index):
             return False
-        self._sources[group][index] = PageSource.L3
+        self._sources[group][index] = self._brings
         return True
 
     def fail(self, group: int, failures: Iterable[tuple[int, PageSource]]) -> bool:

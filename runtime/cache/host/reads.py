@@ -1,4 +1,4 @@
-"""Reads from L3 into L2, joined by name, and the host pages that they fill."""
+"""Reads from one place into L2, joined by name, and the host pages that they fill."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,10 @@ class HostReads:
         orders: StorageOrders,
         effects: list[HostEffect],
         counters: Counter[str],
+        *,
+        label: str,
     ) -> None:
+        """Start without reads. `label`: what they are counted under."""
         self._index = index
         self._staged = staged
         self._orders = orders
@@ -71,6 +74,7 @@ class HostReads:
 
         self._batches: dict[BatchId, _Batch] = {}
         self._reads: dict[tuple[int, PageKey], _Read] = {}
+        self._label = label
         self._num_filling = [0] * index.num_groups
         self._is_allocating = False
 
@@ -109,16 +113,20 @@ class HostReads:
 
         It counts as FILLING until `give_back` or the end of its batch.
         """
-        if not self._is_allocating or self._num_filling[group] >= self._staged.num_left(group):
+        if not self._is_allocating or self._staged.num_left(group) <= 0:
             return None
         page_id = self._index.allocate(group)
         if page_id is not None:
-            self._num_filling[group] += 1
+            self._count_filling(group, 1)
         return page_id
+
+    def _count_filling(self, group: int, change: int) -> None:
+        self._num_filling[group] += change
+        self._staged.count_filling(group, change)
 
     def give_back(self, group: int, page_id: HostPageId) -> None:
         """End an allocation whose content nobody wants."""
-        self._num_filling[group] -= 1
+        self._count_filling(group, -1)
         self._index.free(page_id)
 
     def start(
@@ -184,14 +192,14 @@ class HostReads:
         if batch is None:
             return []
 
-        self._num_filling[batch.group] -= len(batch.keys)
+        self._count_filling(batch.group, -len(batch.keys))
         all_waiters = self._end_reads(done.batch_id, batch)
         outcomes = []
         for key, page_id, code, waiters in zip(
             batch.keys, batch.page_ids, done.statuses, all_waiters, strict=True
         ):
             status = ObjectStatus(code)
-            self._counters[f"l3_reads_{status.label}"] += 1
+            self._counters[f"{self._label}_reads_{status.label}"] += 1
             if status is ObjectStatus.OK:
                 self._publish(page_id, batch.group, key, waiters)
             else:
@@ -244,5 +252,6 @@ class HostReads:
         held = [page_id for batch in self._batches.values() for page_id in batch.page_ids]
         self._reads.clear()
         self._batches.clear()
-        self._num_filling = [0] * len(self._num_filling)
+        for group, num_filling in enumerate(self._num_filling):
+            self._count_filling(group, -num_filling)
         return held

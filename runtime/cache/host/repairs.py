@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import inf
 
@@ -33,7 +33,8 @@ class HostRepairs:
     the page is used or not, once that time has passed: no sooner, as this page alone may fail.
 
     No page is missed. One that is dropped meanwhile needs no question, and one that is filled after
-    the attach is being written to this backend or was read from it, as its generation shows.
+    the attach is being written to this backend or was read from it, as its generation shows, or was
+    pulled from another node: L3 is asked about that at once.
     """
 
     def __init__(
@@ -89,6 +90,11 @@ class HostRepairs:
         self._all_due_at_s[:] = -inf
         self._walk = self._index.newest_first()
         self._num_ahead = self._index.num_ready
+
+    def ask_about(self, page_ids: Iterable[HostPageId]) -> None:
+        """Ask L3 about pages that have come from elsewhere, if it is in use."""
+        if self._orders.is_in_use:
+            self._due.update(dict.fromkeys(page_ids))
 
     def note_use(self, keys: bytes, now_s: float) -> None:
         """Note that a lookup uses the pages of this chain that L2 holds, in all groups."""

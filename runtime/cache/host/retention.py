@@ -5,7 +5,7 @@ from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.cache.standing import Idle, Kept, standing_after
-from raydix.runtime.messages.host import EndUse
+from raydix.runtime.messages.retention import EndUse
 
 
 class HostRetention:

@@ -5,10 +5,11 @@ from collections.abc import Collection, Sequence
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, HostPageId, SchedulerName
+from raydix.runtime.cache.host.events import ToScheduler
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.host.scheduler_side import SchedulerSide
-from raydix.runtime.messages.host import PagesGranted
+from raydix.runtime.messages.host import FromHost, PagesGranted, StorageStatus
 
 
 class Schedulers:
@@ -110,6 +111,19 @@ class Schedulers:
         """Note that no copy is in flight that a Scheduler ordered over earlier connections."""
         side.drain()
         self._drained.add(side.name)
+
+    def inform(
+        self, status: StorageStatus, news: Sequence[FromHost], is_walking: bool
+    ) -> list[ToScheduler]:
+        """What each is told: of L3 if that has changed, all news, and keys that it was not told."""
+        told: list[tuple[ConnectionId, FromHost]] = []
+        for side in self.attached:
+            if side.learn(status):
+                told.append((side.connection, status))
+            told += [(side.connection, each) for each in news]
+            if is_walking:
+                told += [(side.connection, each) for each in side.mirror.take_piece()]
+        return [ToScheduler(connection, message) for connection, message in told]
 
     def fill_up(self) -> list[tuple[SchedulerSide, PagesGranted]]:
         """Grant what their stocks lack, first to those that have least.

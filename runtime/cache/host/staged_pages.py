@@ -41,6 +41,8 @@ class StagedPages:
         self._grace_s = grace_s
         self._piece_pages = piece_pages
         self._pinned = [PageNames() for _ in max_pages]
+        self._num_filling = [0 for _ in max_pages]
+        """Per KV group, the pages that reads are filling, wherever they read from."""
         # Columns by page id, as an object per pin would cost a pause whenever Python looks for
         # garbage.
         self._pins = array("q", bytes(8 * index.num_pages))
@@ -56,8 +58,12 @@ class StagedPages:
         """Stages that nobody wants any more: their pins are to end, a piece per turn."""
 
     def num_left(self, group: int) -> int:
-        """The number of further pages of a KV group that may be staged."""
-        return self.max_pages[group] - len(self._pinned[group])
+        """The number of further pages of a KV group that may be filled and staged."""
+        return self.max_pages[group] - len(self._pinned[group]) - self._num_filling[group]
+
+    def count_filling(self, group: int, change: int) -> None:
+        """Note that reads fill so many more pages of a KV group, or, below zero, fewer."""
+        self._num_filling[group] += change
 
     @property
     def num_pins(self) -> int:

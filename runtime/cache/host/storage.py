@@ -1,58 +1,34 @@
 """HostMemory's use of L3, whose storage actor comes and goes."""
 
-from collections import Counter, deque
-
-from raydix.ids import BatchId, ConnectionId, HostPageId
-from raydix.runtime.cache.host.events import (
-    HostEffect,
-    StorageFlushed,
-    StorageRetired,
-)
-from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.cache.host.lookups import HostLookups
-from raydix.runtime.cache.host.reads import HostReads
+from raydix.ids import ConnectionId, HostPageId
+from raydix.runtime.cache.host.events import StorageFlushed, StorageRetired
+from raydix.runtime.cache.host.fetching import Fetching, Shared
 from raydix.runtime.cache.host.repairs import HostRepairs
 from raydix.runtime.cache.host.settings import HostSettings
-from raydix.runtime.cache.host.staged_pages import StagedPages
-from raydix.runtime.cache.host.storage_orders import StorageOrders
-from raydix.runtime.cache.host.storage_probes import StorageProbes
 from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.cache.host.writes import HostWrites
-from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, StorageStatus
-
-_PIECE = 256
-"""The number of overdue batches that are given up with one event."""
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, PageSource, StorageStatus
 
 
 class HostStorage:
-    """Owns: lookups, reads, writes, repairs and probes, which are what L3 is used for."""
+    """Owns: what is fetched from L3, and writes and repairs, which are what else it is used for."""
 
-    def __init__(
-        self,
-        settings: HostSettings,
-        index: HostIndex,
-        staged: StagedPages,
-        effects: list[HostEffect],
-        counters: Counter[str],
-    ) -> None:
-        storage = settings.storage
+    def __init__(self, settings: HostSettings, shared: Shared) -> None:
+        storage, index = settings.storage, shared.index
+        effects, counters = shared.effects, shared.counters
         self._min_tokens = storage.min_tokens
-        self._staged = staged
+        self._staged = shared.staged
         self._index = index
         self._effects = effects
         self._counters = counters
 
-        self.orders = StorageOrders(
-            storage, index.page_bytes, effects, counters, is_in_use=settings.has_storage
+        self.fetching = Fetching(
+            settings, shared, label="l3", brings=PageSource.L3, is_in_use=settings.has_storage
         )
+        self.orders = self.fetching.orders
         self.writes = HostWrites(storage, index, self.orders, effects, counters)
         self.repairs = HostRepairs(storage, index, self.orders, counters)
-        self.reads = HostReads(index, staged, self.orders, effects, counters)
-        self.lookups = HostLookups(settings, index, staged, self.orders, self.reads, counters)
-        self._probes = StorageProbes(index, self.reads, self.orders, effects)
         self._is_retiring = False
-        self._overdue: deque[BatchId] = deque()
-        """Batches that are to be given up, some at a time."""
 
     @property
     def status(self) -> StorageStatus:
@@ -72,14 +48,13 @@ class HostStorage:
     @property
     def has_work(self) -> bool:
         """Whether a `Tick` would go on with what did not fit into this turn."""
-        return bool(self.repairs.has_work or self._overdue or self.lookups.has_work)
+        return self.repairs.has_work or self.fetching.has_work
 
     @property
     def next_deadline_s(self) -> float | None:
         """The time at which time alone changes something; None: never."""
         times = [
-            self.orders.next_overdue_s,
-            self._probes.next_due_s,
+            self.fetching.next_deadline_s,
             self.writes.next_due_s,
             self.repairs.next_retry_s,
         ]
@@ -97,9 +72,8 @@ class HostStorage:
         Returns the pages that it may still write and those that it may read, which are the caller's
         now.
         """
-        self.orders.lose()
         self.repairs.clear()
-        held = self.lookups.lose() + self._probes.lose(), self.writes.lose()
+        held = self.fetching.lose(), self.writes.lose()
         if self.orders.is_in_use:
             self._counters["storage_losses"] += 1
         else:
@@ -109,7 +83,7 @@ class HostStorage:
     def retire(self) -> None:
         """Use L3 no more: nobody waits for it, and it gets no more orders."""
         self.orders.retire()
-        self.lookups.retire()
+        self.fetching.lookups.retire()
         self.writes.retire()
         self.repairs.clear()
 
@@ -128,15 +102,11 @@ class HostStorage:
         """Take the storage actor's answer to a batch."""
         self.orders.finish(done, now_s)
         if not self.writes.finish(done, now_s) and not self.repairs.finish(done, now_s):
-            self._probes.finish(done)
-            self.lookups.finish(done, now_s)
+            self.fetching.finish(done, now_s)
 
     def advance(self, now_s: float) -> None:
         """Give up what is overdue, and order what may be ordered; called after each event."""
-        self._overdue.extend(self.orders.take_overdue(now_s))
-        for _ in range(min(_PIECE, len(self._overdue))):
-            batch_id = self._overdue.popleft()
-            self.lookups.give_up(batch_id)
+        for batch_id in self.fetching.give_up_some(now_s):
             self.writes.give_up_flush(batch_id)
             self.repairs.give_up(batch_id, now_s)
 
@@ -145,8 +115,7 @@ class HostStorage:
             if page_id is not None and self.writes.add(page_id, Turn.FILL):
                 self._counters["l3_pages_lacking"] += 1
 
-        self._probes.dispatch(now_s)
-        self.lookups.dispatch(now_s)
+        self.fetching.dispatch(now_s)
         self.writes.dispatch(now_s)
         self.repairs.dispatch(now_s)
 

@@ -306,8 +306,8 @@ class StorageOrders:
         """Ask for what is left of a batch not to be done."""
         self._send(CancelBatch(batch_id=batch_id))
 
-    def finish(self, done: ObjectsDone, now_s: float) -> None:
-        """Take an answer. Raises AccountingError if nothing was asked."""
+    def finish(self, done: ObjectsDone, now_s: float) -> Order:
+        """Take an answer; returns the order. Raises AccountingError if nothing was asked."""
         order = self._orders.pop(done.batch_id, None)
         if order is None:
             raise AccountingError(f"storage answers batch {done.batch_id}, which it does not owe")
@@ -326,6 +326,7 @@ class StorageOrders:
             self._take_success(order, done.statuses, now_s)
         elif not order.is_overdue:
             breaker.abstain(now_s)
+        return order
 
     def _take_success(self, order: Order, statuses: bytes, now_s: float) -> None:
         breaker, times = self._breakers[order.kind], self._times[order.kind]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydix.ids import PageKey, RequestId
+from raydix.ids import L3_SOURCE, PageKey, RequestId
 from raydix.runtime.cache.kv_match import first_needed
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock
@@ -133,15 +133,20 @@ class Admission:
         prefetch, view = request.prefetch, self._view
         num_reusable = self._settings.reusable_pages(request.num_prompt)
         num_pending = num_reusable - found.prefix.num_pages
-        may_come = view.is_usable and view.has_storage is not False
-        if not prefetch.is_pending or num_pending <= 0 or not may_come:
+        if not prefetch.is_pending or num_pending <= 0 or not self._may_come(request):
             return False
         num_tokens = num_pending * self._settings.page_size
-        if not prefetch.has_report and num_tokens < view.min_l3_tokens:
+        is_from_l3 = prefetch.fetch_from == L3_SOURCE
+        if is_from_l3 and not prefetch.has_report and num_tokens < view.min_l3_tokens:
             # HostMemory will not ask L3, so nothing is on its way.
             prefetch.give_up(PageSource.BELOW_MIN_TOKENS)
             return False
         return True
+
+    def _may_come(self, request: RequestState) -> bool:
+        """Whether pages may come from where they are looked for."""
+        is_from_peer = request.prefetch.fetch_from != L3_SOURCE
+        return self._view.is_usable and (is_from_peer or self._view.has_storage is not False)
 
     def _waits_until_s(
         self, request: RequestState, found: Assessment, now_s: float
@@ -155,7 +160,7 @@ class Admission:
             first_runnable_s=request.prefetch.note_runnable(now_s),
             pending_tokens=num_tokens,
             recompute_s=self._rates.prefill.predict_s(num_tokens, now_s),
-            answer_s=self._view.l3_answer_s,
+            answer_s=self._view.l3_answer_s if request.prefetch.fetch_from == L3_SOURCE else 0.0,
         )
 
     def _has_lost_pages(self, request: RequestState, found: Assessment) -> bool:
@@ -163,9 +168,11 @@ class Admission:
 
         L3 may bring it again.
         """
-        settings, view = self._settings, self._view
-        may_come = view.is_usable and view.has_storage is not False
-        if not may_come or settings.prefetch.strategy is PrefetchStrategy.BEST_EFFORT:
+        settings = self._settings
+        if (
+            not self._may_come(request)
+            or settings.prefetch.strategy is PrefetchStrategy.BEST_EFFORT
+        ):
             return False
         return request.prefetch.has_lost(settings.reaches, found.prefix.num_known_pages)
 

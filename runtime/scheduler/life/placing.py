@@ -88,7 +88,7 @@ class Placing:
         found, lane = self._choose_lane(request, now_s)
         if request.submit.session_id is not None:
             self._sessions.remember(request.submit.session_id, lane.index)
-        self._life.place(request, lane, found)
+        self._life.place(request, lane, found, now_s)
 
     def _choose_lane(self, request: RequestState, now_s: float) -> tuple[CachedPrefix, Lane]:
         """The lane with the least predicted time to first token; for a sample that of its prompt.

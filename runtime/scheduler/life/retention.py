@@ -9,8 +9,7 @@ from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_node import RadixNode
 from raydix.runtime.cache.standing import Idle, Kept, standing_after
 from raydix.runtime.messages.client import RetainSession
-from raydix.runtime.messages.host import EndUse
-from raydix.runtime.messages.retention import Retention
+from raydix.runtime.messages.retention import EndUse, Retention
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState

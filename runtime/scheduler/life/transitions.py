@@ -5,7 +5,7 @@ Whoever decides that a request moves calls one of these, so that no owner is for
 
 from collections.abc import Iterable, Sequence
 
-from raydix.ids import LeaseId
+from raydix.ids import L3_SOURCE, LeaseId
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.scheduler.life.explanations import Explanations
@@ -29,6 +29,7 @@ from raydix.runtime.scheduler.request.transfers import Load, Promotion
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.sources.cached_prefix import CachedPrefix
+from raydix.runtime.scheduler.sources.fetch_choice import FetchChoice
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
 
@@ -43,6 +44,7 @@ class Transitions:
         requests: Requests,
         lanes: Sequence[Lane],
         source: KvSource,
+        fetch: FetchChoice,
         timers: Timers,
         explanations: Explanations,
     ) -> None:
@@ -50,19 +52,22 @@ class Transitions:
         self._requests = requests
         self._lanes = lanes
         self._source = source
+        self._fetch = fetch
         self._timers = timers
         self._explanations = explanations
         self.retention = SessionRetention(settings, requests=requests, lanes=lanes, source=source)
 
-    def place(self, request: RequestState, lane: Lane, found: CachedPrefix) -> None:
+    def place(self, request: RequestState, lane: Lane, found: CachedPrefix, now_s: float) -> None:
         """Let a request wait on a lane, of which L1 there and L2 have `found`."""
         self._requests.place(request)
         # One that was displaced is looked up once more.
         self._source.forget(request)
+        request.renew_prefetch()
         request.move_to(lane.index)
         lacks = lane.waiting.prompt_key(request, found.num_pages)
         lane.waiting.add(request, num_cached_pages=found.num_pages, lacks=lacks)
-        self._source.want_lookup(request, found, lane.waiting.key(request))
+        origin = self._fetch.choose(request, found, now_s) or L3_SOURCE
+        self._source.want_lookup(request, found, lane.waiting.key(request), origin)
 
     def place_anew(self, lane: Lane, request: RequestState, num_cached_pages: int) -> None:
         """Give a waiting request another place, as another part of it is cached."""
@@ -84,8 +89,18 @@ class Transitions:
     def look_up_refused(self, lane: Lane, request: RequestState) -> None:
         """Look a waiting request up once more, for the pages that L2 had no room for."""
         place = lane.waiting.key(request)
-        self._source.want_lookup_again(request, PageSource.NO_HOST_PAGE, place)
+        self._source.want_lookup_again(request, (PageSource.NO_HOST_PAGE,), place)
         self.look_up_due()
+
+    def look_up_elsewhere(self, lane: Lane, request: RequestState, now_s: float) -> None:
+        """Look for what a lookup did not bring at another place, if that is worth it."""
+        if not self._fetch.has_others(request):
+            return
+        found = self._source.find_prefix(request, lane.match(request.chain))
+        origin = self._fetch.choose(request, found, now_s)
+        if origin is not None:
+            place = lane.waiting.key(request)
+            self._source.want_lookup_elsewhere(request, found, place, origin)
 
     def promote(self, lane: Lane, request: RequestState, lock: Lock, num_pages: int) -> bool:
         """Load ahead for a waiting request what follows `lock` in L2, if there is room for it.

@@ -210,7 +210,7 @@ class BackupQueue:
         keys = split_keys(node.keys)
         self._inspected.update(dict.fromkeys([key[:MIRROR_KEY_BYTES] for key in keys], node))
         groups = range(len(self._dirty))
-        lacking = {key for group in groups for key in self._host.lacking(group, keys)}
+        lacking = {key for group in groups for key in self._host.keys.lacking(group, keys)}
         if lacking:
             pages = [page for page in pages_with_keys(keys, node.page_ids) if page[0] in lacking]
             # Of windows the last ones first: where few can be copied, those before them are of less
@@ -245,7 +245,7 @@ class BackupQueue:
         limit = min(most, self._host.num_granted(group))
         while dirty and len(keys) < limit:
             key, page_id = dirty.popitem(last=False)
-            if not self._host.has(group, key):
+            if not self._host.keys.has(group, key):
                 keys.append(key)
                 page_ids.append(page_id)
         self._copying[group].update(keys)
@@ -277,7 +277,7 @@ class BackupQueue:
         unclean: set[PageKey] = set()
         for group, windows in enumerate(self._windows):
             wanted = keys if windows is None else [key for key in keys if key in windows]
-            lacking = self._host.lacking(group, wanted)
+            lacking = self._host.keys.lacking(group, wanted)
             unclean.update(key for key in lacking if key not in self._copying[group])
         return unclean
 
@@ -340,7 +340,7 @@ class BackupQueue:
         """
         dirty = self._dirty[group]
         is_known = key in dirty or key in self._copying[group]
-        if not self._settings.has_host_memory or is_known or self._host.has(group, key):
+        if not self._settings.has_host_memory or is_known or self._host.keys.has(group, key):
             return
         if len(dirty) >= (_MAX_DIRTY_PAGES if most is None else most):
             self._counters.count(Count.BACKUP_QUEUE_FULL)

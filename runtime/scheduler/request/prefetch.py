@@ -1,4 +1,4 @@
-"""What is known of a request's pages in L2 and L3, and how long it waits for those on their way."""
+"""What is known of a request's pages outside L1, and how long it waits for those on their way."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,14 +7,17 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from raydix.ids import LookupId
+from raydix.ids import L3_SOURCE, LookupId, SourceId
 from raydix.runtime.config.policies import PrefetchStrategy
-from raydix.runtime.messages.host import LookupProgress, PageSource
+from raydix.runtime.messages.host import BROUGHT, LookupProgress, PageSource
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from raydix.runtime.scheduler.timers import Alarm
 
 _BYTE_OF = {source: bytes([source]) for source in PageSource}
 _PENDING = _BYTE_OF[PageSource.PENDING]
+_REFUSED = _BYTE_OF[PageSource.NO_HOST_PAGE]
+_ALL_REASONS = bytes([reason for reason in PageSource if reason > PageSource.L3])
+"""Why pages did not come: at another place each of them may be had."""
 
 
 class LookupState(Enum):
@@ -37,6 +40,8 @@ class PrefetchState:
     by_group: tuple[bytes, ...] = ()
     """Per KV group one `PageSource` per full page of the prompt; none if it was never looked up."""
     state: LookupState = LookupState.CLOSED
+    fetch_from: SourceId = L3_SOURCE
+    """Where the lookup that is due, open or over last looks for what L2 lacks."""
     lookup_id: LookupId | None = None
     """The latest lookup; None once what it brought is leased or not wanted any more."""
     num_l1_pages: int = 0
@@ -51,7 +56,11 @@ class PrefetchState:
     _alarm: Alarm = field(default_factory=Alarm)
     """The alarm for the time at which the request stops waiting."""
     _earlier: tuple[bytes, ...] = ()
-    """What an earlier lookup said, if it brought some pages and found no room for others."""
+    """What earlier lookups said, if some pages are looked up once more."""
+    _reopened: bytes = _REFUSED
+    """The reasons for which these pages did not come before."""
+    _asked: set[SourceId] = field(default_factory=set)
+    """Where pages have been looked for."""
 
     @property
     def is_pending(self) -> bool:
@@ -63,23 +72,38 @@ class PrefetchState:
         """Whether more pages come only when others have gone on to L1."""
         return self.state is LookupState.HALTED
 
+    @property
+    def brings(self) -> PageSource:
+        """What pages count as that the lookup brings."""
+        return PageSource.L3 if self.fetch_from == L3_SOURCE else PageSource.PEER
+
+    def has_asked(self, source: SourceId) -> bool:
+        """Whether pages have been looked for there."""
+        return source in self._asked
+
     def rule_out(self, reason: PageSource, num_pages: int, *, num_groups: int) -> None:
         """Note that no page is to be looked for, and for which reason."""
         self.by_group = (bytes([reason]) * num_pages,) * num_groups
 
-    def make_due(self, num_l1_pages: Sequence[int], num_pages: int) -> None:
+    def make_due(self, num_l1_pages: Sequence[int], num_pages: int, source: SourceId) -> None:
         """Note that a lookup of `num_pages`, of which L1 holds the first, is to be sent."""
         self.by_group = _unknown(num_l1_pages, num_pages)
+        self.fetch_from = source
         self.state = LookupState.DUE
 
     def make_due_again(self) -> None:
         """Note that the lookup is to be sent once more: L2 had no room for some pages."""
-        self._earlier = self.by_group
+        self._earlier, self._reopened = self.by_group, _REFUSED
         self.state = LookupState.DUE
 
+    def make_due_elsewhere(self, source: SourceId) -> None:
+        """Note that what did not come is to be looked for at another place."""
+        self._earlier, self._reopened = self.by_group, _ALL_REASONS
+        self.fetch_from, self.state = source, LookupState.DUE
+
     def halt(self) -> None:
-        """L2 had no room for some pages, and nobody else makes any: what L3 brought may."""
-        if any(sources.find(PageSource.L3, self.num_l1_pages) >= 0 for sources in self.by_group):
+        """L2 had no room for some pages, and nobody else makes any: those that came may."""
+        if any(_has_brought(sources, self.num_l1_pages) for sources in self.by_group):
             self.state = LookupState.HALTED
 
     def give_up_turns(self) -> None:
@@ -95,25 +119,26 @@ class PrefetchState:
             return False
         groups = zip(self.by_group, reaches, strict=True)
         full = [sources for sources, reach in groups if reach is None]
-        return any(sources.find(PageSource.L3, num_known_pages) >= 0 for sources in full)
+        return any(_has_brought(sources, num_known_pages) for sources in full)
 
     def note_loss(self) -> None:
         """Note a loss of pages, so that they are looked up once more, but no third time."""
         self.has_loss = True
 
     def open(self, lookup_id: LookupId, num_l1_pages: Sequence[int], num_pages: int) -> None:
-        """Note that the lookup is sent. Of an earlier one, only what found no room is reopened."""
+        """Note that the lookup is sent. Of an earlier one, only some pages are reopened."""
         self.by_group = _unknown(num_l1_pages, num_pages)
         if self._earlier:
-            refused, pending = bytes([PageSource.NO_HOST_PAGE]), bytes([PageSource.PENDING])
-            self.by_group = tuple([was.replace(refused, pending) for was in self._earlier])
+            pending = bytes.maketrans(self._reopened, _PENDING * len(self._reopened))
+            self.by_group = tuple([was.translate(pending) for was in self._earlier])
+        self._asked.add(self.fetch_from)
         self.state, self.lookup_id = LookupState.OPEN, lookup_id
         self.num_l1_pages = max(num_l1_pages)
 
     @property
     def holds_staged_pages(self) -> bool:
-        """Whether L2 keeps pages for this request, or reads them from L3."""
-        has_brought = any(PageSource.L3 in sources for sources in self.by_group)
+        """Whether L2 keeps pages for this request, or fetches them."""
+        has_brought = any(_has_brought(sources, 0) for sources in self.by_group)
         return self.lookup_id is not None and (self.is_pending or has_brought)
 
     def report(self, report: LookupProgress) -> None:
@@ -122,7 +147,7 @@ class PrefetchState:
         self.num_full_pages = report.num_full_pages
         if self._earlier:
             pairs = zip(self._earlier, report.sources, strict=True)
-            self.by_group = tuple([_keep_found(was, now) for was, now in pairs])
+            self.by_group = tuple([_keep_found(was, now, self.brings) for was, now in pairs])
         self.has_report = True
         if report.is_final:
             self.state = LookupState.CLOSED
@@ -172,18 +197,23 @@ def _unknown(num_l1_pages: Sequence[int], num_pages: int) -> tuple[bytes, ...]:
     return tuple([l1 * num + pending * (num_pages - num) for num in num_l1_pages])
 
 
-def _keep_found(earlier: bytes, later: bytes) -> bytes:
+def _has_brought(sources: bytes, start: int) -> bool:
+    """Whether a lookup has brought some page from `start` on."""
+    return any(sources.find(source, start) >= 0 for source in BROUGHT)
+
+
+def _keep_found(earlier: bytes, later: bytes, brings: PageSource) -> bytes:
     """Join two lookups: pages that the earlier one found count for the tier where they were.
 
-    What found no room then and is in L1 or L2 now has come from L3, too.
+    What found no room then and is in L1 or L2 now has been brought, too.
     """
     pairs = zip(earlier, later, strict=True)
-    return bytes([_farthest(was, now) for was, now in pairs])
+    return bytes([_farthest(was, now, brings) for was, now in pairs])
 
 
-def _farthest(was: int, now: int) -> int:
+def _farthest(was: int, now: int, brings: PageSource) -> int:
     if was == PageSource.NO_HOST_PAGE and now <= PageSource.L2:
-        return PageSource.L3
+        return brings
     return max(was, now) if was <= PageSource.L3 >= now else now
 
 

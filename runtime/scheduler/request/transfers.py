@@ -14,6 +14,7 @@ the lease ends; its rows count, or the     `CommitPages`: the pages are READY, u
 request starts over if it was stale        nothing, if HostMemory is another by now
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +28,7 @@ from raydix.runtime.cache.page_pools import (
     pages_between,
 )
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.messages.host import CommitPages
+from raydix.runtime.messages.host import AbandonPages, CommitPages
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.scheduler.timers import Alarm
 
@@ -163,6 +164,18 @@ class Promotion:
         part = self.part
         self.part, self.lease_id, self.load = no_pages(len(part)), None, None
         return part
+
+
+def abandonment(transfers: Sequence[Transfer], pids: tuple[int, ...]) -> AbandonPages:
+    """The message that gives up copies which these processes may still be making."""
+    backups = [each for each in transfers if isinstance(each, Backup)]
+    # The columns are of all KV groups together: a host page's id tells its group.
+    return AbandonPages(
+        host_page_ids=join_columns([backup.host_page_ids for backup in backups]),
+        generations=join_columns([backup.generations for backup in backups]),
+        lease_ids=tuple([each.lease_id for each in transfers if isinstance(each, Load)]),
+        pids=pids,
+    )
 
 
 def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:

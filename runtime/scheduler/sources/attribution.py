@@ -95,8 +95,8 @@ def _on_arrival(prefetch: PrefetchState, settings: SchedulerSettings, tiers: byt
 
     if prefetch.has_report:
         # The mirror shows a page as soon as it has arrived, and its report comes later: a page that
-        # is in L2 but was PENDING in the last report has come from L3.
-        said[(said == _PENDING) & (now == _L2)] = _L3
+        # is in L2 but was PENDING in the last report has been brought.
+        said[(said == _PENDING) & (now == _L2)] = prefetch.brings
     return np.where(said <= _L3, said, now)
 
 

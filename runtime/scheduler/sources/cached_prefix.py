@@ -10,7 +10,7 @@ from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.sources.host_view import HostView
+from raydix.runtime.scheduler.sources.mirror import KnownPages
 
 _L1, _L2, _NOWHERE = (
     bytes([source]) for source in (PageSource.L1, PageSource.L2, PageSource.NOT_FOUND)
@@ -44,7 +44,12 @@ class CachedPrefix:
 
 
 def find_prefix(
-    settings: SchedulerSettings, host: HostView | None, match: Match, keys: bytes, *, max_pages: int
+    settings: SchedulerSettings,
+    host: KnownPages | None,
+    match: Match,
+    keys: bytes,
+    *,
+    max_pages: int,
 ) -> CachedPrefix:
     """The longest usable prefixes of a chain, `max_pages` at most, as far as is known.
 
@@ -116,7 +121,7 @@ def _no_loads(settings: SchedulerSettings) -> tuple[Sequence[int], ...]:
 
 
 def _end_without_windows(
-    settings: SchedulerSettings, host: HostView | None, keys: bytes, num_path: int, max_pages: int
+    settings: SchedulerSettings, host: KnownPages | None, keys: bytes, num_path: int, max_pages: int
 ) -> int:
     """The number of pages that L1 and L2 hold in all FULL and LATENT groups, whatever windows."""
     if host is None:
@@ -136,7 +141,7 @@ def _in_l1(page_ids: Int32Array, num_path: int, num_pages: int) -> bytes:
 
 
 def _add_last_windows(
-    settings: SchedulerSettings, host: HostView, maps: list[bytes], keys: bytes, stop: int
+    settings: SchedulerSettings, host: KnownPages, maps: list[bytes], keys: bytes, stop: int
 ) -> int:
     """Add to the maps what L2 holds of the last windows that all groups have before one end.
 
@@ -152,7 +157,7 @@ def _add_last_windows(
 
 
 def _add_last_window(
-    host: HostView, group: int, reach: int, maps: list[bytes], keys: bytes, stop: int
+    host: KnownPages, group: int, reach: int, maps: list[bytes], keys: bytes, stop: int
 ) -> int:
     pages = maps[group]
     end = last_window_end(
@@ -164,7 +169,7 @@ def _add_last_window(
 
 
 def _match_with_l2(
-    settings: SchedulerSettings, host: HostView, maps: list[bytes], keys: bytes, num_l1_pages: int
+    settings: SchedulerSettings, host: KnownPages, maps: list[bytes], keys: bytes, num_l1_pages: int
 ) -> tuple[int, tuple[Sequence[int], ...]]:
     """The longest prefix whose missing pages can be leased, and these pages per group."""
     stop = len(maps[0])
@@ -199,7 +204,7 @@ def _pages_from_l2(sources: bytes, start: int, stop: int) -> Sequence[int]:
 
 
 def _first_gap(
-    host: HostView, loads: Sequence[Sequence[int]], keys: bytes, stop: int
+    host: KnownPages, loads: Sequence[Sequence[int]], keys: bytes, stop: int
 ) -> int | None:
     """The first page behind the first load of a group that L2 does not hold there."""
     gaps = [

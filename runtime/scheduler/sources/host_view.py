@@ -1,18 +1,13 @@
 """What the Scheduler knows of L2: a mirror of its keys, and granted pages."""
 
 from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
-from raydix.ids import ConnectionId, PageKey
-from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
+from raydix.ids import ConnectionId
 from raydix.runtime.messages.arrays import Int32Array, int32_array
-from raydix.runtime.messages.host import (
-    MirrorUpdate,
-    PagesGranted,
-    StorageStatus,
-)
+from raydix.runtime.messages.host import PagesGranted, StorageStatus
+from raydix.runtime.scheduler.sources.mirror import Mirror
 
 
 class HostView:
@@ -36,18 +31,14 @@ class HostView:
         self.is_drained = False
         """Whether HostMemory was told that no copy of an earlier connection is in flight."""
 
-        self._mirrors: list[set[bytes]] = [set() for _ in range(num_groups)]
+        self.keys = Mirror(num_groups)
+        """The pages of L2, as far as is known."""
         self._stocks: list[deque[tuple[int, int]]] = [deque() for _ in range(num_groups)]
 
     @property
     def is_usable(self) -> bool:
         """Whether lookups, leases and backups make sense now."""
         return self.connection is not None and not self.is_silent
-
-    @property
-    def num_keys(self) -> int:
-        """The number of pages of all KV groups in L2, as far as is known."""
-        return sum(map(len, self._mirrors))
 
     def num_granted(self, group: int) -> int:
         """The number of free host pages of a KV group that were granted and not used yet."""
@@ -69,8 +60,7 @@ class HostView:
         self.is_drained = False
         for stock in self._stocks:
             stock.clear()
-        former, self._mirrors = self._mirrors, [set() for _ in self._mirrors]
-        return former
+        return self.keys.take_all()
 
     def fall_silent(self) -> None:
         """Note that HostMemory is silent: the engine runs as if without L2 until it is heard."""
@@ -89,44 +79,6 @@ class HostView:
     def note_drained(self) -> None:
         """Note that HostMemory was told that no copy of an earlier connection is in flight."""
         self.is_drained = True
-
-    def has(self, group: int, key: bytes) -> bool:
-        """Whether this page of a group is READY in L2, as far as is known."""
-        return key[:MIRROR_KEY_BYTES] in self._mirrors[group]
-
-    def has_page(self, group: int, keys: bytes, page: int) -> bool:
-        """Whether page `page` of a chain with these keys is READY in L2 for a group."""
-        start = page * KEY_BYTES
-        return keys[start : start + MIRROR_KEY_BYTES] in self._mirrors[group]
-
-    def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
-        """Pages of a group in [start, stop) that are READY in L2, up to the first gap."""
-        places = range(start * KEY_BYTES, stop * KEY_BYTES, KEY_BYTES)
-        shorts = [keys[place : place + MIRROR_KEY_BYTES] for place in places]
-        # As a rule it has all, which is found out at once.
-        mirror = self._mirrors[group]
-        if mirror.issuperset(shorts):
-            return len(shorts)
-        return next(index for index, short in enumerate(shorts) if short not in mirror)
-
-    def lacking(self, group: int, keys: Iterable[PageKey]) -> list[PageKey]:
-        """The pages of a KV group, out of these, that are not READY in L2, in order."""
-        mirror = self._mirrors[group]
-        return [key for key in keys if key[:MIRROR_KEY_BYTES] not in mirror]
-
-    def mirror(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
-        """Follow HostMemory's changes; returns short keys of what became READY and was dropped."""
-        ready = split_keys(update.ready, MIRROR_KEY_BYTES)
-        dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
-        self._mirrors[update.group].difference_update(dropped)
-        self._mirrors[update.group].update(ready)
-        return ready, dropped
-
-    def note_commit(self, group: int, keys: bytes) -> None:
-        """Note that HostMemory is told to publish these pages of a group: they are READY to whoever
-        asks after that. If it drops any of them it says so.
-        """
-        self._mirrors[group].update([key[:MIRROR_KEY_BYTES] for key in split_keys(keys)])
 
     def stock(self, grant: PagesGranted) -> None:
         """Take granted free host pages."""

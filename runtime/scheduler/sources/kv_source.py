@@ -1,21 +1,25 @@
-"""A place outside L1 that has pages: what it is asked for, and what it has said."""
+"""The node's L2, and what it fetches for us: what is asked for, and what has been said."""
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from raydix.ids import SEVERAL_USERS, ConnectionId, LeaseId, LookupId, PageKey, RequestId
-from raydix.runtime.cache.page_pools import join_columns
+from raydix.ids import (
+    L3_SOURCE,
+    SEVERAL_USERS,
+    ConnectionId,
+    LeaseId,
+    LookupId,
+    RequestId,
+    SourceId,
+)
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.host import (
-    AbandonPages,
+    BROUGHT,
     CancelLookup,
     CopiesDrained,
     LeasePages,
     Lookup,
     LookupProgress,
-    MirrorUpdate,
-    PagesGranted,
     PageSource,
     ProcessDrained,
     ReleaseLeases,
@@ -28,30 +32,18 @@ from raydix.runtime.scheduler.events import SendHost
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import OrderKey
-from raydix.runtime.scheduler.request.transfers import Backup, Load, Promotion
+from raydix.runtime.scheduler.request.transfers import Backup, Load, Promotion, abandonment
 from raydix.runtime.scheduler.request.users import user_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.cached_prefix import CachedPrefix, ends_in_l1, find_prefix
-from raydix.runtime.scheduler.sources.claims import Pages
 from raydix.runtime.scheduler.sources.host_view import HostView
 from raydix.runtime.scheduler.sources.lease_wanted import LeaseWanted
-from raydix.runtime.scheduler.sources.lookups import Asker, Lookups, Unanswered
+from raydix.runtime.scheduler.sources.lookups import Asker, Lookups, LostSource, Unanswered
+from raydix.runtime.scheduler.sources.origins import Origins
 from raydix.runtime.scheduler.timers import Alarm
 
 _NARROWED_FRACTION = 0.125
 """A claim on room in L2 is narrowed once at least this fraction of it is not needed any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostSource:
-    """What there was of a source that is gone."""
-
-    askers: list[Asker]
-    """The askers whose lookups were open or due."""
-    chains: list[Pages]
-    """Pages that were claimed, or would have been: to free thousands at once takes tens of ms."""
-    mirrors: list[set[bytes]]
-    """Its keys, per KV group: to free a million at once takes 40 ms."""
 
 
 class KvSource:
@@ -63,6 +55,8 @@ class KvSource:
     def __init__(self, settings: SchedulerSettings, outbox: Outbox, counters: Counters) -> None:
         self._settings, self._outbox, self._counters = settings, outbox, counters
         self.view = HostView(settings.num_groups)
+        self.origins = Origins(settings.num_groups)
+        """Where L2 can fetch what it lacks."""
         self.leases: dict[LeaseId, LeaseWanted] = {}
         """Leases that were asked for and not yet answered, by lease id."""
         self._lookups = Lookups()
@@ -71,19 +65,21 @@ class KvSource:
         self._alarm = Alarm()
         """The alarm for the time at which the next unanswered question is late."""
         self._ids = itertools.count(1)
+        self._now_s = 0.0
+        """The time of the present event."""
 
     def find_prefix(
         self, request: RequestState, match: Match, most_pages: int | None = None
     ) -> CachedPrefix:
         """What L1, where it matches `match`, and L2 hold of a request or of its first pages."""
         view = self.view
-        is_useful = view.is_usable and view.num_keys > 0 and self._settings.prefix_caching
+        is_useful = view.is_usable and len(view.keys) > 0 and self._settings.prefix_caching
         max_pages = request.max_cached_tokens // self._settings.page_size
         max_pages = min(max_pages, self._settings.reusable_pages(request.num_tokens))
         max_pages = max_pages if most_pages is None else min(max_pages, most_pages)
         return find_prefix(
             self._settings,
-            view if is_useful else None,
+            view.keys if is_useful else None,
             match,
             request.chain.keys(max_pages) if is_useful else b"",
             max_pages=max_pages,
@@ -98,17 +94,14 @@ class KvSource:
         """What is known of L2, and what it is asked for."""
         groups = range(self._settings.num_groups)
         return {
-            "l2_known_pages": self.view.num_keys,
+            **self.origins.figures(),
+            "l2_known_pages": len(self.view.keys),
             "l2_granted_pages": sum(map(self.view.num_granted, groups)),
             "leases_wanted": len(self.leases),
             "lookups_open": len(self._lookups),
             "lookups_due": self._lookups.num_queued,
             "l2_claimed_pages": self._lookups.num_claimed_pages,
         }
-
-    def attach(self, connection: ConnectionId) -> None:
-        """Note that HostMemory is there, which was lost before if it was there already."""
-        self.view.attach(connection)
 
     def lose(self) -> LostSource:
         """Note that HostMemory is gone: nothing that it was asked for will come.
@@ -117,7 +110,7 @@ class KvSource:
         """
         # Replaced rather than emptied: thousands of lookups are freed later, piece by piece.
         former, self._lookups = self._lookups, Lookups()
-        mirrors = self.view.detach()
+        mirrors = self.view.detach() + self.origins.lose_peers()
         self.leases.clear()
         self._unanswered.clear()
         askers = former.askers()
@@ -138,18 +131,6 @@ class KvSource:
             self.tell(ProcessDrained(pid=pid))
         self.tell(CopiesDrained())
 
-    def hear(self) -> None:
-        """Note that HostMemory has said something."""
-        self.view.hear()
-
-    def stock(self, grant: PagesGranted) -> None:
-        """Take granted free host pages, for backups."""
-        self.view.stock(grant)
-
-    def mirror(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
-        """Follow L2's changes; returns short keys of what became READY and was dropped."""
-        return self.view.mirror(update)
-
     def note_storage(self, status: StorageStatus) -> None:
         """Take what HostMemory says of L3, and how much of L2 it keeps for what L3 brings."""
         self.view.note_storage(status)
@@ -160,6 +141,7 @@ class KvSource:
 
     def start_clocks(self, now_s: float) -> None:
         """Note that what was asked with earlier events has been sent by now."""
+        self._now_s = now_s
         self._unanswered.start_clocks(now_s)
 
     def next_late_s(self, now_s: float) -> float | None:
@@ -223,21 +205,13 @@ class KvSource:
         """Give up copies that these processes may still be making until they exit or say hello."""
         # Pages of an earlier connection are in quarantine since it broke.
         lost = [each for each in transfers if each.host_connection == self.view.connection]
-        backups = [each for each in lost if isinstance(each, Backup)]
-        leases = [each.lease_id for each in lost if isinstance(each, Load)]
-        if backups or leases:
-            # The columns are of all KV groups together: a host page's id tells its group.
-            message = AbandonPages(
-                host_page_ids=join_columns([backup.host_page_ids for backup in backups]),
-                generations=join_columns([backup.generations for backup in backups]),
-                lease_ids=tuple(leases),
-                pids=pids,
-            )
-            self.tell(message)
+        if lost:
+            self.tell(abandonment(lost, pids))
 
-    def want_lookup(self, request: RequestState, found: CachedPrefix, place: OrderKey) -> None:
-        """Have a waiting request looked up: at once, or in its turn if L3 may have some of it."""
-        request.renew_prefetch()
+    def want_lookup(
+        self, request: RequestState, found: CachedPrefix, place: OrderKey, source: SourceId
+    ) -> None:
+        """Have a waiting request looked up at a source: at once, or in turn if that may have it."""
         num_groups = self._settings.num_groups
         num_full = self._settings.reusable_pages(request.num_prompt)
         if request.must_score:
@@ -251,26 +225,45 @@ class KvSource:
             return
 
         ends = ends_in_l1(self._settings, found.match, num_full)
-        request.prefetch.make_due(ends, num_full)
+        request.prefetch.make_due(ends, num_full, source)
         lacking = range(found.num_known_pages, num_full)
-        is_asked = len(lacking) * self._settings.page_size >= self.view.min_l3_tokens
-        if lacking and is_asked and self.view.has_storage is not False:
+        if lacking and self.may_have(source, len(lacking)):
             self._lookups.enqueue(request, request.chain.short_keys(lacking), place)
         else:
             self.send_lookup(request, found.match, Urgency.REQUEST)
 
-    def want_lookup_again(self, request: RequestState, of: PageSource, place: OrderKey) -> None:
-        """Look a request up once more, for the pages of which its last lookup reported `of`."""
-        keys = request.chain.short_keys(request.prefetch.pages(of))
+    def may_have(self, source: SourceId, num_pages: int) -> bool:
+        """Whether a source may bring so many pages that L2 lacks."""
+        if source != L3_SOURCE:
+            return self.origins.find(source) is not None
+        is_asked = num_pages * self._settings.page_size >= self.view.min_l3_tokens
+        return is_asked and self.view.has_storage is not False
+
+    def want_lookup_elsewhere(
+        self, request: RequestState, found: CachedPrefix, place: OrderKey, source: SourceId
+    ) -> None:
+        """Look a request up once more, at another source, for what has not come."""
+        num_full = self._settings.reusable_pages(request.num_prompt)
+        lacking = range(found.num_known_pages, num_full)
+        self._lookups.end_claim(request)
+        self._lookups.enqueue(request, request.chain.short_keys(lacking), place)
+        request.prefetch.make_due_elsewhere(source)
+        self._counters.count(Count.REPEATED_LOOKUPS)
+
+    def want_lookup_again(
+        self, request: RequestState, of: Sequence[PageSource], place: OrderKey
+    ) -> None:
+        """Look a request up once more, for pages of which its last lookup reported one `of`."""
+        keys = request.chain.short_keys(request.prefetch.pages(*of))
         self._lookups.end_claim(request)
         self._lookups.enqueue(request, keys, place)
         request.prefetch.make_due_again()
         self._counters.count(Count.REPEATED_LOOKUPS)
 
     def want_lost_pages(self, request: RequestState, place: OrderKey) -> None:
-        """Look a request up once more, as L2 has lost what L3 had brought for it."""
+        """Look a request up once more, as L2 has lost what had been brought for it."""
         request.prefetch.note_loss()
-        self.want_lookup_again(request, PageSource.L3, place)
+        self.want_lookup_again(request, BROUGHT, place)
 
     def move_lookup(self, request: RequestState, place: OrderKey) -> None:
         """Move the due lookup, if any, of a waiting request that has got another place."""
@@ -292,7 +285,8 @@ class KvSource:
             lookup_id=lookup_id,
             keys=asker.chain.keys(num_full),
             num_l1_pages=num_l1_pages,
-            num_brought_pages=asker.prefetch.count(PageSource.L3),
+            num_brought_pages=asker.prefetch.count(*BROUGHT),
+            source=asker.prefetch.fetch_from,
             urgency=urgency,
             user=user_of(asker) if isinstance(asker, RequestState) else SEVERAL_USERS,
         )
@@ -303,6 +297,9 @@ class KvSource:
 
     def report(self, report: LookupProgress) -> Asker | None:
         """Take what HostMemory reports of a lookup; returns whose it is, None if nobody's."""
+        if report.is_final:
+            # Also if it runs by now and wants no more: as a rule it does before this is told.
+            self.origins.learn(report, self._settings, self._now_s)
         asker = self._lookups.find(report.lookup_id)
         if asker is None:
             return None
@@ -317,7 +314,7 @@ class KvSource:
     def _narrow_claim(self, request: RequestState) -> None:
         """Narrow a request's claim to what L3 has brought or may still bring it."""
         prefetch = request.prefetch
-        claimed = (PageSource.PENDING, PageSource.L3)
+        claimed = (PageSource.PENDING, *BROUGHT)
         num_claimed = self._lookups.num_claimed_by(request)
         # Not for every single page: narrowing costs time in proportion to the chain.
         if num_claimed and prefetch.count(*claimed) <= (1 - _NARROWED_FRACTION) * num_claimed:
@@ -332,7 +329,7 @@ class KvSource:
         prefetch = request.prefetch
         if not prefetch.count(PageSource.NO_HOST_PAGE):
             return
-        keys = request.chain.short_keys(prefetch.pages(PageSource.L3, PageSource.NO_HOST_PAGE))
+        keys = request.chain.short_keys(prefetch.pages(*BROUGHT, PageSource.NO_HOST_PAGE))
         if self._lookups.enqueue_again(request, keys, place):
             prefetch.make_due_again()
             self._counters.count(Count.REPEATED_LOOKUPS)

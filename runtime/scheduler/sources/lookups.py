@@ -82,6 +82,18 @@ class Unanswered(Generic[Id]):
         self._overdue.clear()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostSource:
+    """What there was of a source that is gone."""
+
+    askers: list[Asker]
+    """The askers whose lookups were open or due."""
+    chains: list[Pages]
+    """Pages that were claimed, or would have been: to free thousands at once takes tens of ms."""
+    mirrors: list[set[bytes]]
+    """Its keys, per KV group: to free a million at once takes 40 ms."""
+
+
 @dataclass(slots=True)
 class _Turn:
     """A lookup that is to be sent in its turn."""

@@ -125,7 +125,7 @@ class TransferResults:
         self._timings.observe(Timing.BACKUP, backup.age_s(now_s))
         for commit in backup.commits():
             self._source.tell(commit)
-            self._source.view.note_commit(commit.group, commit.keys)
+            self._source.view.keys.add(commit.group, commit.keys)
 
 
 def _note_copied(lane: Lane, done: TransfersDone) -> None:

@@ -30,6 +30,13 @@ def test_only_what_happened_since_the_last_look_counts() -> None:
     )
 
 
+def test_pages_of_other_nodes_are_told_once_there_were_some() -> None:
+    pulled = {**BUSY, "prompt_tokens_peer": 100}
+    told = describe_traffic(BUSY, pulled, 10.0)
+    assert told is not None
+    assert "0.0% from L2, 100.0% from other nodes, 0.0% from L3, 0.0% computed" in told
+
+
 def test_without_a_new_prompt_no_hits_are_told() -> None:
     assert describe_traffic(BUSY, BUSY, 10.0) == (
         "3 running, 2 waiting; prompt 0.0 tokens/s, generated 0.0 tokens/s"

@@ -7,7 +7,7 @@ from raydix.runtime.cli.source_table import by_tier, source_table
 
 def test_reasons_to_compute_are_folded() -> None:
     sources = {"l1": 16, "computed:last_token": 1, "computed:not_found": 32}
-    assert by_tier(sources) == {"l1": 16, "l2": 0, "l3": 0, "computed": 33}
+    assert by_tier(sources) == {"l1": 16, "l2": 0, "peer": 0, "l3": 0, "computed": 33}
 
 
 def test_the_table_shows_tokens_and_shares() -> None:

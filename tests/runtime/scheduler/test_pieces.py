@@ -216,7 +216,7 @@ def test_no_event_frees_all_keys_of_an_l2_that_is_lost() -> None:
     num_keys = 40_000
     ready = b"".join(number.to_bytes(MIRROR_KEY_BYTES, "big") for number in range(num_keys))
     driver.hear_host(host.MirrorUpdate(ready=ready))
-    keys = driver.core._source.view._mirrors[0]
+    keys = driver.core._source.view.keys._groups[0]
     driver.lose_host()
     assert driver.core.stats()["l2_known_pages"] == 0
     left = [num_keys, len(keys)]

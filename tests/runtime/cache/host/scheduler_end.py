@@ -8,11 +8,11 @@ from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     FromHost,
     LookupProgress,
-    MirrorUpdate,
     PagesGranted,
     PagesLeased,
     StorageStatus,
 )
+from raydix.runtime.messages.mirror import MirrorUpdate
 from tests.runtime.cache.host.host_values import assert_follows
 
 FIRST = SchedulerName("first")

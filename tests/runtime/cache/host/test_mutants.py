@@ -150,7 +150,7 @@ def overdue_pages_used_again(patch: pytest.MonkeyPatch) -> None:
         batch = self._batches.pop(batch_id, None)
         if batch is not None:
             self._end_reads(batch_id, batch)
-            self._num_filling[batch.group] -= len(batch.page_ids)
+            self._count_filling(batch.group, -len(batch.page_ids))
             for page_id in batch.page_ids:
                 self._index.free(page_id)
         return []

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from raydix.runtime.cache.page_key import KEY_BYTES, root_key
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
-from raydix.runtime.messages.host import MirrorUpdate, PageSource
+from raydix.runtime.messages.host import PageSource
+from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.cached_prefix import ends_in_l1, find_prefix, tiers_of
-from raydix.runtime.scheduler.sources.host_view import HostView
+from raydix.runtime.scheduler.sources.mirror import Mirror
 from tests.runtime.scheduler.core_driver import BASE
 from tests.runtime.scheduler.keys import mirror_keys
 
@@ -42,11 +43,11 @@ def key(page: int) -> bytes:
     return KEYS[page * KEY_BYTES : (page + 1) * KEY_BYTES]
 
 
-def host_with(layout: KvLayout, in_l2: list[set[int]]) -> HostView:
-    host = HostView(len(layout.groups))
+def host_with(layout: KvLayout, in_l2: list[set[int]]) -> Mirror:
+    host = Mirror(len(layout.groups))
     for group, held in enumerate(in_l2):
         keys = b"".join(map(key, sorted(held)))
-        host.mirror(MirrorUpdate(ready=mirror_keys(keys), group=group))
+        host.follow(MirrorUpdate(ready=mirror_keys(keys), group=group))
     return host
 
 
@@ -110,7 +111,7 @@ def test_the_longest_prefix_that_can_be_leased_is_found(
     assert not any(alone.loads)
 
 
-class CountingHost(HostView):
+class CountingHost(Mirror):
     """Counts the pages that it is asked about one by one."""
 
     num_asked = 0
@@ -130,7 +131,7 @@ def test_few_pages_of_a_long_chain_are_asked_about_to_find_its_windows() -> None
         host = CountingHost(len(layout.groups))
         ready = b"".join(keys[page * KEY_BYTES :][:KEY_BYTES] for page in in_l2)
         for group in range(len(layout.groups)):
-            host.mirror(MirrorUpdate(ready=mirror_keys(ready), group=group))
+            host.follow(MirrorUpdate(ready=mirror_keys(ready), group=group))
         found = find_prefix(settings_of(layout), host, match, keys, max_pages=num_pages)
 
         assert found.num_pages == end

@@ -1,0 +1,33 @@
+"""What travels between the HostMemories of two nodes, of which one pulls pages from the other.
+
+The one that pulls has dialled. It counts its batches and never uses an id twice; each is answered
+once. `AskExists` is answered by `ObjectsDone` (both in `messages/host.py`), and keys of the other
+side's L2 come as `MirrorUpdate`, all of them first.
+"""
+
+from dataclasses import dataclass
+
+from raydix.ids import BatchId
+from raydix.runtime.messages.host import AskExists, CancelBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullPages:
+    """Send the content of these pages of a KV group. Never stale.
+
+    What the other side lacks is answered without content. Whoever pulls compares each page with its
+    key and checksum before anybody may use it.
+    """
+
+    batch_id: BatchId
+    keys: bytes
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellKeys:
+    """Tell all keys of L2 once more, as one has come who knows none. Never stale."""
+
+
+ToPeer = AskExists | PullPages | CancelBatch | TellKeys
+"""What a HostMemory says to one from which it pulls."""

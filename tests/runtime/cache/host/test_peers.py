@@ -1,0 +1,160 @@
+"""The HostMemory core and other nodes: it pulls from some, and sends pages to others."""
+
+from raydix.ids import BatchId, ConnectionId, LookupId, SchedulerName, SourceId
+from raydix.runtime.cache.host.events import (
+    AskForKeys,
+    FromPeer,
+    FromReader,
+    FromScheduler,
+    HostEvent,
+    PagesSent,
+    PeerAttached,
+    PeerLost,
+    ReaderAttached,
+    ReaderLost,
+    SchedulerAttached,
+    SendPages,
+    Tick,
+    ToReader,
+    ToScheduler,
+    ToStorage,
+)
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.messages.host import (
+    AskExists,
+    Lookup,
+    LookupProgress,
+    ObjectsDone,
+    ObjectStatus,
+    PageSource,
+    ReadObjects,
+)
+from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound, PeerGone
+from raydix.runtime.messages.pulls import PullPages, TellKeys
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import make_keys
+
+OTHER = ConnectionId(900)
+LATE = ConnectionId(901)
+FOUND = SourceId(2)
+OK, MISSING = bytes([ObjectStatus.OK]), bytes([ObjectStatus.MISSING])
+
+
+def attached() -> HostScript:
+    host = HostScript(16)
+    host.attach_scheduler()
+    return host
+
+
+def handle(host: HostScript, event: HostEvent) -> list[object]:
+    return list(host.core.handle(event, host.now_s))
+
+
+def told(effects: list[object]) -> list[object]:
+    return [each.message for each in effects if isinstance(each, ToScheduler)]
+
+
+def orders(effects: list[object]) -> list[object]:
+    return [each.message for each in effects if isinstance(each, ToStorage)]
+
+
+def look_up(host: HostScript, names: list[str]) -> list[object]:
+    assert host.scheduler is not None
+    message = Lookup(lookup_id=LookupId(1), keys=make_keys(names), num_l1_pages=(0,), source=FOUND)
+    return handle(host, FromScheduler(host.scheduler, message))
+
+
+def test_pages_stay_while_they_are_sent_even_to_a_reader_that_has_gone() -> None:
+    host = attached()
+    host.commit(["a", "b"])
+    handle(host, ReaderAttached(OTHER))
+    pull = PullPages(batch_id=BatchId(7), keys=make_keys(["a", "x", "b"]))
+
+    [send] = [each for each in handle(host, FromReader(OTHER, pull)) if isinstance(each, SendPages)]
+
+    first, lacking, last = send.page_ids
+    assert lacking is None
+    assert first is not None
+    assert last is not None
+    handle(host, ReaderLost(OTHER))
+    assert host.core._index.num_readers_of(first) == host.core._index.num_readers_of(last) == 1
+    handle(host, PagesSent(OTHER, BatchId(7)))
+    assert host.core._index.num_readers == 0
+    host.core.check()
+
+
+def test_readers_are_told_which_pages_there_are_first_all_and_then_what_changes() -> None:
+    host = attached()
+    host.commit(["a"])
+    handle(host, ReaderAttached(OTHER))
+    question = AskExists(batch_id=BatchId(3), keys=make_keys(["a", "x"]))
+
+    effects = handle(host, FromReader(OTHER, question))
+
+    said = [each.message for each in effects if isinstance(each, ToReader)]
+    assert said == [ObjectsDone(batch_id=BatchId(3), statuses=OK + MISSING)]
+    known = ToReader(OTHER, MirrorUpdate(ready=make_keys(["a"])[:MIRROR_KEY_BYTES]))
+    assert known in handle(host, Tick())
+    assert known not in handle(host, Tick())
+    handle(host, FromReader(OTHER, TellKeys()))
+    assert known in handle(host, Tick())
+
+
+def test_what_a_peer_sends_is_ready_and_counts_as_its_own_tier() -> None:
+    host = attached()
+    assert PeerFound(source=FOUND, name="n") in told(handle(host, PeerAttached(OTHER, "n")))
+    [question] = orders(look_up(host, ["a", "b"]))
+    assert isinstance(question, AskExists)
+    exists = ObjectsDone(batch_id=question.batch_id, statuses=OK * 2)
+
+    [read] = orders(handle(host, FromPeer(OTHER, exists)))
+    assert isinstance(read, ReadObjects)
+    done = ObjectsDone(batch_id=read.batch_id, statuses=OK * 2)
+    host.now_s += 0.5
+    reports = told(handle(host, FromPeer(OTHER, done)))
+
+    report = next(each for each in reports if isinstance(each, LookupProgress) and each.is_final)
+    assert report.sources == (bytes([PageSource.PEER] * 2),)
+    assert (report.source, report.seconds) == (FOUND, 0.5)
+    host.core.check()
+
+
+def test_a_peer_that_is_lost_ends_its_lookups_and_gives_its_pages_back() -> None:
+    host = attached()
+    handle(host, PeerAttached(OTHER, "n"))
+    [question] = orders(look_up(host, ["a", "b"]))
+    assert isinstance(question, AskExists)
+    exists = ObjectsDone(batch_id=question.batch_id, statuses=OK * 2)
+    handle(host, FromPeer(OTHER, exists))
+    assert host.stat("pages_reading") == 2
+
+    said = told(handle(host, PeerLost(OTHER)))
+
+    assert PeerGone(source=FOUND) in said
+    report = next(each for each in said if isinstance(each, LookupProgress))
+    assert report.sources == (bytes([PageSource.IO_ERROR] * 2),)
+    assert host.stat("pages_reading") == host.stat("pages_quarantined") == host.stat("peers") == 0
+    host.core.check()
+
+
+def test_a_scheduler_that_comes_late_is_told_of_peers_whose_keys_come_once_more() -> None:
+    host = attached()
+    handle(host, PeerAttached(OTHER, "n"))
+
+    effects = handle(host, SchedulerAttached(LATE, SchedulerName("late")))
+
+    assert ToScheduler(LATE, PeerFound(source=FOUND, name="n")) in effects
+    assert AskForKeys(OTHER) in effects
+    update = MirrorUpdate(ready=bytes(16))
+    told_now = handle(host, FromPeer(OTHER, update))
+    keys = MirrorUpdate(source=FOUND, ready=bytes(16))
+    assert ToScheduler(LATE, keys) in told_now
+
+
+def test_a_lookup_at_a_peer_that_has_gone_is_one_of_l3() -> None:
+    host = attached()
+
+    reports = told(look_up(host, ["a"]))
+
+    [report] = [each for each in reports if isinstance(each, LookupProgress)]
+    assert report.sources == (bytes([PageSource.NOT_FOUND]),)
