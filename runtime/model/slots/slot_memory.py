@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.model.staging.columns import INT32, INT64, ColumnForm, Layout
 from raydix.runtime.model.staging.pinned_copies import PinnedRing
+
+T = TypeVar("T", bound=np.generic)
 
 _WRITTEN_TOGETHER = 1 << 14
 """Numbers of one launch; more take several."""
@@ -80,10 +83,11 @@ class SlotMemory:
         """Enqueue writes, which must not overlap."""
         if not runs:
             return
-        numbers = np.concatenate([each.numbers for each in runs]).astype(np.int32, copy=False)
-        counts = np.concatenate([each.counts for each in runs])
-        first = np.concatenate([each.places for each in runs])
-        places = np.repeat(first, counts) + run_offsets(counts)
+        numbers = _joined([each.numbers for each in runs]).astype(np.int32, copy=False)
+        counts = _joined([each.counts for each in runs])
+        places = _joined([each.places for each in runs])
+        if counts.max(initial=0) > 1 or len(numbers) != len(places):
+            places = np.repeat(places, counts) + run_offsets(counts)
         for start in range(0, len(numbers), _WRITTEN_TOGETHER):
             some = slice(start, start + _WRITTEN_TOGETHER)
             self._write(places[some], numbers[some])
@@ -94,6 +98,11 @@ class SlotMemory:
         with self._ring.lend(packed) as staged:
             columns = layout.split(staged)
             self._numbers.scatter_(0, columns["places_W"], columns["numbers_W"])
+
+
+def _joined(parts: list[NDArray[T]]) -> NDArray[T]:
+    """One array of several; of one that array, as most plans have but one run to write."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @lru_cache(maxsize=256)
