@@ -44,8 +44,8 @@ class UnknownRequest(BadRequest):
     def __str__(self) -> str:
         return (
             f"Request {self.request_id!r} is not among the last 1,024 of this engine. Give the "
-            "request_id of an output; in the id of an HTTP answer that is what follows cmpl-, "
-            "chatcmpl- or resp_, with -0 for the first of several choices."
+            "request_id of an output, or the id of an HTTP answer; another choice than its first "
+            "one has -1, -2 and so on behind that."
         )
 
 

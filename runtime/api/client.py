@@ -3,10 +3,11 @@
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import EngineDead, UnknownRequest
+from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.control_client import dial_engine
 from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
@@ -15,6 +16,7 @@ from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
+from raydix.runtime.api.explained import explained
 from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.known_tokenizers import KnownTokenizers
 from raydix.runtime.api.model_limits import ModelLimits
@@ -275,12 +277,10 @@ class AsyncLLM:
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Tell where each range of a request's prompt came from, or why it was computed.
 
-        The engine remembers its last 1,024 requests. Raises UnknownRequest for any other.
+        request_id: of one of the engine's last 1,024 requests, or the id of an HTTP answer. Raises
+        UnknownRequest for any other.
         """
-        explanation: dict[str, Any] | None = await self._call("explain", str(request_id))
-        if explanation is None:
-            raise UnknownRequest(request_id)
-        return explanation
+        return await explained(partial(self._call, "explain"), str(request_id))
 
     async def listens_at(self) -> str | None:
         """`HOST:PORT` where the engine listens for clients on other hosts; None: it does not."""

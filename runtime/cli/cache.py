@@ -154,7 +154,7 @@ def prefetch(
 
 @app.command()
 def explain(
-    request_id: Annotated[str, typer.Argument(help="One of the last 1,024 requests.")],
+    request_id: Annotated[str, typer.Argument(help="One of the last 1,024, or of an HTTP answer.")],
     connect: Connect = "raydix",
     address: Address = None,
     secret_file: SecretFile = None,

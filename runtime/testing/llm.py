@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from raydix.errors import UnknownRequest
 from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.explained import explained
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
@@ -71,7 +71,4 @@ class InProcessLLM:
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Explain a request. Raises UnknownRequest if the engine does not know it any more."""
-        explanation = await self._engine.explain(request_id)
-        if explanation is None:
-            raise UnknownRequest(request_id)
-        return explanation
+        return await explained(self._engine.explain, request_id)

@@ -293,7 +293,7 @@ async def test_a_request_that_the_engine_does_not_remember_cannot_be_explained(
     monkeypatch.setattr(cluster.handle, "call", call)
     cluster.engines["raydix"] = cluster.handle
     with pytest.raises(
-        UnknownRequest, match=r"'r' is not among the last 1,024.* what follows cmpl-"
+        UnknownRequest, match=r"'r' is not among the last 1,024.* the id of an HTTP answer"
     ):
         await AsyncLLM().explain("r")
 

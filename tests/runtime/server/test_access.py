@@ -167,6 +167,18 @@ async def test_without_keys_the_admin_routes_stay_shut(server: Server) -> None:
     assert "Start it with --keys FILE" in answers[0].json()["error"]["message"]
 
 
+async def test_the_admin_asks_by_the_id_of_an_answer(guarded: Server) -> None:
+    generating = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+    async with guarded.http(ALICE) as http:
+        ids = [
+            (await http.post(path, json=ROUTES["POST", path][1])).json()["id"]
+            for path in generating
+        ]
+    async with guarded.http(ADMIN) as http:
+        answers = [await http.get(f"/admin/cache/explain/{each}") for each in ids]
+    assert [each.status_code for each in answers] == [200] * 4
+
+
 async def test_the_admin_sees_and_empties_the_cache(guarded: Server) -> None:
     await cached_tokens(guarded, ALICE)
     async with guarded.http(ADMIN) as http:
