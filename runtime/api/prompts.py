@@ -64,6 +64,11 @@ def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt | ChatPrompt:
     if isinstance(prompt, Mapping):
         return _read_mapping(prompt)
     if _is_ids(prompt):
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            raise BadRequest(
+                "The prompt is a list of messages; a conversation is {'messages': [...]}. Write it "
+                "so, or call chat."
+            )
         return TokenPrompt(prompt)
     raise BadRequest(f"The prompt is a {type(prompt).__name__}; expected {_SHAPES}.")
 

@@ -18,6 +18,8 @@ from raydix.runtime.config.paths import (
     resolve_path,
 )
 
+_WEIGHT_SUFFIXES = frozenset({".gguf", ".safetensors", ".bin", ".pt", ".pth"})
+
 
 def load_config(
     source: str | Path | Mapping[str, Any] | EngineConfig | None = None,
@@ -120,6 +122,11 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
         raise ConfigError(
             f"{source} is neither a YAML file nor a checkpoint folder in {Path.cwd()}, nor a name "
             "on the Hugging Face Hub such as Qwen/Qwen3-0.6B."
+        )
+    if path.suffix.lower() in _WEIGHT_SUFFIXES:
+        raise ConfigError(
+            f"{source} is a file of weights; expected a YAML file, or a checkpoint's folder with "
+            "config.json and safetensors. Give the folder; weights in GGUF are not read."
         )
     return _read_yaml(path)
 

@@ -43,6 +43,11 @@ def test_another_shape_is_a_bad_request(prompt):
         read_prompt(prompt)
 
 
+def test_messages_without_their_name_are_told_from_token_ids():
+    with pytest.raises(BadRequest, match=r"list of messages; .*'messages': .*or call chat"):
+        read_prompt([{"role": "user", "content": "a"}])
+
+
 @pytest.mark.parametrize(
     ("token_ids", "message"),
     [

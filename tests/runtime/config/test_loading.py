@@ -207,6 +207,13 @@ def test_every_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
         load_config(tmp_path, {"cache": {"page_siz": 1}, "scheduler": {"polcy": "lpm"}})
 
 
+def test_a_file_of_weights_is_not_read_as_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF\xff")
+    with pytest.raises(ConfigError, match=r"model\.gguf is a file of weights; .* Give the folder"):
+        load_config(path)
+
+
 def test_a_name_that_is_no_path_is_refused_with_advice() -> None:
     with pytest.raises(ConfigError, match="nor a name on the Hugging Face Hub"):
         load_config("Qwen3-30B-A3B")
