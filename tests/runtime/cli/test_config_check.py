@@ -87,6 +87,20 @@ def test_a_quantised_model_is_sized_as_it_is_kept_from_its_config_alone(
     assert figures["weight_bytes_per_rank"] == pytest.approx(2 * DEEPSEEK_V3_WEIGHTS / 8, rel=0.02)
 
 
+def test_float8_that_stays_takes_half_of_the_memory(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    native = ("--set", "model.quantization=native", "--set", "parallel.tp=8", "--json")
+
+    assert run("config", "check", str(tmp_path), *CUDA, "--gpu-memory", "400GiB", *native) == 0
+
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["weight_format"] == "fp8, a scale per block of 128 x 128 (way: native)"
+    # The embedding, the head, and what makes keys and values of latents are in bfloat16.
+    assert figures["weight_bytes_per_rank"] == pytest.approx(DEEPSEEK_V3_WEIGHTS / 8, rel=0.02)
+
+
 def test_what_is_kept_and_what_is_read_are_told_apart(
     run: Run, capsys: Capture, tmp_path: Path
 ) -> None:

@@ -10,14 +10,17 @@ import torch
 from raydix.moe.bank import ExpertBank
 from raydix.moe.dispatch.loopback import LOOPBACK
 from raydix.moe.placement import Placement, routes
+from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import ExpertCopies, PlacementChange, StepPlan
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.rank_experts import RankExperts
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from tests.checkpoints import make_checkpoint
+from tests.quantised_checkpoints import make_quantised
 
 CPU = torch.device("cpu")
 
@@ -26,7 +29,6 @@ class World:
     """Two ranks that have loaded; rank 1 is driven."""
 
     def __init__(self, folder: Path, memory: ExpertMemory) -> None:
-        make_checkpoint(folder, Family.QWEN3_MOE, seed=1)
         self.ranks = [_load(folder, rank, memory) for rank in range(2)]
         experts = self.ranks[1].decoder.experts
         assert experts is not None
@@ -48,6 +50,10 @@ class World:
 
 
 def _load(folder: Path, rank: int, memory: ExpertMemory) -> LoadedModel:
+    """A rank of a model whose weights stay as they are stored."""
+    config = read_checkpoint_config(folder)
+    if config.quantisation.config is not None:
+        config = config.served(QuantizationWay.NATIVE, "cpu", None)
     ranks = ExpertRanks(
         rank=rank,
         size=2,
@@ -57,13 +63,18 @@ def _load(folder: Path, rank: int, memory: ExpertMemory) -> LoadedModel:
         spare_slots=1,
         memory=memory,
     )
-    return load_model(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks)
+    return load_model(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks, config=config)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+@pytest.fixture(params=["floats", "float8"])
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     memory = ExpertMemory.create()
-    made = World(tmp_path, memory)
+    folder = tmp_path / "plain"
+    if request.param == "floats":
+        make_checkpoint(folder, Family.QWEN3_MOE, seed=1)
+    else:
+        folder, _ = make_quantised(tmp_path, Family.QWEN3_MOE, "fp8 blocks of 16")
+    made = World(folder, memory)
     yield made
     made.rank.close()
     memory.close()
@@ -99,6 +110,8 @@ def test_a_rank_carries_out_its_own_copies_and_acknowledges_each(world: World) -
     assert not len(world.rank.take_copied())
     moved, origin = world.bank(1, 1).tensors(spare), world.bank(0, 1).tensors(2)
     assert all(map(torch.equal, moved, origin))
+    is_float8 = moved[0].dtype == torch.float8_e4m3fn
+    assert len(moved) == (4 if is_float8 else 2), "scales move with their numbers"
     assert world.bank(0, 1).held[others] is None
 
 
@@ -113,7 +126,7 @@ def test_routes_change_in_place_in_the_layers_that_the_plan_names(world: World) 
 
     world.rank.apply(StepPlan(step=1, placement=_change(placement, [1])))
 
-    expected = routes(placement, 1, np.ones((3, placement.num_experts)))
+    expected = routes(placement, 1, np.ones((placement.num_layers, placement.num_experts)))
     assert world.table()[0] == before[0]
     assert world.table()[1] == expected.table_LER[1].tolist() != before[1]
     assert world.model.routes.table_LER.data_ptr() == address
