@@ -241,6 +241,8 @@ class StepResult:
     """The slots of rows of prompts with hidden states that are not finite: whatever such a row has
     computed is void, whether it samples or not.
     """
+    slow_slots: Int32Array = field(default_factory=empty)
+    """The slots of rows whose grammars take so long for each token that steps wait for them."""
     compute_s: float = 0.0
     """Device time of the rows, or of padding, without their waits for loads; 0.0 without either."""
     expert_demand: Int32Array = field(default_factory=empty)

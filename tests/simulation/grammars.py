@@ -80,7 +80,7 @@ class RankGrammars:
 
     def forget(self) -> None:
         """The Scheduler that has sent them is gone."""
-        self._matchers = SlotMatchers(ModelledLibrary())
+        self._matchers = SlotMatchers(ModelledLibrary(), thread_time=lambda: 0.0)
         self._slots.clear()
 
     def apply(self, plan: StepPlan) -> None:

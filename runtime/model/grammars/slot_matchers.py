@@ -5,6 +5,7 @@ enqueued. Its token is waited for once the next step's layers are enqueued, so t
 made while they run.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -18,6 +19,12 @@ from raydix.runtime.model.grammars.matcher import GrammarLibrary, Matcher, Words
 
 EXAMPLE_GRAMMAR = GrammarKey(b"")
 """What warm-up asks for: every token but the first may come."""
+FREE_S = 0.5
+MAX_TOKEN_S = 0.002
+"""A grammar may take so many seconds of a processor for each token, and `FREE_S` besides: the steps
+of all other requests wait for it. A mask takes some microseconds; what a grammar that can be read
+in many ways takes grows with the output.
+"""
 TokenOf = Callable[[int], int]
 """The token that a step has sampled in its row of this index; waits for it."""
 
@@ -25,9 +32,13 @@ TokenOf = Callable[[int], int]
 class _SlotMatcher:
     """Owns: how far the output of one request has been matched."""
 
-    def __init__(self, matcher: Matcher, num_matched: int) -> None:
+    def __init__(
+        self, matcher: Matcher, num_matched: int, thread_time: Callable[[], float]
+    ) -> None:
         self._matcher = matcher
         self._num_matched = num_matched
+        self._thread_time = thread_time
+        self._spare_s = FREE_S
         self._sampled: deque[tuple[TokenOf, int]] = deque()
         """The steps, each with its row, that have sampled the tokens behind those matched."""
         self._is_void = False
@@ -41,11 +52,15 @@ class _SlotMatcher:
             )
         self._sampled.append((token_of, row))
 
-    def fill(self, position: int, words_W: Words) -> None:
-        """Set the bits of the tokens that may stand at this output position."""
-        while self._sampled:
-            token_of, row = self._sampled.popleft()
-            token_id = token_of(row)
+    def fill(self, position: int, words_W: Words) -> bool:
+        """Set the bits of the tokens that may stand at this output position.
+
+        Returns whether that has taken too long by now.
+        """
+        token_ids = [token_of(row) for token_of, row in self._sampled]
+        self._sampled.clear()
+        began_s = self._thread_time()
+        for token_id in token_ids:
             # Without a token the request has failed, as the Scheduler will hear.
             self._is_void = self._is_void or token_id == NO_TOKEN
             if not self._is_void:
@@ -60,14 +75,21 @@ class _SlotMatcher:
             words_W.fill(-1)
         else:
             self._matcher.fill(words_W)
+        self._spare_s += MAX_TOKEN_S * len(token_ids) - (self._thread_time() - began_s)
+        return self._spare_s < 0
 
 
 class SlotMatchers:
     """Owns: the matcher of each slot whose request goes by a grammar."""
 
-    def __init__(self, library: GrammarLibrary) -> None:
+    def __init__(
+        self, library: GrammarLibrary, thread_time: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`thread_time`: the seconds that a processor has worked for this thread."""
         self._library = library
+        self._thread_time = thread_time
         self._of_slot: dict[int, _SlotMatcher] = {}
+        self._slow_slots: set[int] = set()
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out a plan's removals, grammars and additions."""
@@ -84,7 +106,8 @@ class SlotMatchers:
     def _begin(self, added: AddedRequest, key: GrammarKey) -> _SlotMatcher:
         """A matcher behind the output that is known: the request may have run before."""
         output = added.token_ids[added.num_prompt_tokens :].tolist()
-        return _SlotMatcher(self._library.matcher(key, output), len(output))
+        matcher = self._library.matcher(key, output)
+        return _SlotMatcher(matcher, len(output), self._thread_time)
 
     def note_sampled(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], token_of: TokenOf
@@ -104,5 +127,10 @@ class SlotMatchers:
             # Before there are clients no grammar is there.
             words_W.fill(-1)
             words_W[0] = np.int32(-2)
-        else:
-            matcher.fill(position, words_W)
+        elif matcher.fill(position, words_W):
+            self._slow_slots.add(slot)
+
+    def take_slow_slots(self) -> list[int]:
+        """The slots whose masks have taken too long since this was last asked."""
+        slots, self._slow_slots = sorted(self._slow_slots), set()
+        return slots

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.moe.sent_rows import SentRows
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.decoder.decoder import Decoder
 from raydix.runtime.model.decoder.in_turns import MicroBatch
@@ -221,7 +222,8 @@ class ModelRunner:
     def _note_sampled(self, sampling: SamplingRows, output: StepOutput) -> StepOutput:
         """Let grammars go on from what this step samples, once it is there."""
         self._matchers.note_sampled(sampling.slots, sampling.output_positions, output.token_id)
-        return output
+        slow_slots = self._matchers.take_slow_slots()
+        return replace(output, slow_slots=int32_array(slow_slots)) if slow_slots else output
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page outside its pool. The host waits."""

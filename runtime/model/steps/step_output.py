@@ -1,12 +1,12 @@
 """What a step leaves on the host."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from raydix.kernels.ops import ModelOps
-from raydix.runtime.messages.arrays import empty, int32_array
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.model.sampling.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.sampling.logprobs import LogprobTensors, compute_logprobs
@@ -26,6 +26,8 @@ class StepOutput:
     prompts: PromptTensors | None
     ready: torch.cuda.Event | None
     """Recorded after the step's last work; None on cpu."""
+    slow_slots: Int32Array = field(default_factory=empty)
+    """The same as in `StepResult`; it is known on the host."""
 
     def token_id(self, row: int) -> int:
         """The token of a sampling row; waits for the step."""
@@ -49,6 +51,7 @@ class StepOutput:
             scored_slots=scored_slots,
             prompt_logprobs=prompt_logprobs,
             not_finite_slots=empty() if prompts is None else prompts.not_finite_slots(),
+            slow_slots=self.slow_slots,
             compute_s=compute_s,
         )
 

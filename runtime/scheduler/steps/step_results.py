@@ -7,7 +7,7 @@ import numpy as np
 from raydix.errors import AccountingError
 from raydix.ids import NO_TOKEN
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
-from raydix.runtime.messages.client import FailureKind, FinishReason
+from raydix.runtime.messages.client import FailureKind, FinishReason, RequestFailure
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler.counters import Count, Counters, Duration, Prediction, Timing, Timings
 from raydix.runtime.scheduler.events import SendTokens
@@ -76,6 +76,11 @@ class StepResults:
             current = lane.batch.is_current(flight.decodes)
             slots = flight.decodes.slots[current]
             token_ids = result.token_ids[:num_decodes][current]
+            if len(result.slow_slots):
+                is_slow = np.isin(slots, result.slow_slots)
+                for slot in slots[is_slow].tolist():
+                    self._fail_as_slow(lane.batch.request(slot))
+                slots, token_ids = slots[~is_slow], token_ids[~is_slow]
         if joined_slots:
             slots = np.concatenate((slots, int32_array(joined_slots)))
             token_ids = np.concatenate((token_ids, int32_array(joined_tokens)))
@@ -109,6 +114,7 @@ class StepResults:
         logprobs = iter(result.logprobs[flight.num_decodes :])
         of_prompts = dict(zip(result.scored_slots.tolist(), result.prompt_logprobs, strict=True))
         not_finite = set(result.not_finite_slots.tolist())
+        slow = set(result.slow_slots.tolist())
         start = flight.num_decodes
         for row in flight.rows:
             # A view of at most one token: to make an array would cost ten times as much.
@@ -117,6 +123,9 @@ class StepResults:
             row_logprobs = None if row.output_position is None else next(logprobs, None)
             request = row.request
             if request.run != row.run:
+                continue
+            if request.slot in slow:
+                self._fail_as_slow(request)
                 continue
             if request.slot in not_finite:
                 tokens = _NO_TOKENS
@@ -155,6 +164,17 @@ class StepResults:
             "further."
         )
         self._endings.fail(request, FailureKind.MODEL_FAILED, text)
+
+    def _fail_as_slow(self, request: RequestState) -> None:
+        """End a request for whose grammar all others would have to wait."""
+        asked = request.submit.grammar
+        text = (
+            f"takes too long for each token after {request.num_output} of them: it can be read in "
+            "too many ways. Make the grammar less ambiguous."
+        )
+        name = None if asked is None else asked.parameter
+        failure = RequestFailure(kind=FailureKind.BAD_REQUEST, message=text, parameter=name)
+        self._endings.fail_as(request, failure)
 
     def _pass_on(self, lane: Lane, new: NewTokens, now_s: float) -> None:
         """Publish pages that are due, pass the tokens on, end the requests that are complete."""

@@ -12,7 +12,7 @@ from raydix.runtime.actors import grammar_compilers
 from raydix.runtime.actors.grammar_compilers import GrammarCompilers
 from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
-from raydix.runtime.model.grammars.compiling import CompilerSetup
+from raydix.runtime.model.grammars.compiling import MAX_CONTENT_BYTES, CompilerSetup
 from raydix.runtime.model.grammars.vocabulary import Vocabulary
 from raydix.runtime.scheduler.events import CompileGrammar, GrammarCompiled
 from tests.runtime.api.small_tokenizers import byte_level_backend
@@ -75,3 +75,52 @@ async def test_a_model_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     assert answer.failure is not None
     assert answer.failure.message.startswith("structured output needs the model's tokenizer")
     await bench.compilers.stop()
+
+
+DEEP = 20_000
+HOSTILE = [
+    (GrammarKind.JSON_SCHEMA, "[" * DEEP),
+    (GrammarKind.JSON_SCHEMA, '{"items":' * DEEP + "{}" + "}" * DEEP),
+    (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}'),
+    (GrammarKind.JSON_SCHEMA, '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'),
+    (GrammarKind.JSON_SCHEMA, '{"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}'),
+    (GrammarKind.JSON_SCHEMA, '{"type": "array", "minItems": 100000000000}'),
+    (GrammarKind.JSON_SCHEMA, '{"type": "array", "minItems": 1e400}'),
+    (GrammarKind.JSON_SCHEMA, '{"type": "string", "pattern": "' + "(a?){99}" * 300 + '"}'),
+    (GrammarKind.JSON_SCHEMA, '{"enum": [' + ",".join(f'"{i:07}"' for i in range(9000)) + "]}"),
+    (GrammarKind.JSON_SCHEMA, '{"type": "integer", "minimum": -1' + "0" * 4000 + "}"),
+    (GrammarKind.REGEX, "(" * DEEP + "a" + ")" * DEEP),
+    (GrammarKind.REGEX, "(a*)*" * 2000),
+    (GrammarKind.REGEX, "(((a{1,500}){1,500}){1,500}){1,500}"),
+    (GrammarKind.REGEX, "[^a]{0,100000}[^b]{0,100000}"),
+    (GrammarKind.EBNF, 'root ::= root root | "a" | ""'),
+    (GrammarKind.EBNF, "root ::= root"),
+    (GrammarKind.EBNF, 'root ::= "a"{1000000000}'),
+    (GrammarKind.EBNF, "root ::= " + "(" * DEEP + '"a"' + ")" * DEEP),
+    (GrammarKind.EBNF, "root ::= " + " | ".join(f'r{i} "x"' for i in range(3000))),
+    (GrammarKind.EBNF, "\n".join(f'r{i} ::= r{i + 1} r{i + 1} | "a"' for i in range(999))),
+    (GrammarKind.STRUCTURAL_TAG, '{"type": "structural_tag", "format": {"type": "x"}}'),
+    (GrammarKind.STRUCTURAL_TAG, '{"format":' * DEEP + "1" + "}" * DEEP),
+    (GrammarKind.STRUCTURAL_TAG, "null"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.part
+async def test_hostile_grammars_are_answered_within_bounds(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.ask(DIGITS)
+    monkeypatch.setattr(grammar_compilers, "COMPILE_S", 2.0)
+
+    answers = await bench.ask(*(Grammar(kind=kind, text=text) for kind, text in HOSTILE))
+
+    for answer in answers:
+        if answer.content is not None:
+            assert len(answer.content) <= MAX_CONTENT_BYTES
+        else:
+            assert answer.failure is not None
+            assert answer.failure.kind is FailureKind.BAD_REQUEST
+            assert len(answer.failure.message) < 1000
+    [right] = await bench.ask(DIGITS)
+    assert right.content is not None

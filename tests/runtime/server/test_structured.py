@@ -108,6 +108,23 @@ async def test_outputs_have_the_form_that_is_asked_for(server: Server) -> None:
     assert answer.choices[0].text.isdigit()
 
 
+async def test_responses_have_the_form_that_their_text_is_to_have(server: Server) -> None:
+    told = {"type": "json_schema", "name": "pet", "schema": SCHEMA, "strict": True}
+
+    answer = await server.client().responses.create(
+        model=MODEL, input=TURNS, text={"format": told}, max_output_tokens=120
+    )
+
+    jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+    assert answer.status == "completed"
+    assert answer.text.format.type == "json_schema"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await server.client().responses.create(
+            model=MODEL, input=TURNS, text={"format": {**told, "schema": {"not": {}}}}
+        )
+    assert caught.value.param == "text.format"
+
+
 async def test_python_asks_for_a_form_by_the_same_names(server: Server) -> None:
     output = await server.direct(
         "Say one of two.", structured_outputs={"choice": ["yes", "no"]}, max_tokens=10
@@ -242,3 +259,18 @@ async def test_what_cannot_be_enforced_is_refused_by_name(
 
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+async def test_a_grammar_for_which_all_would_wait_ends_by_name(server: Server) -> None:
+    [end_id] = server.engine.facts.client.eos_token_ids
+
+    with pytest.raises(openai.BadRequestError, match="can be read in too many ways") as caught:
+        await server.client().chat.completions.create(
+            **{**ASKED, "max_tokens": 900},
+            extra_body={
+                "structured_outputs": {"grammar": 'root ::= root root root | "a" | "aa" | ""'},
+                "logit_bias": {str(end_id): -100},
+            },
+        )
+
+    assert caught.value.param == "structured_outputs"

@@ -11,7 +11,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.grammar import GrammarChanges
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
 from raydix.runtime.model.grammars.matcher import Words
-from raydix.runtime.model.grammars.slot_matchers import SlotMatchers
+from raydix.runtime.model.grammars.slot_matchers import FREE_S, MAX_TOKEN_S, SlotMatchers
 
 KEY = GrammarKey(b"k")
 
@@ -104,3 +104,29 @@ def test_a_mask_of_another_position_is_an_error() -> None:
         allowed(matchers, 3, 0)
     with pytest.raises(AccountingError, match="output token 2 is sampled by a grammar; expected 1"):
         sample(matchers, [3], 2, [1])
+
+
+def test_a_slot_whose_masks_take_too_long_is_told_once() -> None:
+    clock = [0.0]
+    matchers = SlotMatchers(Library(), thread_time=lambda: clock[0])
+    matchers.apply(added(3))
+    matchers.apply(added(4))
+    allowed(matchers, 3, 0)
+    assert matchers.take_slow_slots() == []
+
+    fill = Counting.fill
+
+    def fill_slowly(self: Counting, words_W: Words) -> None:
+        clock[0] += FREE_S + MAX_TOKEN_S
+        fill(self, words_W)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Counting, "fill", fill_slowly)
+        sample(matchers, [3], 0, [1])
+        allowed(matchers, 3, 1)
+        sample(matchers, [3], 1, [1])
+        allowed(matchers, 3, 2)
+    allowed(matchers, 4, 0)
+
+    assert matchers.take_slow_slots() == [3]
+    assert matchers.take_slow_slots() == []

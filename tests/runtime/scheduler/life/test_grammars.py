@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.messages.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from raydix.runtime.messages.plan import DeviceSampling, StepPlan
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.life import grammars
 from raydix.runtime.scheduler.ranks import lane_grammars
@@ -18,7 +19,15 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 class Driver(CoreDriver):
-    """A driver that answers as compilers of grammars do."""
+    """A driver that answers as compilers of grammars do, and tells of slow ones."""
+
+    slow_slots: tuple[int, ...] = ()
+
+    def report(self, rank: int, message: StepResult | TransfersDone) -> None:
+        # Then another request may be in the slot.
+        if isinstance(message, StepResult) and not self.endings:
+            message = replace(message, slow_slots=int32_array(self.slow_slots))
+        super().report(rank, message)
 
     def compile(self, grammar: Grammar, content: bytes = b"compiled") -> None:
         self.send(
@@ -140,6 +149,22 @@ def test_old_grammars_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert driver.plan.grammars is not None
     assert driver.plan.grammars.dropped == (DIGITS.key(),)
+
+
+@pytest.mark.parametrize("num_logprobs", [None, 0])
+def test_a_grammar_for_which_steps_wait_ends_its_request_alone(num_logprobs: int | None) -> None:
+    driver = Driver()
+    sampling = DeviceSampling(seed=0, num_logprobs=num_logprobs)
+    name = driver.submit(PROMPT, grammar=DIGITS, max_tokens=9, sampling=sampling)
+    driver.compile(DIGITS)
+    [added] = driver.plan.added
+    driver.slow_slots = (added.slot,)
+    other = driver.submit([7, 8, 9], max_tokens=9)
+
+    driver.run()
+
+    assert driver.answers[name].ending == "BadRequest"
+    assert driver.answers[other].ending == "length"
 
 
 @pytest.mark.parametrize("bound", ["_MAX_USED_BYTES", "_MAX_UNSENT_BYTES"])
