@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
+    warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -187,13 +188,27 @@ def _ask_first(
 
 
 @gluon.jit
-def _operand(block, unpacked, part):
-    """A block where matrix units read it: where it came, or if it is of FP8 in `unpacked`."""
-    operand = block
-    if unpacked is not None:
-        operand = unpacked.index(part)
-        unpack(block, operand)
-    return operand
+def _score(q, slots, unpacked, slot, phase):
+    """Products of queries with a block of keys, and its values where matrix units read them.
+
+    What came in FP8 is unpacked before, and values while keys are multiplied.
+    """
+    keys, values, ready = slots
+    nothing = gl.zeros([_ROWS, _KEYS], gl.float32, layout=_SCORES)
+    mbarrier.wait(ready.index(slot), phase)
+    value_block = values.index(slot)
+    if unpacked is None:
+        keys_T = keys.index(slot).permute((1, 0))
+        scores = warpgroup_mma(q, keys_T, nothing, use_acc=False)
+    else:
+        unpack(keys.index(slot), unpacked.index(0))
+        keys_T = unpacked.index(0).permute((1, 0))
+        running = warpgroup_mma(q, keys_T, nothing, use_acc=False, is_async=True)
+        mbarrier.wait(ready.index(_SLOTS + slot), phase)
+        value_block = unpacked.index(1)
+        unpack(values.index(slot), value_block)
+        scores, q = warpgroup_mma_wait(num_outstanding=0, deps=[running, q])
+    return scores, value_block
 
 
 @gluon.jit(do_not_specialize=["layer", "num_layers", "num_tokens", "num_tiles", "table_stride"])
@@ -268,7 +283,6 @@ def attend_decode_share(
     query_ptr += (head * GROUP + query_row % GROUP) * q_head_stride
     row = gl.arange(0, _ROWS, layout=_SCORE_ROWS)
     dim = gl.arange(0, DIM, layout=_SCORE_DIMS)
-    no_scores = gl.zeros([_ROWS, _KEYS], gl.float32, layout=_SCORES)
     while begin < stop_share:
         context, count = _tile(columns, tile)
         tile_stop = tile_begin + blocks_of(context, count, _KEYS)
@@ -291,19 +305,18 @@ def attend_decode_share(
                 slot = used % _SLOTS
                 phase = used // _SLOTS & 1
                 key = (block - tile_begin) * _KEYS
-                mbarrier.wait(ready.index(slot), phase)
-                key_block = _operand(keys.index(slot), unpacked, 0)
-                scores = warpgroup_mma(q, key_block.permute((1, 0)), no_scores, use_acc=False)
+                scores, value_block = _score(q, slots, unpacked, slot, phase)
                 weights, decay, maximum, total = weigh(
                     scores, key, context - count, maximum, total, score_scale, GROUP, OPERAND
                 )
                 acc = acc * gl.expand_dims(decay, 1)
                 mbarrier.wait(ready.index(_SLOTS + slot), phase)
-                value_block = _operand(values.index(slot), unpacked, 1)
                 if key + _KEYS > context:
                     silence(value_block, key, context)
-                acc = warpgroup_mma(weights, value_block, acc)
-                # Before the slot is filled again every warp has to have read it.
+                # Slots of FP8 have been read by now, so the next are asked for beside the product.
+                acc = warpgroup_mma(weights, value_block, acc, is_async=IS_FP8)
+                # Before a slot, or the room for unpacked keys, is filled again every warp has to
+                # have read it.
                 thread_barrier()
                 place = _ask(
                     boxes,
@@ -317,6 +330,8 @@ def attend_decode_share(
                     PAGE,
                     "all",
                 )
+                if IS_FP8:
+                    acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
 
             result = acc * v_scale / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)
             is_row = row < count * GROUP

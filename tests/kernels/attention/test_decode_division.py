@@ -68,6 +68,7 @@ class Programs:
             "mbarrier": SimpleNamespace(init=nothing, invalidate=nothing, wait=self._wait),
             "ask_for_block": self._ask,
             "warpgroup_mma": self._multiply,
+            "warpgroup_mma_wait": lambda num_outstanding, deps: deps,
             "unpack": self._unpack,
             "weigh": lambda scores, key, first, maximum, total, *_: (scores, total, maximum, total),
             "gdc_wait": lambda: self.ahead.extend(c.block for c in self.cells if c.block),
@@ -139,7 +140,9 @@ class Programs:
         assert ready.num_asked > 0
         assert (ready.num_asked - 1) % 2 == int(phase)
 
-    def _multiply(self, left: Tensor, cell: Cell, acc: Tensor, use_acc: bool = True) -> Tensor:
+    def _multiply(
+        self, left: Tensor, cell: Cell, acc: Tensor, use_acc: bool = True, is_async: bool = False
+    ) -> Tensor:
         assert cell.block is not None, "the block was asked for"
         if not use_acc:
             self.used.append((int(left[0, 0]), cell.block[1]))
