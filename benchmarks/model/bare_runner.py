@@ -22,12 +22,20 @@ class BareRunner:
     """Owns: a runner whose slots hold prompts, each in random pages of its own."""
 
     def __init__(
-        self, loaded: LoadedModel, prompts: Tensor, page_size: int, codec: Codec = Codec.NONE
+        self,
+        loaded: LoadedModel,
+        prompts: Tensor,
+        page_size: int,
+        codec: Codec = Codec.NONE,
+        kv_dtype: str | None = None,
     ) -> None:
-        """`prompts`: token ids [prompts, tokens] on the model's device."""
+        """`prompts`: token ids [prompts, tokens] on the model's device.
+
+        `kv_dtype`: of cached keys and values; None: the model's.
+        """
         num_prompts, num_tokens = prompts.shape
         pages_each = -(-num_tokens // page_size)
-        dtype = str(loaded.decoder.dtype).removeprefix("torch.")
+        dtype = kv_dtype or str(loaded.decoder.dtype).removeprefix("torch.")
         self.shard = KvShard(layout=loaded.kv_layout(page_size, dtype, codec))
         self.pools = make_pools(self.shard, [num_prompts * pages_each], prompts.device)
         self._decoder = loaded.decoder

@@ -27,6 +27,16 @@ from tests.exactness.poison import Poison, poison
 from tests.exactness.reference import NUM_TOKENS, Reference, References
 from tests.exactness.states import State, reach
 
+FAMILIES = [
+    Family.QWEN3,
+    Family.GEMMA3,
+    Family.MISTRAL,
+    Family.GPT_OSS,
+    Family.QWEN3_MOE,
+    Family.MIMO_V2_FLASH,
+    Family.GEMMA4_WITH_TOWERS,
+    Family.QWEN3_NEXT,
+]
 PROMPTS = make_prompts(53, [1, 49, 100, 98])
 Scales = Mapping[int, tuple[float, float]]
 """The scales of keys and values, by layer."""
@@ -71,25 +81,20 @@ def fp8_config(folder: Path, l3: Path | None = None, **sections: Any) -> EngineC
 
 @pytest.mark.part
 @pytest.mark.parametrize(
-    ("family", "tp"),
+    ("family", "place", "num_ranks"),
     [
-        (Family.QWEN3, 1),
-        (Family.QWEN3, 2),
-        (Family.MISTRAL, 1),
-        (Family.GEMMA3, 2),
-        (Family.GPT_OSS, 1),
-        (Family.QWEN3_MOE, 1),
-        (Family.MIMO_V2_FLASH, 1),
-        (Family.GEMMA4_WITH_TOWERS, 1),
-        (Family.QWEN3_NEXT, 1),
+        *((family, "cpu", 1) for family in FAMILIES),
+        *((family, "cpu", 2) for family in FAMILIES[:2]),
+        *(pytest.param(family, "cuda", 1, marks=pytest.mark.gpu) for family in FAMILIES),
     ],
     ids=str,
 )
 async def test_tokens_are_those_of_a_rounded_cache_from_every_tier(
-    references: References, family: Family, tp: int, tmp_path: Path
+    references: References, family: Family, place: str, num_ranks: int, tmp_path: Path
 ) -> None:
     reference = Reference(references(family).folder, rounded_cache({}), MIN_GAP)
-    config = fp8_config(reference.folder, tmp_path, parallel={"tp": tp})
+    model = {"device": place, "dtype": "float32"}
+    config = fp8_config(reference.folder, tmp_path, model=model, parallel={"tp": num_ranks})
 
     await assert_exact_from_every_tier(config, reference.expect(PROMPTS), NUM_TOKENS // 2, family)
 

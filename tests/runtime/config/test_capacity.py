@@ -11,7 +11,7 @@ from raydix.runtime.config.capacity import (
     host_bytes_per_node,
     require_room_in_l3,
 )
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import FP8_DTYPE, GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.loading import load_config
 
 LAYOUT = KvLayout(
@@ -88,6 +88,16 @@ def test_the_summary_says_what_rounds_pages(tmp_path: Path) -> None:
     assert f"{2**20 // (2 * 2 * (2 * 256 + 16) + 64)} pages" in summary
     assert "rounded to int8" in summary
     assert "rounded" not in effective_summary(config, LAYOUT, (100,))
+
+
+def test_the_summary_says_that_keys_and_values_are_in_fp8(tmp_path: Path) -> None:
+    config = load_config(tmp_path, {"cache": {"l2": None}})
+    bytes_each = LAYOUT.dtype_bytes
+
+    summary = effective_summary(config, replace(LAYOUT, dtype=FP8_DTYPE, dtype_bytes=1), (100,))
+
+    assert f"16 tokens, {8 // bytes_each}KiB, FP8" in summary
+    assert "FP8" not in effective_summary(config, LAYOUT, (100,))
 
 
 def test_the_summary_says_which_tiers_are_off(tmp_path: Path) -> None:
