@@ -297,6 +297,36 @@ def test_each_layer_of_a_prompt_waits_for_its_part_of_a_load(small_model: Loaded
     assert tokens == expected
 
 
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_each_layer_waits_for_its_part_of_a_load_of_states(
+    state_model: LoadedModel, num_others: int
+) -> None:
+    driver = PlanDriver(state_model)
+    first = driver.add(0, PROMPT)
+    expected = driver.generate([first], 1)[0]
+    pages = first.pages[:5]
+    groups = state_model.kv_layout(driver.page_size, "float32").groups
+    page_ids = [driver.page_ids(group, pages) for group in range(len(groups))]
+    stored = [pool[ids].clone() for pool, ids in zip(driver.pools, page_ids, strict=True)]
+    for pool, ids in zip(driver.pools, page_ids, strict=True):
+        pool[ids] = 0
+
+    def wait_layer(transfer_id: int, layer: int) -> None:
+        for group, pool, ids, held in zip(groups, driver.pools, page_ids, stored, strict=True):
+            if layer in group.layers:
+                place = group.layers.index(layer)
+                pool[ids, place] = held[:, place]
+
+    second = driver.add(1, PROMPT, shared_pages=pages, num_cached=40)
+    others = [driver.add(2, PROMPT[:5])] * num_others
+    steps = capture(driver)
+    rows = [Row(request=each, num_tokens=4) for each in others]
+    tokens = tokens_of(driver.step([*rows, Row(request=second, num_tokens=50, load=7)], wait_layer))
+
+    assert [shape.waits_by_layer for shape in steps.replayed] == [True]
+    assert tokens == expected
+
+
 def test_steps_that_no_shape_holds_run_row_by_row(small_model: LoadedModel) -> None:
     driver = PlanDriver(small_model, num_pages=500)
     steps = capture(driver)
