@@ -5,12 +5,11 @@ import multiprocessing
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from triton import knobs
 from triton.backends import backends
@@ -31,38 +30,64 @@ class Compiled:
     """Whether Triton's cache on disk had it."""
 
 
-def compile_variants(variants: Sequence[Variant], num_processes: int) -> tuple[Compiled, ...]:
-    """Put all variants into Triton's cache on disk, with what launches them.
+class Compilers:
+    """Owns: processes that compile into Triton's cache on disk, until the `with` block ends.
 
-    To be called within `compiling_for`, in a process that uses no GPU: others are forked from it.
+    To be made within `compiling_for`, in a process that uses no GPU: others are forked from it. The
+    ranks of a host need the same kernels: who has the lock of the cache compiles at once, and the
+    others once that one has ended, when nearly all are there.
     """
-    with _only_here():
-        pool = multiprocessing.get_context("fork").Pool(num_processes, _take_no_signals)
+
+    def __init__(self, num_processes: int, enter: Callable[[], None]) -> None:
+        """`enter`: what each process does first."""
+        self._pool = multiprocessing.get_context("fork").Pool(num_processes, _enter, (enter,))
+        self._compiling: dict[Variant, Any] = {}
+        folder = Path(knobs.cache.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Only now, or processes that outlive this one would keep the lock.
+        self._lock = (folder / _LOCK).open("w")
+        self._has_lock = self._try_lock()
+
+    def begin(self, variant: Variant) -> None:
+        """Compile a variant while others are found, if nobody else compiles on this host."""
+        if self._has_lock:
+            self._compiling[variant] = self._pool.apply_async(_compile, (variant,))
+
+    def finish(self, variants: Sequence[Variant]) -> tuple[Compiled, ...]:
+        """Wait until all of these are in the cache, with what launches them."""
+        if not self._has_lock:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._has_lock = True
+        for variant in variants:
+            if variant not in self._compiling:
+                self.begin(variant)
+        return tuple(result.get() for result in self._compiling.values())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the processes, and give the lock back."""
+        if kind is None:
+            self._pool.close()
+        else:
+            self._pool.terminate()
+        self._pool.join()
+        self._lock.close()
+
+    def _try_lock(self) -> bool:
         try:
-            compiled = tuple(pool.imap_unordered(_compile, variants))
-            pool.close()
-        except BaseException:
-            pool.terminate()
-            raise
-        finally:
-            pool.join()
-    return compiled
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
-def _take_no_signals() -> None:
+def _enter(enter: Callable[[], None]) -> None:
     """Leave Ctrl-C to the parent, and end at once when it says so, whatever it does itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def _only_here() -> Iterator[None]:
-    """Wait until no other process compiles into the same cache: ranks need the same kernels."""
-    folder = Path(knobs.cache.dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    enter()
 
 
 def _compile(variant: Variant) -> Compiled:

@@ -132,8 +132,12 @@ def compiling_for(gpu: TargetGpu) -> Iterator[None]:
         driver._active = before
 
 
-def trace(launch: Callable[[], None]) -> tuple[Variant, ...]:
+def trace(
+    launch: Callable[[], None], on_found: Callable[[Variant], None] | None = None
+) -> tuple[Variant, ...]:
     """The variants that are launched meanwhile, of tensors on the meta device.
+
+    `on_found` is called with each, once.
 
     Nothing is compiled. To be called within `compiling_for`, in a process that has not launched
     the kernels before.
@@ -142,7 +146,10 @@ def trace(launch: Callable[[], None]) -> tuple[Variant, ...]:
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         kernel = fn.jit_function
-        found[Variant(f"{fn.module}.{fn.name}", compile["specialization_data"])] = kernel
+        variant = Variant(f"{fn.module}.{fn.name}", compile["specialization_data"])
+        found[variant] = kernel
+        if on_found is not None:
+            on_found(variant)
         # The next launch of the same finds it, which takes a fraction of the time.
         kernel.device_caches[compile["device"]][0][key] = _NOT_COMPILED
         # Triton is told that there is nothing left to do.

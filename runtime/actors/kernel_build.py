@@ -56,6 +56,7 @@ class BuiltKernels:
     found_s: float
     """The time that it took to find out which they are."""
     compiled_s: float
+    """The time that passed from then on until all were compiled."""
     left_aside: str | None = None
     """Why the artefact that was asked for does not serve; None: it does, or none was asked for."""
 
@@ -123,7 +124,7 @@ def describe(built: BuiltKernels) -> str:
     )
     return (
         f"{len(built.variants)} variants of kernels, found in {built.found_s:.2f} s; {len(new)} "
-        f"compiled in {built.compiled_s:.2f} s{': ' if new else ''}{named}"
+        f"compiled {built.compiled_s:.2f} s later{': ' if new else ''}{named}"
     )
 
 
@@ -179,7 +180,7 @@ def build_kernels(
     `folder`: of artefacts, of which the one for this model, GPU and versions has both.
     """
     from raydix.kernels.compiling.artefact import Artefact, read_artefact
-    from raydix.kernels.compiling.processes import compile_variants
+    from raydix.kernels.compiling.processes import Compilers
     from raydix.kernels.compiling.variants import compiling_for
     from raydix.runtime.model.steps.step_variants import identify, model_variants
 
@@ -199,10 +200,11 @@ def build_kernels(
         # It may have been unpacked here under another name.
         left_aside = artefact.replace(str(folder), config.model.kernels or str(folder))
 
-    with compiling_for(gpu):
-        variants = model_variants(*shape)
+    num_processes = min(_num_cores(), _MAX_PROCESSES)
+    with compiling_for(gpu), Compilers(num_processes, end_with_parent) as compilers:
+        variants = model_variants(*shape, compilers.begin)
         found_s = time.monotonic()
-        compiled = compile_variants(variants, min(_num_cores(), _MAX_PROCESSES))
+        compiled = compilers.finish(variants)
     return BuiltKernels(
         variants=variants,
         compiled=compiled,

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from raydix.kernels.compiling.processes import compile_variants
+from raydix.kernels.compiling.processes import Compilers
 from raydix.kernels.compiling.variants import agree_on_keys, compiling_for, trace
 from raydix.kernels.dense.norm import rms_norm
 from raydix.kernels.device.gpu import META
@@ -36,7 +36,8 @@ def main() -> int:
     agree_on_keys()
     with compiling_for(HOPPER):
         variants = trace(launch)
-        compiled = compile_variants(variants[::-1], 2)
+        with Compilers(2, lambda: None) as compilers:
+            compiled = compilers.finish(variants[::-1])
     print(sum(each.was_there for each in compiled), "of", len(variants), "were there")
     return 0
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,9 +94,14 @@ def identify(
 
 
 def model_variants(
-    config: EngineConfig, spec: ModelSpec, max_position_embeddings: int
+    config: EngineConfig,
+    spec: ModelSpec,
+    max_position_embeddings: int,
+    on_found: Callable[[Variant], None] | None = None,
 ) -> tuple[Variant, ...]:
     """Every variant that a rank of the configured model may launch, in steps of whatever size.
+
+    `on_found` is called with each as soon as it is found.
 
     To be called within `compiling_for`. Those are left out by which ranks that share experts send
     each other rows.
@@ -107,7 +112,7 @@ def model_variants(
         model.try_steps()
         compile_page_copies(model.pools, config.cache.codec)
 
-    return trace(launch)
+    return trace(launch, on_found)
 
 
 def tried_tokens(max_tokens: int) -> list[int]:
