@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.control_client import dial_engine
 from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
-from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient
-from raydix.runtime.api.engine_place import EnginePlace
+from raydix.runtime.api.engine_place import EnginePlace, open_client
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.explained import explained
 from raydix.runtime.api.home_loop import HomeLoop
@@ -23,11 +21,11 @@ from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt, variables_of
 from raydix.runtime.api.request_options import RequestOptions, check_switch
+from raydix.runtime.api.retention import hint_for, retention_of
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.paths import require_absolute_l3, resolve_l3
-from raydix.runtime.messages.hello import Role
 
 
 class AsyncLLM:
@@ -136,6 +134,7 @@ class AsyncLLM:
         routing_key: str | None = None,
         deadline_s: float | None = None,
         sample_of: str | None = None,
+        retention: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request; the last one, and only that, is `finished`.
 
@@ -149,7 +148,8 @@ class AsyncLLM:
         scheduler.policy `routing_key` they run together.
         deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so
         far as `partial`. sample_of: a request of this handle with the same prompt, whose pages this
-        one is to share; with `n` that goes by itself.
+        one is to share; with `n` that goes by itself. retention: what comes next of the session
+        once this has ended, as of `retain`; without a session, of the pages of this prompt.
 
         Raises BadRequest, PromptTooLong, Overloaded, DeadlineExceeded, EngineDead, and Cancelled if
         this handle is disconnected meanwhile. After EngineDead the next call connects anew.
@@ -162,6 +162,7 @@ class AsyncLLM:
             routing_key=routing_key,
             deadline_s=deadline_s,
             sample_of=sample_of,
+            retention=retention_of(retention),
         )
         async with contextlib.aclosing(
             client.generate(prompt, sampling_params, request_id, options)
@@ -227,6 +228,18 @@ class AsyncLLM:
         meanwhile.
         """
         return await (await self.connected()).prefetch(prompt, cache_salt)
+
+    async def retain(
+        self, session_id: str, retention: Mapping[str, Any], *, cache_salt: str | None = None
+    ) -> None:
+        """Tell what comes next of a session: a hint of which pages go first, never an order.
+
+        retention: `{"end": True}`, `{"keep_s": SECONDS}` or `{"resume_in_s": SECONDS}`; it counts
+        from now, or from the end of the last request of the session that lives. cache_salt: that of
+        the session's requests. Raises BadRequest and EngineDead.
+        """
+        message = hint_for(session_id, retention, cache_salt)
+        (await self.connected()).send(message)
 
     async def abort(self, request_id: str) -> None:
         """End a request of this handle; other ids are ignored.
@@ -300,7 +313,9 @@ class AsyncLLM:
                 if self._client is not None:
                     await self._find_again()
                 try:
-                    self._client = await self._open(await self._found())
+                    handle = await self._found()
+                    tokenizer = await self._tokenizers.of(handle)
+                    self._client = await open_client(self.name, handle, tokenizer)
                 except EngineDead:
                     self._forget()
                     raise
@@ -363,15 +378,3 @@ class AsyncLLM:
         if self._handle is None:
             self._handle = await self.place.find()
         return self._handle
-
-    async def _open(self, handle: EngineHandle) -> EngineClient:
-        tokenizer = await self._tokenizers.of(handle)
-        try:
-            link = await dial_engine(handle.record, Role.SCHEDULER)
-        except (LinkClosed, OSError) as error:
-            raise EngineDead(
-                f"The engine {self.name!r} does not answer ({error}). Start it, or wait until it "
-                "has recovered."
-            ) from error
-
-        return EngineClient(link, ModelLimits.of(handle.facts), tokenizer)

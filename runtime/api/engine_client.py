@@ -29,6 +29,7 @@ from raydix.runtime.messages.client import (
     AbortRequest,
     PrefetchPrompt,
     RequestDelta,
+    RetainSession,
     StopRequest,
     SubmitRequest,
     TokenFrame,
@@ -261,6 +262,7 @@ class EngineClient:
             deadline_s=None if options.deadline_s is None else float(options.deadline_s),
             sample_of=None if options.sample_of is None else RequestId(options.sample_of),
             grammar=params.grammar(),
+            retention=options.retention,
         )
 
     def _next_asking(self) -> AskingId:
@@ -268,6 +270,12 @@ class EngineClient:
         return AskingId(self._num_askings)
 
     def _ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
+        self.send(message)
+        self._unanswered.add(message.asking)
+        self._names.use(message.request_id, message.asking)
+
+    def send(self, message: SubmitRequest | PrefetchPrompt | RetainSession) -> None:
+        """Say something to the Scheduler. Raises EngineDead."""
         if self._is_closed:
             raise EngineDead("The connection to the engine is closed. Connect again.")
         try:
@@ -276,8 +284,6 @@ class EngineClient:
             raise EngineDead(
                 f"The connection to the engine is closed ({error}). Connect again."
             ) from error
-        self._unanswered.add(message.asking)
-        self._names.use(message.request_id, message.asking)
 
     def _leave(self, request: OpenRequest) -> None:
         """Stop listening: abort what still runs, and drop what may come of it."""

@@ -4,9 +4,15 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from raydix.errors import ConfigError
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.bootstrap.control_client import dial_engine
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine
 from raydix.runtime.actors.bootstrap.remote import reach_engine
+from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.model_limits import ModelLimits
+from raydix.runtime.api.tokenizer import Tokenizer
+from raydix.runtime.messages.hello import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +42,15 @@ class EnginePlace:
         if self.address is not None:
             return await reach_engine(self.name, self.address, self.secret_file)
         return await asyncio.to_thread(find_engine, self.name, self.cluster)
+
+
+async def open_client(name: str, handle: EngineHandle, tokenizer: Tokenizer | None) -> EngineClient:
+    """Connect to an engine that was found. Raises EngineDead."""
+    try:
+        link = await dial_engine(handle.record, Role.SCHEDULER)
+    except (LinkClosed, OSError) as error:
+        raise EngineDead(
+            f"The engine {name!r} does not answer ({error}). Start it, or wait until it has "
+            "recovered."
+        ) from error
+    return EngineClient(link, ModelLimits.of(handle.facts), tokenizer)

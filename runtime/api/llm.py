@@ -148,6 +148,12 @@ class LLM:
         """Where a recent request's prompt came from; see `AsyncLLM.explain`."""
         return self._wait(self._engine.explain(request_id))
 
+    def retain(
+        self, session_id: str, retention: Mapping[str, Any], *, cache_salt: str | None = None
+    ) -> None:
+        """Tell what comes next of a session; see `AsyncLLM.retain`."""
+        self._wait(self._engine.retain(session_id, retention, cache_salt=cache_salt))
+
     def shutdown(self) -> None:
         """Stop the engine and the thread; calls of other threads raise Cancelled.
 

@@ -6,6 +6,7 @@ from numbers import Integral, Real
 
 from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.prompts import is_unicode
+from raydix.runtime.messages.retention import Retention
 
 _MAX_TEXT = 1024
 """The most characters of an id or a salt."""
@@ -22,6 +23,7 @@ class RequestOptions:
     routing_key: str | None = None
     deadline_s: float | None = None
     sample_of: str | None = None
+    retention: Retention | None = None
 
     def check(self) -> None:
         """Raise BadParameter for what would fail in the Scheduler, which serves others, too."""

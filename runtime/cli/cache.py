@@ -153,6 +153,28 @@ def prefetch(
 
 
 @app.command()
+def retain(
+    session_id: Annotated[str, typer.Argument(help="The session, as its requests name it.")],
+    *,
+    end: Annotated[bool, typer.Option("--end", help="No further request of it comes.")] = False,
+    keep_s: Annotated[float | None, typer.Option(help="Keep its pages for so long.")] = None,
+    resume_in_s: Annotated[float | None, typer.Option(help="It goes on in so long.")] = None,
+    connect: Connect = "raydix",
+    address: Address = None,
+    secret_file: SecretFile = None,
+    cache_salt: CacheSalt = None,
+) -> None:
+    """Tell a running engine what comes next of a session: a hint of which pages go first."""
+    given = {"end": end or None, "keep_s": keep_s, "resume_in_s": resume_in_s}
+    hint = {name: value for name, value in given.items() if value is not None}
+    if len(hint) != 1:
+        raise BadRequest("cache retain takes exactly one of --end, --keep-s and --resume-in-s.")
+    where = Where(connect, address, secret_file)
+    ask_engine(where, lambda engine: engine.retain(session_id, hint, cache_salt=cache_salt))
+    print(f"Engine {connect} was told about session {session_id}.")
+
+
+@app.command()
 def explain(
     request_id: Annotated[str, typer.Argument(help="One of the last 1,024, or of an HTTP answer.")],
     connect: Connect = "raydix",

@@ -78,7 +78,6 @@ class RetainSession:
     ended. Never stale.
     """
 
-    asking: AskingId
     session_id: str
     retention: Retention
     cache_salt: str | None = None

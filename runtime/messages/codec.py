@@ -71,7 +71,7 @@ _INT32 = np.dtype("<i4")
 _NO_INT32 = msgspec.msgpack.Ext(_INT32_EXTENSION, b"")
 """Most columns of a plan are empty, and to make this takes longer than to write it."""
 
-_ASKINGS = (SubmitRequest, PrefetchPrompt, RetainSession, AbortRequest, StopRequest)
+_ASKINGS = (SubmitRequest, PrefetchPrompt, AbortRequest, StopRequest)
 _MAX_ASKING = 2**63 - 1
 """Askings are kept in int64 columns; msgpack brings integers of up to 64 bits without a sign."""
 

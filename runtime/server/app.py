@@ -19,6 +19,7 @@ from raydix.runtime.server.key_check import KeyCheck
 from raydix.runtime.server.keys import KeyJudge
 from raydix.runtime.server.responses import response_routes
 from raydix.runtime.server.served import Served
+from raydix.runtime.server.sessions import session_routes
 from raydix.runtime.server.status import status_routes
 from raydix.runtime.server.tokens import token_routes
 
@@ -50,7 +51,8 @@ def build_app(
     )
 
     of_model = (completion_routes, chat_routes, response_routes, anthropic_routes, token_routes)
-    routers = [routes(served) for routes in (*of_model, status_routes, admin_routes)]
+    others = (session_routes, status_routes, admin_routes)
+    routers = [routes(served) for routes in (*of_model, *others)]
     for router in (*routers, metrics_routes(served, metrics)):
         # As they are: `include_router` would look for each request's route in one after the other.
         app.router.routes.extend(router.routes)

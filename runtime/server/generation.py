@@ -17,11 +17,13 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.keys import Caller
+from raydix.runtime.server.wire.anthropic import MessagesRequest, asked_keep_s
 from raydix.runtime.server.wire.generation import (
     GenerationFields,
     check_num_choices,
     session_of,
 )
+from raydix.runtime.server.wire.retention import asked_retention
 
 Choices = AsyncGenerator[tuple[int, RequestOutput], None]
 
@@ -60,6 +62,12 @@ def options_of(fields: GenerationFields, caller: Caller) -> RequestOptions:
     return RequestOptions(
         cache_salt=caller.within_tenant(fields.cache_salt),
         session_id=None if session_id is None else caller.within_tenant(session_id),
+        retention=asked_retention(
+            fields.retention,
+            fields.kv_hints,
+            fields.prompt_cache_retention,
+            asked_keep_s(fields) if isinstance(fields, MessagesRequest) else None,
+        ),
         routing_key=fields.routing_key,
         deadline_s=fields.deadline_s,
     )

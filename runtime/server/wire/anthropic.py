@@ -167,6 +167,25 @@ class PromptFields(WireRequest):
     speed: Literal["standard"] | None = None
 
 
+_SECONDS = {"5m": 300.0, "1h": 3600.0}
+
+
+def asked_keep_s(fields: PromptFields) -> float | None:
+    """The longest time for which a request asks to cache a part of its prompt; None: it does not.
+
+    What follows such a part is kept, too: a prompt's pages go from its end.
+    """
+    blocks: list[WireRequest] = [*(fields.tools or [])]
+    if not isinstance(fields.system, str):
+        blocks += fields.system or []
+    for message in fields.messages:
+        if not isinstance(message.content, str):
+            blocks += message.content
+    of_blocks = [block.cache_control for block in blocks if isinstance(block, Block)]
+    asked = [fields.cache_control, *of_blocks]
+    return max([_SECONDS[each.ttl or "5m"] for each in asked if each is not None], default=None)
+
+
 class MessagesRequest(GenerationFields, PromptFields):
     """A conversation to go on with."""
 

@@ -12,6 +12,7 @@ from raydix.runtime.api.sampling_values import MAX_STOP_STRINGS, MAX_STOP_TOKEN_
 from raydix.runtime.api.structured_outputs import StructuredOutputs
 from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Items, Table, Text, WireRequest
+from raydix.runtime.server.wire.retention import CacheRetention, KvHints, RetentionHint
 from raydix.runtime.server.wire.structured import StructuredFields, structured_of
 
 MAX_CHOICES = 1024
@@ -59,6 +60,10 @@ class GenerationFields(WireRequest):
     session_id: Word | None = None
     prompt_cache_key: Word | None = None
     """OpenAI's name of `session_id`."""
+    retention: RetentionHint | None = None
+    """What comes next of the session once the request has ended."""
+    kv_hints: KvHints | None = None
+    prompt_cache_retention: CacheRetention | None = None
     routing_key: Word | None = None
     deadline_s: float | None = None
 

@@ -188,7 +188,7 @@ class FakeCluster:
         """Replace what `raydix.runtime.api.client` imports from the launching side."""
         monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", self._start)
         monkeypatch.setattr("raydix.runtime.api.engine_place.find_engine", self._find)
-        monkeypatch.setattr("raydix.runtime.api.client.dial_engine", self._connect)
+        monkeypatch.setattr("raydix.runtime.api.engine_place.dial_engine", self._connect)
 
     def _start(
         self,

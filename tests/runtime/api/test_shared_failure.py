@@ -58,7 +58,7 @@ async def test_many_requests_hear_together_that_the_engine_is_away(
     cluster = FakeCluster(str(tmp_path))
     cluster.install(monkeypatch)
     cluster.engines["raydix"] = cluster.handle
-    monkeypatch.setattr("raydix.runtime.api.client.dial_engine", dial)
+    monkeypatch.setattr("raydix.runtime.api.engine_place.dial_engine", dial)
     engine = AsyncLLM()
     asked = (anext(engine.generate([1])) for _ in range(50))
     errors = await asyncio.gather(*asked, return_exceptions=True)

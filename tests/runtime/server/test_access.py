@@ -47,6 +47,10 @@ ROUTES: dict[tuple[str, str], tuple[set[str], Any]] = {
     ("POST", "/v1/responses"): (TENANTS, {"input": "a", "max_output_tokens": 1}),
     ("POST", "/v1/messages"): (TENANTS, {"messages": TURNS, "max_tokens": 1}),
     ("POST", "/v1/messages/count_tokens"): (TENANTS, {"messages": TURNS}),
+    ("POST", "/v1/sessions/retention"): (
+        TENANTS,
+        {"session_id": "s", "retention": {"end": True}},
+    ),
     ("POST", "/tokenize"): (TENANTS, {"prompt": "a"}),
     ("POST", "/detokenize"): (TENANTS, {"tokens": [1]}),
     ("GET", "/admin/cache/stats"): ({"admin"}, None),

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from raydix.ids import AskingId
 from raydix.runtime.cache.page_key import pack_tokens, root_key
 from raydix.runtime.messages import host
 from raydix.runtime.messages.client import RetainSession
@@ -39,9 +38,7 @@ def serve(driver: RecordingDriver, tokens: list[int], **fields: Any) -> None:
 
 
 def hint(driver: RecordingDriver, session_id: str, retention: Retention, **fields: Any) -> None:
-    message = RetainSession(
-        asking=AskingId(10_000), session_id=session_id, retention=retention, **fields
-    )
+    message = RetainSession(session_id=session_id, retention=retention, **fields)
     driver.send(events.ClientMessage(client_id=CLIENT, message=message))
 
 
@@ -137,7 +134,7 @@ def test_ten_thousand_hints_cost_no_request_and_hold_nothing() -> None:
     driver = RecordingDriver()
     keep = Retention(kind=RetentionKind.KEEP, seconds=100.0)
     for number in range(10_000):
-        message = RetainSession(asking=AskingId(number), session_id=str(number), retention=keep)
+        message = RetainSession(session_id=str(number), retention=keep)
         driver.core.handle(events.ClientMessage(client_id=CLIENT, message=message), driver.now_s)
     driver.core.check()
     serve(driver, A, session_id="a")

@@ -1,0 +1,30 @@
+"""Routes of hints that come without a request."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from raydix.runtime.api.retention import hint_for
+from raydix.runtime.server.json_route import JsonRoute
+from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.wire.sessions import SessionHint
+
+
+def session_routes(served: Served) -> APIRouter:
+    """The route `/v1/sessions/retention`."""
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/v1/sessions/retention", status_code=202, responses=REFUSALS)
+    async def retain(body: SessionHint, request: Request) -> Response:
+        """Tell what comes next of a session of the caller's own tenant."""
+        caller = caller_of(request)
+        session_id = caller.within_tenant(body.session_id)
+        assert session_id is not None, "every hint names its session"
+        message = hint_for(
+            session_id,
+            body.retention.model_dump(exclude_none=True),
+            caller.within_tenant(body.cache_salt),
+        )
+        (await served.engine.connected()).send(message)
+        return Response(status_code=202)
+
+    return router
