@@ -17,6 +17,19 @@ class Keep:
     """The pages that the session had alone when it asked; it may have lost some since."""
     since_s: float
     until_s: float
+    cache_salt: str | None = None
+    session_id: str | None = None
+    """The name of the user, with its `cache_salt`, as people know it."""
+
+    def figures(self, now_s: float) -> dict[str, str | int | float | None]:
+        """The keep in figures: who has it, why, how many pages, and for how many seconds more."""
+        return {
+            "cache_salt": self.cache_salt,
+            "session_id": self.session_id,
+            "reason": "keep",
+            "pages": self.num_pages,
+            "left_s": round(self.until_s - now_s, 1),
+        }
 
 
 class KeepBudget:

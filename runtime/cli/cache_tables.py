@@ -121,6 +121,8 @@ def stats_tables(stats: Mapping[str, Figures | None]) -> Iterator[Table]:
         yield _reasons_table(tokens_by_reason)
 
     yield _tiers_table(scheduler, host, storage)
+    if scheduler.get("l1_kept") or host.get("l2_kept"):
+        yield _kept_table({"L1": scheduler.get("l1_kept", ()), "L2": host.get("l2_kept", ())})
     windows = {
         int(group): window for group, window in _without_prefix(scheduler, _WINDOW_PREFIX).items()
     }
@@ -172,6 +174,16 @@ def _tiers_table(scheduler: Figures, host: Figures, storage: Figures) -> Table:
         table.add_row(f"L3 {storage['backend']}", holds, bound, evicted)
     elif storage:
         table.add_row(f"L3 {storage['backend']}", "bounded by its service", "", "")
+    return table
+
+
+def _kept_table(kept: Mapping[str, Sequence[Figures]]) -> Table:
+    table = Table("tier", "salt", "session", "because", "pages", "for", title="Kept by hints")
+    for tier, keeps in kept.items():
+        for keep in keeps:
+            salt, session = (str(keep.get(name) or "") for name in ("cache_salt", "session_id"))
+            pages, left = f"{keep['pages']:,}", f"{keep['left_s']:,.0f} s"
+            table.add_row(tier, escape(salt), escape(session), keep["reason"], pages, left)
     return table
 
 

@@ -45,3 +45,6 @@ class EndUse:
     keys: bytes = b""
     """The pages that the request computed, the last of its chain: they are the user's, too."""
     retention: Retention | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    """The name of the user, with its `cache_salt`, as people know it: for figures."""

@@ -165,6 +165,7 @@ class SchedulerCore:
         """Raise AccountingError, with the figures, unless every invariant holds."""
         checks.check_lanes(self._lanes, self._step_groups)
         checks.check_requests(self._requests, self._lanes, self._source, self._timers)
+        self._life.retention.check()
         if self.is_idle:
             checks.check_idle(self._lanes, self._source)
 

@@ -109,9 +109,8 @@ class HostMemoryCore:
             num_awaited=0 if generations is None else num_awaited_schedulers,
         )
         self._quarantine = Quarantine(self._index)
-        self._retention = HostRetention(
-            self._index, int(settings.max_kept_fraction * geometry.num_host_pages)
-        )
+        max_kept = int(settings.max_kept_fraction * geometry.num_host_pages)
+        self._retention = HostRetention(self._index, max_kept)
         self._staged = StagedPages(
             self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages
         )
@@ -334,8 +333,8 @@ class HostMemoryCore:
         has_work += [self._touches.has_work, self._storage.has_work, self._peers.has_work]
         if any(has_work):
             return self._now_s
-        times = [self._storage.next_deadline_s, self._staged.next_expiry_s]
-        times.append(self._peers.next_deadline_s)
+        staged_s, peers_s = self._staged.next_expiry_s, self._peers.next_deadline_s
+        times = (self._storage.next_deadline_s, staged_s, peers_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def stats(self) -> dict[str, Any]:
@@ -351,6 +350,7 @@ class HostMemoryCore:
             "pages_staged": self._staged.num_pins,
             "l3_writes_pending": self._storage.num_pending,
             "l3_writes_put_off": self._storage.writes.num_put_off,
+            "l2_kept": [keep.figures(self._now_s) for keep in self._retention.keeps(self._now_s)],
             **orders.figures(),
             **self._peers.figures(),
         }
@@ -364,7 +364,7 @@ class HostMemoryCore:
         self._index.check()
         self._schedulers.check()
         self._staged.check()
-        self._retention.budget.check()
+        self._retention.check()
         self._storage.writes.check()
 
         check_holders(

@@ -13,7 +13,15 @@ class HostRetention:
 
     def __init__(self, index: HostIndex, max_kept_pages: int) -> None:
         self._index = index
-        self.budget = KeepBudget(max_kept_pages)
+        self._budget = KeepBudget(max_kept_pages)
+
+    def keeps(self, now_s: float) -> list[Keep]:
+        """What is kept now."""
+        return self._budget.keeps(now_s)
+
+    def check(self) -> None:
+        """Raise AccountingError unless the budgets hold."""
+        self._budget.check()
 
     def end_use(self, message: EndUse, now_s: float) -> None:
         """A request has ended, or there is a hint of what comes next of its session."""
@@ -27,14 +35,16 @@ class HostRetention:
 
         standing = standing_after(message.retention, now_s)
         num_pages = self._index.retain(user, standing)
-        self.budget.forget(message.tenant, user)
-        if isinstance(standing, Kept):
+        self._budget.forget(message.tenant, user)
+        if isinstance(standing, Kept) and num_pages:
             keep = Keep(
                 tenant=message.tenant,
                 user=user,
                 num_pages=num_pages,
                 since_s=now_s,
                 until_s=standing.until_s,
+                cache_salt=message.cache_salt,
+                session_id=message.session_id,
             )
-            for given_up in self.budget.add(keep):
+            for given_up in self._budget.add(keep):
                 self._index.retain(given_up.user, Idle(given_up.since_s))

@@ -1,10 +1,10 @@
 """What becomes of a session's pages between its requests, and after them, in L1 and in L2."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from raydix.ids import TenantId, UserId
+from raydix.ids import UserId
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_node import RadixNode
 from raydix.runtime.cache.standing import Idle, Kept, standing_after
@@ -18,14 +18,6 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 
 _MAX_PENDING = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """A session whose pages are kept, as people call it."""
-
-    cache_salt: str | None
-    session_id: str | None
 
 
 class SessionRetention:
@@ -53,8 +45,6 @@ class SessionRetention:
         """Hints for sessions that have requests."""
         max_pages = int(settings.max_kept_fraction * max(settings.num_pages, default=0))
         self._keeps = [KeepBudget(max_pages) for _ in lanes]
-        self._names: dict[UserId, _Named] = {}
-        """What the users are called whose pages L1 keeps."""
 
     def advance(self, now_s: float) -> None:
         """Note that it is so late."""
@@ -71,9 +61,15 @@ class SessionRetention:
             if len(self._pending) < _MAX_PENDING:
                 self._pending[user] = retention
             return
-        name = _Named(message.cache_salt, message.session_id)
-        self._retain(user, tenant_of(message.cache_salt), retention, name)
-        self._tell(EndUse(user=user, tenant=tenant_of(message.cache_salt), retention=retention))
+        self._end(
+            EndUse(
+                user=user,
+                tenant=tenant_of(message.cache_salt),
+                retention=retention,
+                cache_salt=message.cache_salt,
+                session_id=message.session_id,
+            )
+        )
 
     def end_use(self, lane: Lane, request: RequestState, node: RadixNode, num_pages: int) -> None:
         """Note that a request has ended, which had so many cached pages, the last in this node."""
@@ -88,60 +84,54 @@ class SessionRetention:
             self._pending[user], retention = retention, None
 
         start = min(request.start.num_pages, num_pages)
-        keys = request.chain.keys(num_pages, start)
-        self._forget_keep(user, tenant)
-        if retention is not None:
-            self._retain(user, tenant, retention, _Named(submit.cache_salt, submit.session_id))
-        self._tell(EndUse(user=user, tenant=tenant, keys=keys, retention=retention))
+        self._end(
+            EndUse(
+                user=user,
+                tenant=tenant,
+                keys=request.chain.keys(num_pages, start),
+                retention=retention,
+                cache_salt=submit.cache_salt,
+                session_id=submit.session_id,
+            )
+        )
 
     def _bounded(self, retention: Retention) -> Retention:
         return replace(retention, seconds=min(retention.seconds, self._settings.max_keep_s))
 
-    def _retain(self, user: UserId, tenant: TenantId, retention: Retention, name: _Named) -> None:
-        """Let L1 know what comes next of a user."""
+    def _end(self, end: EndUse) -> None:
+        """Let L1 and L2 know that a user rests, and what comes next of it."""
+        for budget in self._keeps:
+            budget.forget(end.tenant, end.user)
+        if end.retention is not None:
+            self._retain(end, end.retention)
+        if self._source.view.is_usable and self._settings.prefix_caching:
+            self._source.tell(end)
+
+    def _retain(self, end: EndUse, retention: Retention) -> None:
         standing = standing_after(retention, self._now_s)
-        self._forget_keep(user, tenant)
         for lane, budget in zip(self._lanes, self._keeps, strict=True):
-            num_pages = lane.l1.tree.retention.retain(user, standing)
+            num_pages = lane.l1.tree.retention.retain(end.user, standing)
             if not isinstance(standing, Kept) or not num_pages:
                 continue
-            self._names[user] = name
             keep = Keep(
-                tenant=tenant,
-                user=user,
+                tenant=end.tenant,
+                user=end.user,
                 num_pages=num_pages,
                 since_s=self._now_s,
                 until_s=standing.until_s,
+                cache_salt=end.cache_salt,
+                session_id=end.session_id,
             )
             for given_up in budget.add(keep):
                 lane.l1.tree.retention.retain(given_up.user, Idle(given_up.since_s))
-                self._names.pop(given_up.user, None)
-
-    def _forget_keep(self, user: UserId, tenant: TenantId) -> None:
-        self._names.pop(user, None)
-        for budget in self._keeps:
-            budget.forget(tenant, user)
-
-    def _tell(self, message: EndUse) -> None:
-        if self._source.view.is_usable and self._settings.prefix_caching:
-            self._source.tell(message)
 
     def figures(self) -> dict[str, Any]:
         """The hints so far, and what L1 keeps: whose, how many pages, and how many seconds more."""
-        kept: list[dict[str, Any]] = []
-        for budget in self._keeps:
-            for keep in budget.keeps(self._now_s):
-                name = self._names.get(keep.user, _Named(None, None))
-                kept.append(
-                    {
-                        "cache_salt": name.cache_salt,
-                        "session_id": name.session_id,
-                        "reason": "keep",
-                        "pages": keep.num_pages,
-                        "left_s": round(keep.until_s - self._now_s, 1),
-                    }
-                )
-        return {"retention_hints": self._num_hints, "l1_kept": kept}
+        keeps = [keep for budget in self._keeps for keep in budget.keeps(self._now_s)]
+        return {
+            "retention_hints": self._num_hints,
+            "l1_kept": [keep.figures(self._now_s) for keep in keeps],
+        }
 
     def check(self) -> None:
         """Raise AccountingError unless budgets hold."""

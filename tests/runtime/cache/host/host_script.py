@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from raydix.ids import ConnectionId, LeaseId, PageKey, SchedulerName
+from raydix.ids import SEVERAL_USERS, ConnectionId, LeaseId, PageKey, SchedulerName, UserId
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
     FromScheduler,
@@ -281,6 +281,7 @@ class HostScript:
         names: "range | list[int] | list[str]",
         num_l1_pages: int | tuple[int, ...] = 0,
         urgency: Urgency = Urgency.REQUEST,
+        user: UserId = SEVERAL_USERS,
     ) -> None:
         """Ask, as lookup `name`. One number of L1 pages is that of every group."""
         if isinstance(num_l1_pages, int):
@@ -291,6 +292,7 @@ class HostScript:
                 keys=make_keys(names),
                 num_l1_pages=num_l1_pages,
                 urgency=urgency,
+                user=user,
             )
         )
 

@@ -1,0 +1,62 @@
+"""HostMemory hears of ends and hints, and keeps within budgets."""
+
+from raydix.ids import TenantId, UserId
+from raydix.runtime.messages.host import EndUse
+from raydix.runtime.messages.retention import Retention, RetentionKind
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.host_values import make_key, make_keys
+from tests.runtime.cache.host.test_core import attached
+
+A, B, TENANT = UserId(11), UserId(12), TenantId(1)
+END = Retention(kind=RetentionKind.END)
+
+
+def serve(host: HostScript, user: UserId, names: list[str], hint: Retention | None = None) -> None:
+    """A request of a user looks its chain up, computes what is lacking, and ends."""
+    host.now_s += 1.0
+    host.lookup(names[-1], names, user=user)
+    new = [name for name in names if make_key(name)[:16] not in host.mirror]
+    host.commit(new)
+    host.say(EndUse(user=user, tenant=TENANT, keys=make_keys(new), retention=hint))
+
+
+def left_of(host: HostScript, names: list[str]) -> list[str]:
+    return [name for name in names if make_key(name)[:16] in host.mirror]
+
+
+def test_an_ended_session_makes_room_first_but_for_what_others_use() -> None:
+    host = attached(16)
+    serve(host, A, ["shared", "a1", "a2"])
+    serve(host, B, ["shared", "b1", "b2"], END)
+    for number in range(9):
+        host.commit([f"x{number}"])
+    assert left_of(host, ["b1", "b2"]) == []
+    assert left_of(host, ["shared", "a1", "a2"]) == ["shared", "a1", "a2"]
+    host.core.check()
+
+
+def test_a_hint_by_itself_counts_for_what_its_user_has_left() -> None:
+    host = attached(16)
+    serve(host, B, ["b1", "b2"])
+    serve(host, A, ["a1", "a2"])
+    host.say(EndUse(user=A, tenant=TENANT, retention=END))
+    for number in range(10):
+        host.commit([f"x{number}"])
+    assert left_of(host, ["a1", "a2"]) == []
+    assert left_of(host, ["b1", "b2"]) == ["b1", "b2"]
+
+
+def test_figures_say_who_keeps_how_much_within_the_budget() -> None:
+    host = attached(16)
+    keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
+    for user in range(1, 200):
+        end = EndUse(
+            user=UserId(user), tenant=TENANT, retention=keep, cache_salt="x", session_id=str(user)
+        )
+        serve(host, UserId(user), [f"{user}a", f"{user}b"])
+        host.say(end)
+        host.core.check()
+    kept = host.core.stats()["l2_kept"]
+    assert [each["session_id"] for each in kept] == ["198", "199"]
+    assert sum(each["pages"] for each in kept) == 4, "a quarter of 16 pages"
+    assert {each["cache_salt"] for each in kept} == {"x"}
