@@ -87,10 +87,8 @@ def test_no_tokens_give_no_rows(device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("block", KERNEL_BLOCKS)
 @pytest.mark.parametrize("tiles", LINEAR_TILES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 17, 64, 300, 4096])
-@pytest.mark.parametrize(
-    ("outputs", "inputs"), [(576, 7168), (2048, 4096), (7168, 2048), (520, 1040)]
-)
+@pytest.mark.parametrize("tokens", [1, 64, 300, 2000])
+@pytest.mark.parametrize(("outputs", "inputs"), [(576, 7168), (7168, 2048), (520, 1040)])
 def test_every_variant_is_as_exact_as_bfloat16_allows(
     outputs: int, inputs: int, tokens: int, tiles: LinearTiles, block: Block
 ) -> None:
