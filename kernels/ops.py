@@ -68,6 +68,10 @@ class ModelOps(Protocol):
         """May a step be captured in a CUDA graph?"""
 
     @property
+    def has_fixed_order(self) -> bool:
+        """Does a token get the same bits, whatever else is in the step?"""
+
+    @property
     def extension_tokens(self) -> int:
         """Tokens per tile of `extensions_4Y`, and of captured steps that extend a prefix."""
 
@@ -223,6 +227,7 @@ class ReferenceOps:
     """`ModelOps` in plain PyTorch, on any device."""
 
     is_capturable = False
+    has_fixed_order = False
     extension_tokens = 16
     tile_tokens = 2**30
     """The tokens of a tile: so many that a row is always one tile, whose keys are gathered once."""
@@ -325,7 +330,7 @@ def choose_gpu_ops(
     expert_sizes: Sequence[int],
 ) -> ModelOps:
     """`choose_ops` of a GPU, or of the meta device where kernels are compiled for one."""
-    obstacle = _obstacle(dtype, head_dims, expert_sizes)
+    obstacle = triton_obstacle(dtype, head_dims, expert_sizes)
     if obstacle is not None:
         logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
         return ReferenceOps()
@@ -347,7 +352,7 @@ def _triton_version() -> str:
     return str(importlib.import_module("triton").__version__)
 
 
-def _obstacle(
+def triton_obstacle(
     dtype: torch.dtype, head_dims: Collection[int], expert_sizes: Sequence[int]
 ) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""

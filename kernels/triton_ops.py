@@ -57,6 +57,7 @@ class TritonOps:
     """`ModelOps` for one CUDA device and model. All functions may be captured in a CUDA graph."""
 
     is_capturable = True
+    has_fixed_order = False
     rotate_and_write_kv = staticmethod(rotate_and_write_kv)
     gated_delta = staticmethod(gated_delta)
     write_latent = staticmethod(write_latent)
@@ -254,7 +255,7 @@ class TritonOps:
 
 
 def _num_tiles(rows: DecodeRows, num_tokens: int) -> int:
-    """The number of tiles to launch: those that the step's tokens cannot fill are left out."""
+    """About how many tiles have tokens: as many as full ones would hold those of the step."""
     return min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
 
 

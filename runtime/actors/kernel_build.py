@@ -249,7 +249,7 @@ def _shape_of(
     config: EngineConfig, checkpoint: "CheckpointConfig", gpu: "TargetGpu"
 ) -> "tuple[EngineConfig, ModelSpec, int]":
     """What decides which kernels a model has on a GPU, as `model_variants` takes it."""
-    served = checkpoint.served(config.model.quantization, "cuda", gpu.capability)
+    served = checkpoint.served(config.quantization, "cuda", gpu.capability)
     shaped = served.up_to(config.model.max_model_len)
     return config, shaped.spec, shaped.max_position_embeddings
 

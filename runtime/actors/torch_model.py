@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from raydix.errors import ConfigError
-from raydix.kernels.ops import import_gpu_ops
+from raydix.kernels.fixed_order.choice import choose_fixed_ops
+from raydix.kernels.ops import choose_ops, import_gpu_ops
 from raydix.moe.bank import ExpertBank
 from raydix.runtime.actors.cuda_timer import CudaTimer
 from raydix.runtime.actors.first_times import FirstTimes
@@ -42,6 +43,7 @@ from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.dispatchers import connect_dispatcher
 from raydix.runtime.model.experts.rank_experts import RankExperts
+from raydix.runtime.model.spec.fixed_order import require_fixed_order
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups
 from raydix.runtime.model.steps.halving import Halving
 from raydix.runtime.model.steps.overlap_times import step_times
@@ -127,10 +129,15 @@ def _load_weights(
     device: torch.device = arguments["device"]
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     checkpoint = (checkpoint or read_checkpoint_config(folder)).served(
-        config.model.quantization, device.type, capability
+        config.quantization, device.type, capability
     )
+    choose = choose_ops
+    if config.model.deterministic:
+        require_fixed_order(checkpoint.spec)
+        choose = choose_fixed_ops
     with phase(logger, "weights drawn" if is_dummy else "weights read"):
-        loaded = load(folder, config=checkpoint.up_to(config.model.max_model_len), **arguments)
+        bounded = checkpoint.up_to(config.model.max_model_len)
+        loaded = load(folder, config=bounded, choose=choose, **arguments)
         if config.kv_dtype == FP8_DTYPE and not is_dummy:
             loaded = load_kv_scales(loaded, folder)
         if loaded.decoder.device.type == "cuda":

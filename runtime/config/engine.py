@@ -5,11 +5,12 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from raydix.errors import ConfigError
+from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.experts import ExpertsSection
 from raydix.runtime.config.kv_layout import FP8_DTYPE
 from raydix.runtime.config.l3 import Hf3fsL3Section
 from raydix.runtime.config.memory_limit import available_memory_bytes
-from raydix.runtime.config.policies import KvDtype
+from raydix.runtime.config.policies import KvDtype, QuantizationWay
 from raydix.runtime.config.sections import (
     CacheSection,
     ModelSection,
@@ -18,6 +19,9 @@ from raydix.runtime.config.sections import (
     SchedulerSection,
 )
 from raydix.runtime.config.values import Section
+
+MAX_DETERMINISTIC_TP = 2
+"""The ranks whose parts have the same sum in either order."""
 
 
 class EngineConfig(Section):
@@ -45,6 +49,11 @@ class EngineConfig(Section):
         """What cached keys and values are, by its name in torch."""
         is_fp8 = self.cache.kv_dtype is KvDtype.FP8_E4M3
         return FP8_DTYPE if is_fp8 else self.model.dtype
+
+    @property
+    def quantization(self) -> QuantizationWay:
+        """How quantised weights are held: products of float8 have no fixed order."""
+        return QuantizationWay.RESTORE if self.model.deterministic else self.model.quantization
 
     @property
     def stores_experts(self) -> bool:
@@ -90,6 +99,34 @@ class EngineConfig(Section):
         asked = self.model.max_model_len
         if asked is not None and num_pages is not None and asked > num_pages * page_size:
             raise ValueError(_too_long(asked, num_pages, page_size))
+        return self
+
+    @model_validator(mode="after")
+    def _is_deterministic_in_all(self) -> Self:
+        if not self.model.deterministic:
+            return self
+        cache, parallel = self.cache, self.parallel
+        lossy = {
+            "codec": cache.codec is not Codec.NONE,
+            "kv_dtype": cache.kv_dtype is not KvDtype.AUTO,
+        }
+        for name, is_lossy in lossy.items():
+            if is_lossy:
+                raise ValueError(
+                    f"model.deterministic is on, and cache.{name} {getattr(cache, name)}, which "
+                    f"rounds what a hit finds. Set cache.{name} to its default."
+                )
+        if self.model.quantization is QuantizationWay.NATIVE:
+            raise ValueError(
+                "model.deterministic is on, and model.quantization native, whose products have no "
+                "fixed order. Set model.quantization to auto or restore."
+            )
+        if parallel.ep > 1 or parallel.tp > MAX_DETERMINISTIC_TP:
+            raise ValueError(
+                f"model.deterministic is on, parallel.tp {parallel.tp} and parallel.ep "
+                f"{parallel.ep}; expected at most {MAX_DETERMINISTIC_TP} and 1: more ranks add up "
+                "in an order that depends on the size of the step."
+            )
         return self
 
     @model_validator(mode="after")

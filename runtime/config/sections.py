@@ -49,6 +49,11 @@ class ModelSection(Section):
         description="Most tokens of prompt and output. "
         "null: as many as the model and the cache allow.",
     )
+    deterministic: bool = Field(
+        False,
+        description="Equal requests have equal tokens and logprobs, bit for bit, whatever the "
+        "cache holds, however prompts are cut and whoever else is served. Costs some speed.",
+    )
     kernels: str | None = Field(
         None,
         description="Folder that `raydix warm-up --out` has written: compiled kernels for this "

@@ -58,17 +58,21 @@ def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
     """
     # Imported here: torch takes seconds, and clients that merely connect should not wait for it.
     from raydix.runtime.model.checkpoint.model_sizes import measure_model
+    from raydix.runtime.model.spec.fixed_order import require_fixed_order
 
-    return measure_model(
+    sizes = measure_model(
         settings_folder(config.model.path),
         dtype=config.model.dtype,
         tp=config.parallel.tp,
         page_size=config.cache.page_size,
         kv_dtype=config.kv_dtype,
         codec=config.cache.codec,
-        way=config.model.quantization,
+        way=config.quantization,
         device=config.model.device,
     )
+    if config.model.deterministic:
+        require_fixed_order(sizes.checkpoint.spec)
+    return sizes
 
 
 def size_engine(

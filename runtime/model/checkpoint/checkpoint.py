@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raydix.errors import CheckpointError
+from raydix.kernels.ops import ChooseOps, choose_ops
 from raydix.kernels.pages.page_codec import Codec
 from raydix.kernels.weights.weight_part import WeightPart
 from raydix.runtime.config.kv_layout import KvLayout
@@ -76,13 +77,14 @@ class LoadedModel:
     def fingerprint(self) -> bytes:
         """32 bytes; where they are equal, equal tokens have the same keys and values.
 
-        They cover the arithmetic (`ModelSpec.digest`), its dtype, and the weights, whole, as they
-        are stored. The namespace of stored pages adds what these hold, and their shape. Nothing
-        else counts: not how weights are cut over ranks, nor which device computes with those of a
-        checkpoint, nor how long a context may be. Only where ranks would cut within blocks of
-        float8, and restore those weights, does it.
+        They cover the arithmetic (`ModelSpec.digest`), its dtype, whether its order is fixed, and
+        the weights, whole, as they are stored. The namespace of stored pages adds what these hold,
+        and their shape. Nothing else counts: not how weights are cut over ranks, nor which device
+        computes with those of a checkpoint, nor how long a context may be. Only where ranks would
+        cut within blocks of float8, and restore those weights, does it.
         """
         dtype = str(self.decoder.dtype).encode()
+        dtype += b" in a fixed order" if self.decoder.ops.has_fixed_order else b""
         names = self.decoder.scaled_names
         scaled = repr(names).encode() if names else b""
         parts = self.spec.digest() + dtype + self.weight_fingerprint + scaled
@@ -106,14 +108,15 @@ def load_model(
     expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
     config: CheckpointConfig | None = None,
+    choose: ChooseOps = choose_ops,
 ) -> LoadedModel:
     """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
     Some tensors are held besides the model itself, on its device. Experts that the node's store has
     are not read. `expert_ranks`: see `make_decoder`; `group_layers`: see `derive_kv_groups`.
-    `config`: that of the folder, if it has been read. Raises CheckpointError if the checkpoint is
-    unsupported, incomplete or corrupt, and ConfigError if the model cannot be divided among so many
-    ranks.
+    `config`: that of the folder, if it has been read. `choose`: see `make_decoder`. Raises
+    CheckpointError if the checkpoint is unsupported, incomplete or corrupt, and ConfigError if the
+    model cannot be divided among so many ranks.
     """
     folder = Path(folder)
     config = config or read_checkpoint_config(folder)
@@ -127,6 +130,7 @@ def load_model(
         collectives=collectives,
         expert_ranks=expert_ranks,
         group_layers=group_layers,
+        choose=choose,
     )
 
     stored = open_stored_experts(decoder, _describe_files(folder, config))

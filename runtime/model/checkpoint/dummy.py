@@ -10,6 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from raydix.errors import CheckpointError
+from raydix.kernels.ops import ChooseOps, choose_ops
 from raydix.kernels.weights.scaled_weight import SCALE
 from raydix.kernels.weights.weight_part import WeightPart
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
@@ -43,6 +44,7 @@ def make_dummy_model(
     expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
     config: CheckpointConfig | None = None,
+    choose: ChooseOps = choose_ops,
 ) -> LoadedModel:
     """Build the model of `folder`'s config with random weights; norms and lone factors are ones.
 
@@ -62,6 +64,7 @@ def make_dummy_model(
         collectives=collectives,
         expert_ranks=expert_ranks,
         group_layers=group_layers,
+        choose=choose,
     )
     parts = decoder.weights()
     fixed_bytes = _read_fixed(Path(folder))
@@ -75,8 +78,7 @@ def make_dummy_model(
 
     generator = torch.Generator(device)
     for name, part in parts.items():
-        is_elsewhere = not part.target.numel()
-        if is_elsewhere or (has_experts and is_of_experts(name)):
+        if not part.target.numel() or (has_experts and is_of_experts(name)):
             continue
         given = fixed.get(name)
         part.fill(_draw(name, part, dtype, generator) if given is None else given)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raydix.kernels.compiling.variants import TargetGpu, Variant, trace, versions
 from raydix.kernels.device.gpu import META
+from raydix.kernels.fixed_order.choice import choose_fixed_gpu_ops
 from raydix.kernels.ops import choose_gpu_ops
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_shard import KvShard
@@ -84,6 +85,7 @@ def identify(
     return {
         "model": hashlib.sha256(repr(spec).encode()).hexdigest()[:16],
         "dtype": f"{config.model.dtype}, KV {config.kv_dtype}, codec {cache.codec.value}",
+        "sums": "in a fixed order" if config.model.deterministic else "in any order",
         "page size": str(cache.page_size),
         "ranks": f"tp {config.parallel.tp}, ep {config.parallel.ep}",
         "sizes": str(StepSizes.of(config, max_position_embeddings)),
@@ -152,7 +154,7 @@ class ShapedModel:
             device=META,
             dtype=getattr(torch, config.model.dtype),
             collectives=PretendedRank(0, tp),
-            choose=choose_gpu_ops,
+            choose=choose_fixed_gpu_ops if config.model.deterministic else choose_gpu_ops,
         )
         decoder.keep_layers(_few_of_each(decoder))
         layout = make_kv_layout(
