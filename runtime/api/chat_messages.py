@@ -90,6 +90,27 @@ def with_text_in_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "", "thinking": f"{message['thinking']}\n{message['content']}"}
 
 
+def template_tools(tools: Any) -> list[Any]:
+    """The tools as templates take them: without `strict`, which is said to the server alone.
+
+    Raises BadRequest for what is no list.
+    """
+    if not isinstance(tools, list | tuple):
+        raise BadRequest(
+            f"The tools are {tools!r:.80}; expected a list of dicts such as "
+            "{'type': 'function', 'function': {'name': 'look', 'parameters': {...}}}."
+        )
+    return [_template_tool(each) for each in tools]
+
+
+def _template_tool(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or "strict" not in function:
+        return tool
+    told = {name: value for name, value in function.items() if name != "strict"}
+    return {**tool, "function": told}
+
+
 def with_argument_objects(message: dict[str, Any], number: int) -> dict[str, Any]:
     """The message with an object for the JSON of each call's arguments.
 

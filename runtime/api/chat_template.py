@@ -9,6 +9,7 @@ from pydantic_core import from_json
 from raydix.errors import BadRequest
 from raydix.runtime.api.chat_messages import (
     TRIAL_ARGUMENTS,
+    template_tools,
     trial_turns,
     with_argument_objects,
     with_reasoning,
@@ -59,6 +60,8 @@ class ChatTemplate:
 
         begins_a_turn = not template_arguments.get("continue_final_message", False)
         options = {"add_generation_prompt": begins_a_turn, **template_arguments}
+        if options.get("tools"):
+            options["tools"] = template_tools(options["tools"])
         try:
             text: str = self._wrapped.apply_chat_template(turns, **options, tokenize=False)
         except (TemplateError, *_ERRORS) as error:

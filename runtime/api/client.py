@@ -141,7 +141,7 @@ class AsyncLLM:
         Leaving the loop, closing the generator or cancelling the task aborts the request.
 
         prompt: a str, token ids, `{"prompt": str}`, `{"prompt_token_ids": ids}`, or a conversation
-        as `{"messages": [...]}`, perhaps with `chat_template_kwargs`; both as of `chat`.
+        as `{"messages": [...]}`, perhaps with `tools` and `chat_template_kwargs`, as of `chat`.
         priority: lower runs first. cache_salt: requests share cached prefixes only with those of
         the same salt. session_id: prefer the rank that served this session last.
         routing_key: of requests that choose the same experts, say those of one task; with

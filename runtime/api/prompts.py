@@ -15,11 +15,11 @@ from raydix.runtime.messages.arrays import Int32Array, int32_array
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Prompt = str | TokenIds | Mapping[str, Any]
 """A prompt: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a conversation:
-`{"messages": [...]}`, perhaps with `chat_template_kwargs`."""
+`{"messages": [...]}`, perhaps with `tools` and `chat_template_kwargs`."""
 
 _SHAPES = (
     "a str, a list of token ids, {'prompt': str}, {'prompt_token_ids': [...]} or "
-    "{'messages': [...]}, which may have 'chat_template_kwargs', too"
+    "{'messages': [...]}, which may have 'tools' and 'chat_template_kwargs', too"
 )
 
 
@@ -111,8 +111,10 @@ def _is_ids(value: object) -> TypeGuard[TokenIds]:
 
 
 def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt | ChatPrompt:
-    if is_chat(prompt) and prompt.keys() <= {"messages", "chat_template_kwargs"}:
+    if is_chat(prompt) and prompt.keys() <= {"messages", "tools", "chat_template_kwargs"}:
         variables = variables_of(prompt.get("chat_template_kwargs"))
+        if prompt.get("tools"):
+            variables["tools"] = prompt["tools"]
         return ChatPrompt(prompt["messages"], variables)
     if len(prompt) == 1:
         name, value = next(iter(prompt.items()))

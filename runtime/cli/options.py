@@ -58,7 +58,7 @@ Lazy = Annotated[
 
 PROMPT_FILE_HELP = (
     "A prompt per line; in .jsonl files text, token ids, or an object with `prompt`, "
-    "`prompt_token_ids` or `messages`."
+    "`prompt_token_ids`, or `messages` and perhaps `tools`."
 )
 
 

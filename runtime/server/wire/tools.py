@@ -128,7 +128,7 @@ def _name_of_allowed(tool: Any) -> str:
 
 def template_tools(tools: Items[Tool]) -> list[dict[str, Any]]:
     """The tools as chat templates take them."""
-    return [each.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for each in tools]
+    return [each.model_dump(exclude_unset=True) for each in tools]
 
 
 def template_calls(calls: Items[EarlierCall]) -> list[dict[str, Any]]:

@@ -111,3 +111,15 @@ def test_content_joins_reasoning_where_the_template_takes_one_of_them() -> None:
 def test_reasoning_that_is_no_text_is_refused() -> None:
     with pytest.raises(BadRequest, match="Message 0 has 5 for its reasoning_content"):
         conversation_text(STRICT, reasoning=5)
+
+
+def test_templates_see_no_strict() -> None:
+    wrapped = byte_level_backend()
+    wrapped.chat_template = "{{ tools | tojson }}"
+    tokenizer = Tokenizer(wrapped)
+    turns = [{"role": "user", "content": "a"}]
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    ids = tokenizer.encode_chat(turns, tools=[tool])
+    assert tokenizer.decode_given(ids) == '[{"type": "function", "function": {"name": "f"}}]'
+    with pytest.raises(BadRequest, match="The tools are 'f'; expected a list of dicts"):
+        tokenizer.encode_chat(turns, tools="f")

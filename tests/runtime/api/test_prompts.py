@@ -22,6 +22,10 @@ def test_a_conversation_is_read_with_the_variables_of_its_template():
     given = {"messages": messages, "chat_template_kwargs": variables}
     assert read_prompt({"messages": messages}) == ChatPrompt(messages, {})
     assert read_prompt(given) == ChatPrompt(messages, variables)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with_tools = ChatPrompt(messages, {**variables, "tools": tools})
+    assert read_prompt({**given, "tools": tools}) == with_tools
+    assert read_prompt({**given, "tools": []}) == ChatPrompt(messages, variables)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,10 @@ async def test_the_template_is_given_the_tools(served: tuple[Server, ScriptedMod
     assert tokens.json()["tokens"] == expected
     assert json.dumps(TOOLS[0]) in await server.llm.decode(expected)
 
+    strict = [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS]
+    output = await server.direct({"messages": TURNS, "tools": strict}, max_tokens=1)
+    assert output.prompt_token_ids == expected
+
 
 @pytest.mark.parametrize(
     ("asked", "param", "words"),
