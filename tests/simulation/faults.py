@@ -21,6 +21,8 @@ class Faults:
     planner_failure_fraction: float = 0.1
     compile_s: float = 0.030
     """The time to compile a grammar."""
+    compiler_failure_fraction: float = 0.1
+    """The part of grammars that no compiler is there for."""
     storage_s: float = 0.030
     storage_lag_s: float = 0.0
     """Reads and writes of L3 take so much longer, and fail no more often."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raydix.ids import NO_TOKEN, GrammarKey
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.messages.grammar import Grammar, GrammarChanges, GrammarKind
-from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.model.grammars.matcher import Words
 from raydix.runtime.model.grammars.slot_matchers import SlotMatchers
 from raydix.runtime.scheduler import events
@@ -29,12 +31,20 @@ _VOCABULARY = b"seven tokens"
 _MOST = 2
 _WRONG = "wrong"
 """The text of a grammar that cannot be compiled."""
+_SLOW = "slow"
+"""The text of a grammar whose masks take too long, after some of them."""
+_SLOW_MASK_S = 0.1
 
 
 class ModelledMatcher:
     """Lets two tokens or one follow, by a hash of the grammar and of the output so far."""
 
-    def __init__(self, text: str, token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, text: str, token_ids: Sequence[int] = (), work: Callable[[float], None] = float
+    ) -> None:
+        """`work`: is told how many seconds a mask takes."""
+        self._mask_s = _SLOW_MASK_S if text == _SLOW else 0.0
+        self._work = work
         self._state = zlib.crc32(text.encode())
         for token_id in token_ids:
             self.advance(token_id)
@@ -43,6 +53,7 @@ class ModelledMatcher:
         self._state = zlib.crc32(f"{self._state} {token_id}".encode())
 
     def fill(self, words_W: Words) -> None:
+        self._work(self._mask_s)
         words_W[0] = sum(1 << token for token in self.allowed())
 
     def allowed(self) -> list[int]:
@@ -56,6 +67,14 @@ class ModelledLibrary:
     def __init__(self) -> None:
         self._texts: dict[GrammarKey, str] = {}
         self._vocabulary: bytes | None = None
+        self._worked_s = 0.0
+
+    def worked_s(self) -> float:
+        """The time that masks have taken."""
+        return self._worked_s
+
+    def _work(self, seconds: float) -> None:
+        self._worked_s += seconds
 
     def change(self, changes: GrammarChanges) -> None:
         if changes.vocabulary is not None:
@@ -68,7 +87,7 @@ class ModelledLibrary:
             self._texts[compiled.key] = compiled.content.decode()
 
     def matcher(self, key: GrammarKey, token_ids: Sequence[int]) -> ModelledMatcher:
-        return ModelledMatcher(self._texts[key], token_ids)
+        return ModelledMatcher(self._texts[key], token_ids, self._work)
 
 
 class RankGrammars:
@@ -80,7 +99,8 @@ class RankGrammars:
 
     def forget(self) -> None:
         """The Scheduler that has sent them is gone."""
-        self._matchers = SlotMatchers(ModelledLibrary(), thread_time=lambda: 0.0)
+        library = ModelledLibrary()
+        self._matchers = SlotMatchers(library, thread_time=library.worked_s)
         self._slots.clear()
 
     def apply(self, plan: StepPlan) -> None:
@@ -101,6 +121,10 @@ class RankGrammars:
             token = chosen(allowed, prefix_hash)
         self._matchers.note_sampled(np.array([slot]), np.array([position]), lambda row: token)
         return token
+
+    def add_to(self, result: StepResult) -> StepResult:
+        """The result with the slots whose masks have taken too long."""
+        return replace(result, slow_slots=int32_array(self._matchers.take_slow_slots()))
 
 
 def chosen(allowed: list[int], prefix_hash: int) -> int:
@@ -132,13 +156,13 @@ def draw_grammar(draw: random.Random, fraction: float) -> Grammar | None:
     """One of few grammars, of which one cannot be compiled, or none."""
     if draw.random() >= fraction:
         return None
-    text = draw.choice(["a", "b", "c", "d", _WRONG])
+    text = draw.choice(["a", "b", "c", "d", _WRONG, _SLOW])
     return Grammar(kind=GrammarKind.REGEX, text=text)
 
 
 def may_fail(grammar: Grammar | None) -> bool:
-    """Whether requests with this grammar are refused."""
-    return grammar is not None and grammar.text == _WRONG
+    """Whether requests with this grammar may be refused."""
+    return grammar is not None and grammar.text in (_WRONG, _SLOW)
 
 
 def compile_grammar(
@@ -148,8 +172,13 @@ def compile_grammar(
     answer = events.GrammarCompiled(
         key=effect.key, content=effect.grammar.text.encode(), vocabulary=_VOCABULARY
     )
-    if may_fail(effect.grammar):
-        failure = RequestFailure(kind=FailureKind.BAD_REQUEST, message="is wrong.")
+    is_wrong = effect.grammar.text == _WRONG
+    # Drawn apart, so that nothing else depends on it.
+    draw = random.Random(f"{cluster.now_s} {effect.grammar.text}")
+    if is_wrong or draw.random() < cluster.faults.compiler_failure_fraction:
+        # The other one is tried again.
+        kind = FailureKind.BAD_REQUEST if is_wrong else FailureKind.ENGINE_DEAD
+        failure = RequestFailure(kind=kind, message="cannot be compiled.")
         answer = events.GrammarCompiled(key=effect.key, failure=failure)
     delay_s = cluster.clock.draw(cluster.faults.compile_s)
     cluster.after(delay_s, partial(post, answer))

@@ -387,7 +387,7 @@ class SimulatedRank:
             rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s
         )
         result = self.scores.add_to(result, plan, self.hashes)
-        result = self.not_finite.add_to(result, plan)
+        result = self.grammars.add_to(self.not_finite.add_to(result, plan))
         if self.experts is not None:
             demand = self.experts.end_step(plan.step, self.is_met(plan))
             copied = self.experts.take_copied()

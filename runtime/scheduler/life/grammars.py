@@ -119,8 +119,3 @@ class Grammars:
             _, oldest = self._kept.popitem(last=False)
             self._num_kept_bytes -= len(oldest.compiled.content)
         return kept
-
-    @property
-    def num_compiling(self) -> int:
-        """The number of grammars that are being compiled."""
-        return len(self._compiling)
