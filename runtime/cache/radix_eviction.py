@@ -70,7 +70,7 @@ class RadixEviction:
         """Note that it is so late, for what is expected to be used again at some time."""
         self._order.advance(now_s)
 
-    def stand(self, node: RadixNode, standing: Standing) -> None:
+    def stand(self, node: RadixNode, standing: Standing | None) -> None:
         """Note what is known of the next use of a node that no lock holds."""
         node.stand(standing)
         if node.ticket:

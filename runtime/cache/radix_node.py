@@ -146,7 +146,7 @@ class RadixNode:
             user, self.standing = SEVERAL_USERS, None
         self.user = user
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, standing: Standing | None) -> None:
         """Note what is known of the node's next use."""
         self.standing = standing
 

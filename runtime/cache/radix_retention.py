@@ -4,8 +4,9 @@ from collections import OrderedDict
 
 from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.radix_eviction import RadixEviction
+from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode
-from raydix.runtime.cache.standing import Standing
+from raydix.runtime.cache.standing import Kept, Standing
 
 _MAX_USERS = 65_536
 
@@ -17,8 +18,9 @@ class RadixRetention:
     are of no use once the session has ended.
     """
 
-    def __init__(self, eviction: RadixEviction) -> None:
+    def __init__(self, eviction: RadixEviction, forest: RadixForest) -> None:
         self._eviction = eviction
+        self._forest = forest
         self._last_nodes: OrderedDict[UserId, RadixNode] = OrderedDict()
 
     def advance(self, now_s: float) -> None:
@@ -37,10 +39,28 @@ class RadixRetention:
 
         if user == SEVERAL_USERS:
             return
+        # What an earlier hint has kept of another branch is kept no longer.
+        self._end_hint(user)
         self._last_nodes[user] = node
         self._last_nodes.move_to_end(user)
         while len(self._last_nodes) > _MAX_USERS:
             self._last_nodes.popitem(last=False)
+
+    def _end_hint(self, user: UserId) -> None:
+        node = self._last_nodes.get(user)
+        while node is not None and node.parent is not None:
+            if node.standing is not None and node.user == user and node.num_pages:
+                self._eviction.stand(node, None)
+            node = node.parent
+
+    def kept_users(self, now_s: float) -> set[UserId]:
+        """The users of nodes that are kept by a hint; O(nodes)."""
+        kept: set[UserId] = set()
+        for node in self._forest:
+            standing = node.standing
+            if isinstance(standing, Kept) and standing.until_s > now_s and node.user is not None:
+                kept.add(node.user)
+        return kept
 
     def retain(self, user: UserId, standing: Standing) -> int:
         """Change the standing of what a user alone has used; returns how many pages that is.

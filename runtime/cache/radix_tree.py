@@ -102,7 +102,7 @@ class RadixTree:
         has_windows = any(reach is not None for reach in reaches)
         self._windows = RadixWindows(reaches, policy_key) if has_windows else None
         self._eviction = RadixEviction(self._forest, self._windows, policy_key, reaches)
-        self.retention = RadixRetention(self._eviction)
+        self.retention = RadixRetention(self._eviction, self._forest)
 
     @property
     def num_nodes(self) -> int:

@@ -13,6 +13,7 @@ from raydix.runtime.messages.client import (
     AbortRequest,
     PrefetchPrompt,
     RequestDelta,
+    RetainSession,
     StopRequest,
     SubmitRequest,
 )
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _DELTA_BYTES = 64
 _TOKEN_BYTES = 4
-ClientAsking = SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest
+ClientAsking = SubmitRequest | PrefetchPrompt | RetainSession | AbortRequest | StopRequest
 CUT_OFF = "cut off"
 """How an answer ends whose link has closed, ..."""
 GONE = "gone"
@@ -103,6 +104,10 @@ class ClientLink:
     def stop(self, answer: Answer) -> None:
         """The client has found a stop string."""
         self._say(StopRequest(asking=answer.asked.asking, request_id=answer.asked.request_id))
+
+    def retain(self, hint: RetainSession) -> None:
+        """The client says what comes next of a session."""
+        self._say(hint)
 
     def rest(self, duration_s: float) -> None:
         """The client does not read for so long."""

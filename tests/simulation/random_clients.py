@@ -12,6 +12,7 @@ from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from tests.simulation.client_links import CUT_OFF, Answer, ClientLink
 from tests.simulation.grammars import draw_grammar, may_fail
+from tests.simulation.hints import with_retention
 from tests.simulation.modelled_tokens import VOCABULARY
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class RandomClients:
             random.Random(f"{self._workload.seed} {self._num_sent} grammar"),
             self._workload.grammar_fraction,
         )
+        message = with_retention(message, link, self._workload, self._cluster, draw)
         sent = replace(
             message,
             asking=link.next_asking(),

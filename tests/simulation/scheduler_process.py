@@ -13,6 +13,7 @@ from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.grammars import compile_grammar
+from tests.simulation.hints import check_hints
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.named_pages import NamedPages
 
@@ -187,6 +188,7 @@ class SchedulerProcess:
             self._leaving.pop(event.client_id).is_forgotten = True
         if self._cluster.world.is_check_due():
             self.core.check()
+            check_hints(self.core)
             for named in self._named_pages:
                 named.check()
         for client in tuple(self._clients.values()):

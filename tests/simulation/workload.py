@@ -110,6 +110,10 @@ class Workload:
     num_client_losses: int = 0
     hint_fraction: float = 0.2
     """The part of the requests that are announced by a prefetch, which may be aborted."""
+    retention_fraction: float = 0.0
+    """The part of requests that are of one of several sessions and bring a hint, or are followed
+    by one; sessions of the salt `salt` never give any.
+    """
     num_rank_kills: int = 0
     num_rank_hangs: int = 0
     num_host_kills: int = 0
@@ -175,6 +179,9 @@ def draw_workload(seed: int) -> Workload:
         grammar_fraction=random.Random(seed + 17).choice([0.0, 0.0, 0.5]),
         num_storage_flushes=random.Random(seed + 9).choice([0, 0, 2]),
         num_rank_hangs=random.Random(seed + 10).choice([0, 0, 0, 1, 3]),
+    )
+    workload = replace(
+        workload, retention_fraction=random.Random(seed + 17).choice([0.0, 0.0, 0.6])
     )
     workload = _draw_faults(draw, workload)
     extreme_draw = random.Random(seed + 11)

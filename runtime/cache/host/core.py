@@ -364,7 +364,7 @@ class HostMemoryCore:
         self._index.check()
         self._schedulers.check()
         self._staged.check()
-        self._retention.check()
+        self._retention.check(self._now_s)
         self._storage.writes.check()
 
         check_holders(

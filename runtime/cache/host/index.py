@@ -232,6 +232,10 @@ class HostIndex:
         self._coming.forget(user)
         self._evictable.rest(user, self._now_s)
 
+    def kept_users(self) -> set[UserId]:
+        """The users of what is kept by a hint; O(runs)."""
+        return self._evictable.kept_users(self._now_s)
+
     def retain(self, user: UserId, standing: Standing) -> int:
         """Change the standing of what a user alone has used; returns how many pages that is."""
         return self._evictable.retain(user, standing, self._now_s)

@@ -16,6 +16,7 @@ from raydix.runtime.cache.standing import (
     Away,
     Idle,
     InUse,
+    Kept,
     Over,
     Standing,
     counts_as_used_s,
@@ -105,8 +106,7 @@ class PageRuns:
 
     def oldest(self, group: int, now_s: float) -> int | None:
         """The page of a group that goes first, as of now."""
-        order = self._orders[group]
-        while (entry := order.first()) is not None:
+        while (entry := self._orders[group].first()) is not None:
             run = entry[2]
             # Its key may have grown since; none shrinks, so nothing behind it has come before it.
             if isinstance(run.standing, InUse | Away) and self._key(run, now_s) != entry[0]:
@@ -217,10 +217,21 @@ class PageRuns:
         return last_used
 
     def rest(self, user: UserId, now_s: float) -> None:
-        """Note that a user reads nothing for now: what it used last counts as used now."""
+        """Note that a user reads nothing for now: what it used last counts as used now.
+
+        A hint that it gave before holds no longer.
+        """
         for run in self._runs_of(user):
-            if run.reader == user and isinstance(run.standing, InUse):
+            if run.reader == user and not isinstance(run.standing, Idle):
                 self._enter(run, Idle(now_s), now_s)
+
+    def kept_users(self, now_s: float) -> set[UserId]:
+        """The users of what is kept by a hint; O(runs)."""
+        kept: set[UserId] = set()
+        for run in filter(None, self._runs):
+            if isinstance(run.standing, Kept) and run.standing.until_s > now_s and run.reader:
+                kept.add(run.reader)
+        return kept
 
     def retain(self, user: UserId, standing: Standing, now_s: float) -> int:
         """Change the standing of what a user has alone; returns how many pages that concerns.

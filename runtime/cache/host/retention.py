@@ -1,5 +1,6 @@
 """What L2 does with hints: whose pages go first, and whose last."""
 
+from raydix.errors import AccountingError
 from raydix.ids import SEVERAL_USERS
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
@@ -19,9 +20,13 @@ class HostRetention:
         """What is kept now."""
         return self._budget.keeps(now_s)
 
-    def check(self) -> None:
-        """Raise AccountingError unless the budgets hold."""
+    def check(self, now_s: float) -> None:
+        """Raise AccountingError unless the budgets hold, and nothing is kept beside them."""
         self._budget.check()
+        users = {keep.user for keep in self._budget.keeps(now_s)}
+        kept = self._index.kept_users()
+        if not kept <= users:
+            raise AccountingError(f"L2 keeps pages of {len(kept)} users; {len(users)} may")
 
     def end_use(self, message: EndUse, now_s: float) -> None:
         """A request has ended, or there is a hint of what comes next of its session."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from raydix.errors import AccountingError
 from raydix.ids import UserId
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_node import RadixNode
@@ -134,6 +135,12 @@ class SessionRetention:
         }
 
     def check(self) -> None:
-        """Raise AccountingError unless budgets hold."""
-        for budget in self._keeps:
+        """Raise AccountingError unless budgets hold, and nothing is kept beside them."""
+        for lane, budget in zip(self._lanes, self._keeps, strict=True):
             budget.check()
+            users = {keep.user for keep in budget.keeps(self._now_s)}
+            kept = lane.l1.tree.retention.kept_users(self._now_s)
+            if not kept <= users:
+                raise AccountingError(
+                    f"lane {lane.index}: L1 keeps pages of {len(kept)} users; {len(users)} may"
+                )

@@ -1,0 +1,72 @@
+"""Sessions whose clients say what comes next, rightly or wrongly, and whom that may concern."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from raydix.runtime.cache.page_key import root_key
+from raydix.runtime.messages.client import RetainSession, SubmitRequest
+from raydix.runtime.messages.retention import Retention, RetentionKind
+
+if TYPE_CHECKING:
+    from raydix.runtime.scheduler.core import SchedulerCore
+    from tests.simulation.client_links import ClientLink
+    from tests.simulation.cluster import Cluster
+    from tests.simulation.workload import Workload
+
+_SESSIONS = (None, "s", "t", "u")
+SILENT_SALT = "salt"
+"""Nobody of this salt gives a hint."""
+
+
+class HintOfOthers(AssertionError):
+    """Pages of a salt whose clients never gave a hint were treated by one."""
+
+
+def with_retention(
+    message: SubmitRequest,
+    link: ClientLink,
+    workload: Workload,
+    cluster: Cluster,
+    draw: random.Random,
+) -> SubmitRequest:
+    """A request of some session, perhaps with a hint; perhaps one follows while it runs or later.
+
+    They are drawn at random: most are wrong.
+    """
+    if draw.random() >= workload.retention_fraction:
+        return message
+    message = replace(message, session_id=draw.choice(_SESSIONS))
+    is_silent = message.cache_salt == SILENT_SALT
+    if draw.random() < 0.5 and not is_silent:
+        message = replace(message, retention=_draw_hint(draw))
+
+    salt = draw.choice([None, "pepper"]) if is_silent else message.cache_salt
+    hint = RetainSession(
+        session_id=draw.choice(["s", "t", "u"]), cache_salt=salt, retention=_draw_hint(draw)
+    )
+    if draw.random() < 0.5:
+        cluster.after(draw.uniform(0.0, 1.0), lambda: link.retain(hint))
+    return message
+
+
+def _draw_hint(draw: random.Random) -> Retention:
+    kind = draw.choice(list(RetentionKind))
+    seconds = 0.0 if kind is RetentionKind.END else draw.choice([0.0, 0.05, 1.0, 1e6])
+    return Retention(kind=kind, seconds=seconds)
+
+
+def check_hints(core: SchedulerCore) -> None:
+    """Raise HintOfOthers if a hint has reached pages of the salt that gives none."""
+    silent = root_key(cache_salt=SILENT_SALT)
+    for lane in core._lanes:
+        for node in lane.l1.tree._forest:
+            if node.standing is None:
+                continue
+            root = node
+            while root.parent is not None:
+                root = root.parent
+            if root.last_key == silent:
+                raise HintOfOthers(f"{node.num_pages} pages of another tenant are {node.standing}")

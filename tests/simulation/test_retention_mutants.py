@@ -1,0 +1,71 @@
+"""Broken rules about hints, each found by random workloads as in `test_mutants`."""
+
+from dataclasses import replace
+
+import pytest
+
+from raydix.ids import UserId
+from raydix.runtime.cache.keep_budget import Keep, KeepBudget
+from raydix.runtime.cache.radix_retention import RadixRetention
+from raydix.runtime.scheduler.life import retention
+from raydix.runtime.scheduler.request import users
+from tests.simulation.test_mutants import Case, find
+from tests.simulation.workload import BASE_SETTINGS, Workload
+
+BUSY = Workload(
+    seed=0,
+    settings=replace(BASE_SETTINGS, num_lanes=1, max_kept_fraction=0.3),
+    storage=None,
+    retention_fraction=1.0,
+    salt_fraction=0.7,
+    num_requests=60,
+    span_s=2.0,
+)
+ROOMY = replace(BUSY, settings=replace(BUSY.settings, num_pages=(400,)))
+"""L1 has room for what was kept of branches that sessions have left."""
+
+
+def pins_outlive_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given up for later keeps stays kept."""
+    add = KeepBudget.add
+
+    def add_and_say_nothing(self: KeepBudget, keep: Keep) -> list[Keep]:
+        add(self, keep)
+        return []
+
+    monkeypatch.setattr(KeepBudget, "add", add_and_say_nothing)
+
+
+def pins_outlive_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session goes on along another branch, and what was kept of the former stays kept."""
+    monkeypatch.setattr(RadixRetention, "_end_hint", lambda self, user: None)
+
+
+def hints_reach_other_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's name alone says whose pages a hint is about."""
+    session_user = users.session_user
+
+    def of_any_tenant(session_id: str, cache_salt: str | None) -> UserId:
+        return session_user(session_id, None)
+
+    for module in (users, retention):
+        monkeypatch.setattr(module, "session_user", of_any_tenant)
+
+
+def keeps_count_for_no_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keep is entered in no budget."""
+    monkeypatch.setattr(KeepBudget, "add", lambda self, keep: [])
+
+
+CASES = [
+    Case(mutant=pins_outlive_their_budget, workload=BUSY),
+    Case(mutant=pins_outlive_the_next_request, workload=ROOMY),
+    Case(mutant=hints_reach_other_tenants, workload=BUSY),
+    Case(mutant=keeps_count_for_no_tenant, workload=BUSY),
+]
+
+
+@pytest.mark.part
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
+def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(case, monkeypatch)
