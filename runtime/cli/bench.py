@@ -35,7 +35,7 @@ from raydix.runtime.cli.load.engine_sender import EngineSender
 from raydix.runtime.cli.load.http_sender import HttpSender, HttpServer
 from raydix.runtime.cli.load.picture import draw, require_matplotlib
 from raydix.runtime.cli.load.report import Outcome, Slo, Summary, figures_of, parse_slo, summarise
-from raydix.runtime.cli.load.requests import Conversations, LoadRequest
+from raydix.runtime.cli.load.requests import Conversations, LoadRequest, infinite_share
 from raydix.runtime.cli.load.run import Sender, run_load
 from raydix.runtime.cli.load.tables import tables
 from raydix.runtime.cli.load.traces import TRACE_BLOCK_TOKENS, read_requests
@@ -97,6 +97,7 @@ def bench(
     rate: options.Rate = None,
     concurrency: options.Concurrency = None,
     speed: options.Speed = None,
+    hints: options.Hints = False,
     seed: options.Seed = 0,
     slo: options.SloTexts = None,
     cold: options.Cold = False,
@@ -128,10 +129,11 @@ def bench(
         raise BadRequest("--url asks a server as it is. Leave out --connect, --set and CONFIG.")
     if url is None and (model is not None or extra_body is not None):
         raise BadRequest("--model and --extra-body are for a server that --url names. Add --url.")
+    if url is not None and hints:
+        raise BadRequest("--hints are for an engine. Leave out --url, or --hints.")
+    config = None if url is not None else config_unless_connected(source, settings, connect)
     opening = (
-        _on_engine(
-            config_unless_connected(source, settings, connect), connect, address, secret_file
-        )
+        _on_engine(config, connect, address, secret_file, with_hints=hints)
         if url is None
         else _on_server(url, model, options.EXTRA_BODY if extra_body is None else extra_body)
     )
@@ -166,6 +168,9 @@ def measure(
         summaries = {title: summarise(each, plan.slo) for title, each in outcomes.items()}
         for table in tables(summaries):
             out.print(table)
+        share = infinite_share(plan.requests)
+        if share is not None:
+            out.print(f"A cache without bounds would have {share:.1%} of the prompt tokens.")
         if as_json:
             print_json(record_of(plan, summaries), stdout)
         if png is not None:
@@ -219,6 +224,7 @@ def record_of(plan: Plan, summaries: Mapping[str, Summary]) -> dict[str, Any]:
             "output_tokens": sum(each.output_tokens for each in plan.requests),
             "max_concurrent": load.max_concurrent if isinstance(load, ClosedLoop) else None,
             "last_arrival_s": load.arrivals_s[-1] if isinstance(load, OpenLoop) else None,
+            "infinite_cache_share": infinite_share(plan.requests),
             "slo_s": None if plan.slo is None else asdict(plan.slo),
         },
         "figures": [
@@ -231,10 +237,15 @@ def record_of(plan: Plan, summaries: Mapping[str, Summary]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _on_engine(
-    config: EngineConfig | None, connect: str | None, address: str | None, secret_file: Path | None
+    config: EngineConfig | None,
+    connect: str | None,
+    address: str | None,
+    secret_file: Path | None,
+    *,
+    with_hints: bool,
 ) -> AsyncIterator[MakeSender]:
     async with await open_engine(config, connect, address, secret_file) as engine:
-        yield lambda salts: EngineSender(engine, salts)
+        yield lambda salts: EngineSender(engine, salts, with_hints=with_hints)
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,8 @@ class OpenLoop:
 
     arrivals_s: tuple[float, ...]
     """The times from the start, one for each request of the workload."""
+    speed: float = 1.0
+    """How many times as fast as the workload has it, pauses within sessions included."""
 
 
 Load = ClosedLoop | OpenLoop
@@ -64,7 +66,8 @@ def choose_load(
     times_s = [each.arrival_s for each in requests if each.arrival_s is not None]
     if times_s and len(times_s) == len(requests):
         first_s, factor = min(times_s), speed or 1.0
-        return OpenLoop(arrivals_s=tuple((time_s - first_s) / factor for time_s in times_s))
+        arrivals_s = tuple((time_s - first_s) / factor for time_s in times_s)
+        return OpenLoop(arrivals_s=arrivals_s, speed=factor)
     if speed is not None:
         raise BadRequest("--speed is for traces with a timestamp in every line. Give --rate.")
     return ClosedLoop(max_concurrent=DEFAULT_CONCURRENCY)

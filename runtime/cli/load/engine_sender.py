@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 class EngineSender:
     """A `Sender` that asks an engine. Outputs are greedy, and as long as they are asked for."""
 
-    def __init__(self, engine: "AsyncLLM", cache_salts: Iterator[str | None]) -> None:
-        """`cache_salts`: one for each request."""
+    def __init__(
+        self, engine: "AsyncLLM", cache_salts: Iterator[str | None], *, with_hints: bool = False
+    ) -> None:
+        """`cache_salts`: one for each request. `with_hints`: say what comes next of sessions."""
         self._engine = engine
+        self._with_hints = with_hints
         self._cache_salts = cache_salts
 
     async def stream(self, request: LoadRequest) -> AsyncGenerator[OutputCame | Usage, None]:
@@ -33,7 +36,13 @@ class EngineSender:
         prompt = await self._prompt_of(request)
         num_output = 0
         async with aclosing(
-            self._engine.generate(prompt, params, cache_salt=next(self._cache_salts))
+            self._engine.generate(
+                prompt,
+                params,
+                cache_salt=next(self._cache_salts),
+                session_id=request.session_id,
+                retention=request.hint if self._with_hints else None,
+            )
         ) as outputs:
             async for output in outputs:
                 num_output += len(output.outputs[0].token_ids)

@@ -51,6 +51,14 @@ Speed = Annotated[
     float | None,
     typer.Option(min=1e-6, help="Times the trace's own arrivals; its default is 1."),
 ]
+Hints = Annotated[
+    bool,
+    typer.Option(
+        "--hints",
+        help="Say with each request of a trace's sessions when the session goes on, or that it "
+        "ends. For an engine.",
+    ),
+]
 SloTexts = Annotated[
     list[str] | None,
     typer.Option(

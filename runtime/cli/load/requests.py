@@ -1,7 +1,7 @@
 """What a benchmark asks an engine for, known before anything is sent."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,38 @@ class LoadRequest:
     """When its workload has it arrive, counted from the start; None: it does not say."""
     after: int | None = None
     """The request, by its place in the workload, that must have ended before: an earlier turn."""
+    pause_s: float = 0.0
+    """Seconds from the end of that request to this one: a tool has run, or somebody has read."""
+    session_id: str | None = None
+    next_pause_s: float | None = None
+    """The pause before the session's next request; None: it is the last one, or of no session."""
     is_measured: bool = True
     """False: it prepares the cache, and only counts for throughput and errors."""
+
+    @property
+    def hint(self) -> dict[str, Any] | None:
+        """What a harness that knows its session says with the request."""
+        if self.session_id is None:
+            return None
+        return {"end": True} if self.next_pause_s is None else {"resume_in_s": self.next_pause_s}
+
+
+def infinite_share(requests: Sequence[LoadRequest]) -> float | None:
+    """The share of prompt tokens that a cache without bounds would have, by whole blocks.
+
+    None if other than traces of blocks is asked.
+    """
+    seen: set[int] = set()
+    num_known = num_tokens = 0
+    for request in requests:
+        prompt = request.prompt
+        if not isinstance(prompt, BlockPrompt):
+            return None
+        whole = prompt.block_ids[: prompt.num_tokens // prompt.block_tokens]
+        num_known += sum(block in seen for block in whole) * prompt.block_tokens
+        num_tokens += prompt.num_tokens
+        seen.update(whole)
+    return num_known / num_tokens if num_tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,8 @@ async def run_load(
     on_end: Callable[[], None],
 ) -> list[Outcome]:
     """Send all requests; what became of each, in their order. `on_end`: called as each ends."""
-    run = _Run(requests, sender, clock, on_end)
+    speed = load.speed if isinstance(load, OpenLoop) else 1.0
+    run = _Run(requests, sender, clock, on_end, speed)
     match load:
         case ClosedLoop():
             # All workers share one iterator, so that each request is taken once, in order.
@@ -75,12 +76,14 @@ class _Run:
         sender: Sender,
         clock: Clock,
         on_end: Callable[[], None],
+        speed: float,
     ) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self._requests = requests
         self._sender = sender
         self._clock = clock
         self._on_end = on_end
+        self._speed = speed
         self._has_ended = [asyncio.Event() for _ in requests]
         self._begun_s = clock.now_s()
 
@@ -98,8 +101,11 @@ class _Run:
         request = self._requests[index]
         if request.after is not None:
             await self._has_ended[request.after].wait()
+            pause_s = request.pause_s / self._speed
+            await self._clock.sleep(pause_s)
             # A turn that waits for the one before it is not late.
-            due_s = None if due_s is None else max(due_s, self.outcomes[request.after].ended_s)
+            next_s = self.outcomes[request.after].ended_s + pause_s
+            due_s = None if due_s is None else max(due_s, next_s)
 
         self.outcomes[index] = await self._outcome_of(request, due_s)
         self._has_ended[index].set()

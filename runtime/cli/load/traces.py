@@ -3,7 +3,8 @@
 import gzip
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,26 @@ def read_requests(
         requests.append(_request(_parse(line, place), place, output_tokens, block_tokens))
     if not requests:
         raise BadRequest(f"--trace {path} holds no request; expected one per line.")
-    return tuple(requests)
+    return in_sessions(requests)
+
+
+def in_sessions(requests: Sequence[LoadRequest]) -> tuple[LoadRequest, ...]:
+    """The requests, each of a session behind the one before it: all arrive with their first turn.
+
+    A session's later turns come once the one before has ended and their pause is over.
+    """
+    last: dict[str, int] = {}
+    linked: list[LoadRequest] = []
+    for index, request in enumerate(requests):
+        session = request.session_id
+        former = None if session is None else last.get(session)
+        if former is not None:
+            linked[former] = replace(linked[former], next_pause_s=request.pause_s)
+            request = replace(request, after=former, arrival_s=linked[former].arrival_s)
+        if session is not None:
+            last[session] = index
+        linked.append(request)
+    return tuple(linked)
 
 
 def _parse(line: str, place: str) -> Any:
@@ -79,8 +99,13 @@ def _of_blocks(value: Mapping[str, Any], arrival_s: float | None, block_tokens: 
         num_tokens=scaled(value["input_length"]),
         block_tokens=block_tokens,
     )
+    session = value.get("session_id")
     return LoadRequest(
-        prompt=prompt, output_tokens=scaled(value["output_length"]), arrival_s=arrival_s
+        prompt=prompt,
+        output_tokens=scaled(value["output_length"]),
+        arrival_s=arrival_s,
+        session_id=None if session is None else str(session),
+        pause_s=max(0.0, float(value.get("delay", 0.0)) / 1000),
     )
 
 

@@ -40,7 +40,7 @@ def test_a_trace_keeps_its_arrivals_from_its_first_one_on() -> None:
     load = choose_load(requests_at(7.0, 8.0, 11.0), **ASKED_NOTHING)
     assert load == OpenLoop(arrivals_s=(0.0, 1.0, 4.0))
     load = choose_load(requests_at(7.0, 8.0, 11.0), **{**ASKED_NOTHING, "speed": 2.0})
-    assert load == OpenLoop(arrivals_s=(0.0, 0.5, 2.0))
+    assert load == OpenLoop(arrivals_s=(0.0, 0.5, 2.0), speed=2.0)
 
 
 def test_what_is_asked_for_counts_more_than_the_trace() -> None:

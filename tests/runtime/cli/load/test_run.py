@@ -106,3 +106,12 @@ async def test_a_request_that_fails_is_noted_and_the_others_go_on() -> None:
     outcomes, _, num_ended = await run(ClosedLoop(max_concurrent=1), requests)
     assert [each.error for each in outcomes] == ["EngineDead: gone", None, None]
     assert num_ended == 3
+
+
+async def test_turns_wait_for_their_pause_at_the_speed_of_the_load() -> None:
+    turns = (
+        LoadRequest(prompt="a", output_tokens=2, arrival_s=0.0),
+        LoadRequest(prompt="ab", output_tokens=1, arrival_s=0.0, after=0, pause_s=6.0),
+    )
+    outcomes, _, _ = await run(OpenLoop(arrivals_s=(0.0, 0.0), speed=2.0), turns)
+    assert [(each.sent_s, each.due_s) for each in outcomes] == [(0.0, 0.0), (5.0, 5.0)]

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.records.record import REPOSITORY
 from raydix.errors import BadRequest
-from raydix.runtime.cli.load.requests import BlockPrompt, ChatPrompt, LoadRequest
+from raydix.runtime.cli.load.requests import BlockPrompt, ChatPrompt, LoadRequest, infinite_share
 from raydix.runtime.cli.load.traces import read_requests
 
 TRACE = REPOSITORY / "benchmarks" / "traces" / "conversation.jsonl.gz"
@@ -102,3 +102,25 @@ def test_files_without_requests_are_refused(tmp_path: Path) -> None:
     for name, words in (("text.jsonl", "no JSON"), ("missing.jsonl", "No such file")):
         with pytest.raises(BadRequest, match=words):
             read_requests(tmp_path / name, output_tokens=1, block_tokens=16, max_requests=None)
+
+
+def test_turns_of_a_session_follow_each_other_after_their_pause(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 0, "session_id": "a", "delay": 0, "hash_ids": [1, 2]},
+        {"timestamp": 500, "session_id": "b", "delay": 0, "hash_ids": [1, 3]},
+        {"timestamp": 9000, "session_id": "a", "delay": 2500, "hash_ids": [1, 2, 4]},
+    ]
+    path = tmp_path / "agents.jsonl"
+    lines = [json.dumps({**row, "input_length": 1024, "output_length": 5}) for row in rows]
+    path.write_text("\n".join(lines))
+
+    first, other, second = read_requests(path, 16, 512, None)
+
+    assert (first.after, first.pause_s, first.next_pause_s) == (None, 0.0, 2.5)
+    assert (second.after, second.pause_s, second.arrival_s) == (0, 2.5, 0.0)
+    assert (first.hint, second.hint, other.hint) == (
+        {"resume_in_s": 2.5},
+        {"end": True},
+        {"end": True},
+    )
+    assert infinite_share([first, other, second]) == pytest.approx((512 + 1024) / 3072)
