@@ -41,8 +41,8 @@ class ModelSection(Section):
     quantization: Choice[QuantizationWay] = Field(
         QuantizationWay.AUTO,
         description="What becomes of quantised weights. restore: floats of model.dtype. native: "
-        "float8 stays, and is multiplied by inputs rounded to float8. auto: native where there "
-        "are kernels for it, on GPUs of compute capability 9.0.",
+        "float8 stays, and is multiplied by inputs rounded to float8. auto: the faster one, "
+        "which is restore today.",
     )
     max_model_len: Count | None = Field(
         None,

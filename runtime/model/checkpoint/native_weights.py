@@ -38,12 +38,11 @@ def kernel_blocks(
     on a GPU that has no kernels for them.
     """
     match way, device:
-        case (QuantizationWay.RESTORE, _) | (QuantizationWay.AUTO, "cpu"):
+        # Products of 256 tokens and more were slower than bf16's on an H100 (docs/formats.md).
+        case (QuantizationWay.RESTORE, _) | (QuantizationWay.AUTO, _):
             return ()
         case QuantizationWay.NATIVE, "cpu":
             return None
-        case QuantizationWay.AUTO, _:
-            return KERNEL_BLOCKS if capability == _KERNEL_CAPABILITY else ()
         case _:
             if capability not in (None, _KERNEL_CAPABILITY):
                 raise ConfigError(

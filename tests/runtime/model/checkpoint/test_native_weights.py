@@ -66,14 +66,14 @@ def load(folder: Path, *, tp: int = 1) -> LoadedModel:
         (QuantizationWay.AUTO, "cpu", None, ()),
         (QuantizationWay.NATIVE, "cpu", None, None),
         (QuantizationWay.RESTORE, "cuda", HOPPER, ()),
-        (QuantizationWay.AUTO, "cuda", HOPPER, KERNEL_BLOCKS),
+        (QuantizationWay.AUTO, "cuda", HOPPER, ()),
         (QuantizationWay.AUTO, "cuda", AMPERE, ()),
         (QuantizationWay.AUTO, "cuda", None, ()),
         (QuantizationWay.NATIVE, "cuda", HOPPER, KERNEL_BLOCKS),
         (QuantizationWay.NATIVE, "cuda", None, KERNEL_BLOCKS),
     ],
 )
-def test_auto_keeps_float8_where_there_are_kernels(
+def test_float8_stays_where_it_is_asked_for_and_there_are_kernels(
     way: QuantizationWay,
     device: str,
     capability: tuple[int, int] | None,
@@ -97,9 +97,13 @@ def test_what_is_no_float8_is_refused_where_it_is_to_stay(scheme: str, tmp_path:
 def test_kernels_know_blocks_of_128_and_scales_per_output(tmp_path: Path) -> None:
     for number, scheme in enumerate(("fp8 blocks of 16", "float8 per output", "fp8 per tensor")):
         folder, _ = make_quantised(tmp_path / str(number), Family.QWEN3, scheme)
-        config = read_checkpoint_config(folder).served(QuantizationWay.AUTO, "cuda", HOPPER)
-        found = {part.block for layer in config.spec.layers for part in layer.scaled}
-        assert found == (set() if scheme == "fp8 blocks of 16" else {PER_OUTPUT})
+        config = read_checkpoint_config(folder)
+        if scheme == "fp8 blocks of 16":
+            with pytest.raises(ConfigError, match="no weight can stay as it is stored"):
+                config.served(QuantizationWay.NATIVE, "cuda", HOPPER)
+            continue
+        served = config.served(QuantizationWay.NATIVE, "cuda", HOPPER)
+        assert {part.block for layer in served.spec.layers for part in layer.scaled} == {PER_OUTPUT}
     assert IN_BLOCKS in KERNEL_BLOCKS
 
 
