@@ -122,17 +122,12 @@ class HostMessages:
         match message:
             case PagesGranted():
                 self._source.view.stock(message)
+            case PeerFound() | PeerGone():
+                self._on_peer(message)
             case MirrorUpdate() if message.source != L2_SOURCE:
-                self._source.origins.follow(message)
+                self._on_peer(message)
             case MirrorUpdate():
-                ready, dropped = self._source.view.keys.follow(message)
-                for lane in self._lanes:
-                    lane.note_mirrored(ready, dropped)
-            case PeerFound():
-                self._source.origins.add(message)
-            case PeerGone():
-                # Its lookups end by themselves, with what has come.
-                self._free_later((), self._source.origins.remove(message))
+                self._on_mirrored(message)
             case StorageStatus():
                 self._source.note_storage(message)
                 self._wake_all()
@@ -142,6 +137,23 @@ class HostMessages:
                 self._leases.take(message)
             case _:
                 assert_never(message)
+
+    def _on_mirrored(self, message: MirrorUpdate) -> None:
+        """Follow what L2 has."""
+        ready, dropped = self._source.view.keys.follow(message)
+        for lane in self._lanes:
+            lane.note_mirrored(ready, dropped)
+
+    def _on_peer(self, message: PeerFound | PeerGone | MirrorUpdate) -> None:
+        """Take a report of what another node has."""
+        match message:
+            case MirrorUpdate():
+                self._source.origins.follow(message)
+            case PeerFound():
+                self._source.origins.add(message)
+            case PeerGone():
+                # Its lookups end by themselves, with what has come.
+                self._free_later((), self._source.origins.remove(message))
 
     def _on_lookup_progress(self, report: LookupProgress, now_s: float) -> None:
         asker = self._source.report(report)
