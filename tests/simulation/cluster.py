@@ -56,8 +56,10 @@ class Cluster:
         """Start an engine on a node, and wait until all its actors are attached."""
         self.node, self.world = node, node.world
         self.settings = settings = node.settings
-        self.name = SchedulerName(f"scheduler {len(node.engines)}")
+        self.name = SchedulerName(f"scheduler {node.num_started}")
         """The name of its Scheduler, whichever of its processes lives."""
+        self.is_ended = False
+        """Whether all its processes were killed, and none is started any more."""
         self.num_overdue_kills = 0
         self._make_rank = make_rank
         self._hung_pids: set[int] = set()
@@ -191,8 +193,24 @@ class Cluster:
             if isinstance(each, SimulatedRank) and each.experts is not None
         ]
 
+    def end(self) -> None:
+        """SIGKILL to all its processes: the engine ends for good.
+
+        HostMemory is told of it once all have exited.
+        """
+        self.num_faults["engine ended"] += 1
+        self.is_ended = True
+        self.scheduler.end()
+        for rank in self.ranks:
+            if self.ranks[rank].is_alive:
+                self._end(rank)
+        exits_s = [rank.exit_s for rank in self.ranks.values()]
+        self.clock.at(max(exits_s), partial(self.node.forget, self))
+
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""
+        if self.is_ended:
+            return
         incarnation = self._incarnations[rank // self.settings.ranks_per_group]
         self.ranks[rank] = self._make_rank(self, rank, incarnation + 1)
 

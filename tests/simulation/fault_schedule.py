@@ -39,6 +39,9 @@ def schedule_faults(
     if is_first:
         schedule += _storage_faults(node, workload, draw)
 
+    if number == 1:
+        schedule.append((workload.num_engine_ends, cluster.end))
+
     for count, action in schedule:
         for _ in range(count):
             cluster.after(draw.uniform(0, FAULT_SPAN * workload.span_s), action)

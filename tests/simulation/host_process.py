@@ -116,7 +116,7 @@ class HostProcess:
     def _dial_scheduler(self, engine: Cluster, core: HostMemoryCore | None) -> None:
         """Connect for this life of the process, which may be over when the Scheduler is there."""
         use = partial(self._use_scheduler, engine)
-        engine.scheduler.connect(use, lambda: self.core is core is not None)
+        engine.scheduler.connect(use, lambda: self.core is core is not None and not engine.is_ended)
 
     def _use_scheduler(self, engine: Cluster, link: Link) -> None:
         self._schedulers[engine] = self._links[link.number] = link

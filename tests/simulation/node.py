@@ -39,6 +39,8 @@ class Node:
         self.num_l2_pages = l2_pages
         self.num_engines = num_engines
         self.engines: list[Cluster] = []
+        self.num_started = 0
+        """How many engines have come, so that no two have one name."""
         layout = settings.layout
         bytes_of_all_groups = sum(map(layout.host_page_bytes, range(len(layout.groups))))
         self.geometry: ArenaGeometry = plan_arena(layout, l2_pages * bytes_of_all_groups)
@@ -60,7 +62,9 @@ class Node:
     def add(self, engine: Cluster) -> None:
         """An engine has come, whose Scheduler is up; the first one finds HostMemory started."""
         self.engines.append(engine)
-        if len(self.engines) > 1:
+        self.num_started += 1
+        self.num_engines = max(self.num_engines, len(self.engines))
+        if self.num_started > 1:
             if self.host_memory is not None:
                 self.host_memory.follow(engine)
             return
@@ -68,6 +72,12 @@ class Node:
         self.host_memory = HostProcess(self) if self.settings.has_host_memory else None
         if self.storage is not None:
             self.storage.dial()
+
+    def forget(self, engine: Cluster) -> None:
+        """An engine has ended for good, and all its processes have exited."""
+        self.engines.remove(engine)
+        self.num_engines -= 1
+        self.to_host(host_events.SchedulerEnded(engine.name))
 
     @property
     def host(self) -> HostMemoryCore | None:

@@ -61,8 +61,8 @@ class RandomClients:
             cluster.after(self._random.uniform(0, workload.span_s), self._send_new)
 
     def are_done(self) -> bool:
-        """Everything was sent and has ended."""
-        return not self._num_pending
+        """Everything was sent and has ended, or there is nobody any more to send it to."""
+        return not self._num_pending or self._cluster.is_ended
 
     def lose_one(self) -> None:
         """The second client vanishes; what it sends later is sent by a new one of the same name."""
@@ -143,6 +143,8 @@ class RandomClients:
 
     def _submit(self, client: str, message: SubmitRequest) -> None:
         """Send a message under a free name; once the Scheduler is up, if it is not."""
+        if self._cluster.is_ended:
+            return
         if not self._cluster.scheduler.is_up:
             self._cluster.after(_RETRY_S, lambda: self._submit(client, message))
             return

@@ -58,8 +58,20 @@ class SchedulerProcess:
 
     def kill(self, down_s: float) -> None:
         """SIGKILL: every link closes; a new process is there after `down_s`."""
-        if not self.is_up:
-            return
+        if self.is_up:
+            self._end()
+            self._cluster.after(down_s, self._restart)
+
+    def _restart(self) -> None:
+        if not self._cluster.is_ended:
+            self.start()
+
+    def end(self) -> None:
+        """SIGKILL, and no other process comes."""
+        if self.is_up:
+            self._end()
+
+    def _end(self) -> None:
         self._cluster.num_faults["Scheduler killed"] += 1
         self.is_up = False
         self.lost_counters.update(
@@ -76,7 +88,6 @@ class SchedulerProcess:
             client.is_forgotten = True
         for kept in (self._dialled, self._links, self._peers, self._clients, self._leaving):
             kept.clear()
-        self._cluster.after(down_s, self.start)
 
     def take_now(self, event: events.Event) -> None:
         """A control call: the core takes this event at once."""

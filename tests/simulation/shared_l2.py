@@ -17,6 +17,7 @@ def draw_shared_workload(seed: int) -> Workload:
         num_engines=num_engines,
         num_requests=workload.num_requests // num_engines + 4,
         num_scheduler_kills=draw.choice([0, 1, 2]),
+        num_engine_ends=draw.choice([0, 0, 1]),
         # All of L2 may be granted to engines that need none of it.
         l2_pages=workload.l2_pages * num_engines,
     )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from raydix.ids import ConnectionId, SchedulerName
+from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.scheduler_side import SchedulerSide
@@ -15,6 +16,7 @@ from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.host import CopiesDrained
 from raydix.runtime.messages.plan import DeviceSampling
 from tests.simulation.checks import check_idle
+from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.node import Node
@@ -77,8 +79,46 @@ def test_an_engine_that_comes_later_finds_what_was_there_before_it() -> None:
     check_idle(node)
 
 
+def test_an_engine_that_ends_leaves_its_pages_and_nothing_else() -> None:
+    node = Node(World(0, Faults(copy_s=0.3)), BASE_SETTINGS, l2_pages=64, storage=None)
+    prompt = [token % 7 for token in range(41)]
+    first, second = Cluster(node), Cluster(node)
+    _ask(first, prompt)
+    _submit(first, prompt[::-1])
+    first.run(lambda: first.core.stats()["transfers_in_flight"] > 0)
+
+    first.end()
+    second.run_until(second.now_s + 30.0)
+
+    assert _ask(second, prompt) == {"l2": 40, "computed:partial_page": 1}
+    assert _ask(Cluster(node), prompt) == {"l2": 40, "computed:partial_page": 1}
+    check_idle(node)
+
+
+def test_an_l2_that_is_taken_back_waits_for_no_engine_that_has_ended() -> None:
+    node = Node(World(0, Faults()), BASE_SETTINGS, l2_pages=64, storage=None)
+    first, second = Cluster(node), Cluster(node)
+    first.end()
+    assert node.host_memory is not None
+    node.host_memory.kill()
+
+    second.run_until(second.now_s + 30.0)
+
+    assert second.core.stats()["l2_granted_pages"] > 0
+    check_idle(node)
+
+
 def _ask(engine: Cluster, prompt: list[int]) -> dict[str, int]:
     """Send a prompt, and wait for the answer and its backup; returns the prompt's sources."""
+    answer = _submit(engine, prompt)
+    engine.run(lambda: answer.ending is not None)
+    engine.run_until(engine.now_s + 2.0)
+    assert answer.ending == "length"
+    assert answer.sources is not None
+    return answer.sources
+
+
+def _submit(engine: Cluster, prompt: list[int]) -> Answer:
     message = SubmitRequest(
         asking=engine.client("client").next_asking(),
         request_id="a",  # type: ignore[arg-type]
@@ -86,11 +126,7 @@ def _ask(engine: Cluster, prompt: list[int]) -> dict[str, int]:
         sampling=DeviceSampling(seed=0),
         max_tokens=1,
     )
-    answer = engine.submit(message)
-    engine.run_until(engine.now_s + 2.0)
-    assert answer.ending == "length"
-    assert answer.sources is not None
-    return answer.sources
+    return engine.submit(message)
 
 
 def grants_of_the_dead_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +146,17 @@ def grants_of_the_dead_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
             lose(self, side)
 
     monkeypatch.setattr(HostMemoryCore, "_lose_scheduler", lose_freely)
+
+
+def ended_before_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HostMemory is told that an engine has ended before its processes have exited."""
+    end = Cluster.end
+
+    def end_at_once(self: Cluster) -> None:
+        end(self)
+        self.node.to_host(host_events.SchedulerEnded(self.name))
+
+    monkeypatch.setattr(Cluster, "end", end_at_once)
 
 
 def anyone_drains_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +185,16 @@ def keys_count_as_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Schedulers, "attach", attach_untold)
 
 
+ENDS = replace(
+    DEATHS,
+    num_scheduler_kills=0,
+    num_engine_ends=1,
+    faults=replace(DEATHS.faults, linger_s=2.0, last_copy_s=1.0),
+)
+"""An engine ends while its ranks copy, and they go on for a while."""
 CASES = [
     Case(mutant=grants_of_the_dead_are_free, workload=DEATHS),
+    Case(mutant=ended_before_its_processes, workload=ENDS),
     Case(mutant=anyone_drains_for_all, workload=replace(DEATHS, seed=4)),
     Case(
         mutant=keys_count_as_told_to_all, workload=replace(DEATHS, l2_pages=1000, num_requests=12)

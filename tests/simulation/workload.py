@@ -85,6 +85,8 @@ class Workload:
     """Nodes that pull pages from each other, each with as many engines."""
     num_engines: int = 1
     """Engines that share a node's L2, each with as many clients, requests and faults."""
+    num_engine_ends: int = 0
+    """Whether the second engine of all ends for good."""
     num_requests: int = 24
     span_s: float = 2.0
     num_prefixes: int = 3

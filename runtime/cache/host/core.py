@@ -19,6 +19,7 @@ from raydix.runtime.cache.host.events import (
     ProcessExited,
     RetireStorage,
     SchedulerAttached,
+    SchedulerEnded,
     SchedulerLost,
     SetGenerations,
     StorageAttached,
@@ -94,12 +95,10 @@ class HostMemoryCore:
             geometry.max_pages(group) // geometry.num_groups for group in range(geometry.num_groups)
         ]
         max_staged = [pages // _STAGED_DIVISOR for pages in fair_share]
-        self._page_bytes = geometry.page_bytes
         self._effects: list[HostEffect] = []
         self.counters: Counter[str] = Counter()
         self._now_s = 0.0
         """The time of the last event."""
-
         self._index = HostIndex(geometry, generations, settings.eviction)
         self._schedulers = Schedulers(
             self._index,
@@ -178,6 +177,8 @@ class HostMemoryCore:
                 self._attach_scheduler(connection, name)
             case SchedulerLost(connection):
                 self._lose_scheduler(self._schedulers.of(connection))
+            case SchedulerEnded(name):
+                self._end_scheduler(name)
             case FromStorage(_, message):
                 self._storage.finish(message, self._now_s)
             case StorageAttached():
@@ -250,8 +251,7 @@ class HostMemoryCore:
         self._hold_for(message.pids, granted, pinned)
 
     def _attach_scheduler(self, connection: ConnectionId, name: SchedulerName) -> None:
-        former = self._schedulers.named(name)
-        if former is not None:
+        if (former := self._schedulers.named(name)) is not None:
             self._lose_scheduler(former)
         self._schedulers.attach(connection, name)
         for found in self._peers.introduce():
@@ -268,6 +268,14 @@ class HostMemoryCore:
         # held for it by name, until its next connection says that all copies have ended.
         pinned = side.leases.detach_all()
         self._quarantine.hold((side.name,), side.grants.take_all_back(), pinned)
+
+    def _end_scheduler(self, name: SchedulerName) -> None:
+        """Nobody copies any more for a Scheduler that has ended; its pages in L2 stay."""
+        if (side := self._schedulers.named(name)) is not None:
+            self._lose_scheduler(side)
+        self._quarantine.let_go(name)
+        self._schedulers.end(name)
+        self._begin_handing_out()
 
     def _hold_for(
         self, pids: tuple[int, ...], filling: list[HostPageId], pinned: list[HostPageId]
@@ -289,8 +297,9 @@ class HostMemoryCore:
         # What is done in pieces goes on with ticks, which come at once, so that other events are
         # not held up by it.
         self._staged.expire(self._now_s)
-        if isinstance(event, Tick | FlushHost):
-            self._advance_flush()
+        is_flushing = isinstance(event, Tick | FlushHost)
+        if is_flushing and (num_dropped := self._flush.advance()) is not None:
+            self._effects.append(HostFlushed(num_dropped))
         self._storage.repairs.ask_about(self._peers.take_pulled())
         self._storage.advance(self._now_s)
         self._peers.advance(self._now_s)
@@ -306,10 +315,6 @@ class HostMemoryCore:
                 self._effects.append(ToScheduler(connection, report))
         for side, grant in grants:
             self._effects.append(ToScheduler(side.connection, grant))
-
-    def _advance_flush(self) -> None:
-        if (num_dropped := self._flush.advance()) is not None:
-            self._effects.append(HostFlushed(num_dropped))
 
     def _inform_schedulers(self, event: HostEvent) -> None:
         """Tell each Scheduler of L3 and of L2's keys.
@@ -339,19 +344,15 @@ class HostMemoryCore:
 
     def stats(self) -> dict[str, Any]:
         """Figures of L2, of what is pending and of the breaker, and all counters."""
-        orders = self._storage.orders
         stats: dict[str, Any] = {
-            **page_figures(self._index, self._page_bytes),
-            "pages_granted": self._schedulers.num_granted,
-            "leases": self._schedulers.num_leases,
+            **page_figures(self._index, self._index.page_bytes),
+            **self._schedulers.figures(),
             "lookups": sum(each.lookups.num_lookups for each in self._fetchings),
             "lookup_times": self._storage.fetching.lookups.times.figure(),
             "pages_reading": self._num_reading,
             "pages_staged": self._staged.num_pins,
-            "l3_writes_pending": self._storage.num_pending,
-            "l3_writes_put_off": self._storage.writes.num_put_off,
             "l2_kept": [keep.figures(self._now_s) for keep in self._retention.keeps(self._now_s)],
-            **orders.figures(),
+            **self._storage.figures(),
             **self._peers.figures(),
         }
         return stats | self.counters
@@ -366,7 +367,6 @@ class HostMemoryCore:
         self._staged.check()
         self._retention.check(self._now_s)
         self._storage.writes.check()
-
         check_holders(
             self._index,
             num_granted=self._schedulers.num_granted,

@@ -50,6 +50,16 @@ class SchedulerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerEnded:
+    """A Scheduler has ended for good, with its engine: no later one has its name.
+
+    Told once every process has exited that may have copied for it.
+    """
+
+    name: SchedulerName
+
+
+@dataclass(frozen=True, slots=True)
 class StorageAttached:
     """The storage actor of process `pid` has connected: from now on L3 is in use.
 
@@ -182,6 +192,7 @@ HostEvent = (
     FromScheduler
     | SchedulerAttached
     | SchedulerLost
+    | SchedulerEnded
     | FromStorage
     | StorageAttached
     | StorageLost

@@ -36,8 +36,8 @@ class Quarantine:
     """Owns: pages that processes may still write (QUARANTINED) or read (pinned).
 
     A process holds on until it exits or says that it is drained. A Scheduler, by what was ordered
-    over its earlier connections, holds on until it says over a later one that copies are drained;
-    if it never comes again, for good. What several hold is free when the last of them has let go.
+    over its earlier connections, holds on until it says over a later one that copies are drained,
+    or has ended for good. What several hold is free when the last of them has let go.
     """
 
     def __init__(self, index: HostIndex) -> None:

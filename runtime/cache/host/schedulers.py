@@ -19,7 +19,7 @@ class Schedulers:
     that it ordered over an earlier connection may still be in flight until it says that they are
     drained. On a new arena a Scheduler that has never been there has none. Of an arena that was
     taken back nobody knows who may still copy into which page, so nobody gets a page before all
-    Schedulers that may attach have said so.
+    Schedulers that may attach have said so, or have ended.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Schedulers:
         self._known: set[SchedulerName] = set()
         """Schedulers that have attached at any time."""
         self._drained: set[SchedulerName] = set()
-        """Schedulers that have said at any time that their copies are drained."""
+        """Schedulers that have said at any time that their copies are drained, or have ended."""
 
     @property
     def attached(self) -> Collection[SchedulerSide]:
@@ -66,10 +66,10 @@ class Schedulers:
         """The number of pages that are granted to any of them."""
         return sum(side.grants.num_pages for side in self.attached)
 
-    @property
-    def num_leases(self) -> int:
-        """The number of leases of all of them."""
-        return sum(side.leases.num_leases for side in self.attached)
+    def figures(self) -> dict[str, int]:
+        """What all of them together have of L2."""
+        num_leases = sum(side.leases.num_leases for side in self.attached)
+        return {"pages_granted": self.num_granted, "leases": num_leases}
 
     @property
     def num_pins(self) -> int:
@@ -106,6 +106,11 @@ class Schedulers:
     def remove(self, side: SchedulerSide) -> None:
         """Forget a connection that is gone; the caller takes its grants and leases."""
         del self._sides[side.connection]
+
+    def end(self, name: SchedulerName) -> None:
+        """A Scheduler that is not attached has ended for good, and nothing copies for it."""
+        self._known.discard(name)
+        self._drained.add(name)
 
     def drain(self, side: SchedulerSide) -> None:
         """Note that no copy is in flight that a Scheduler ordered over earlier connections."""

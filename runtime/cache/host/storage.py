@@ -45,6 +45,14 @@ class HostStorage:
         """Pages to be written or asked about; an upper bound while L3 is asked about all of L2."""
         return self.writes.num_pending + self.repairs.num_pending
 
+    def figures(self) -> dict[str, str | float]:
+        """What waits to be written, and how L3 answers."""
+        return {
+            "l3_writes_pending": self.num_pending,
+            "l3_writes_put_off": self.writes.num_put_off,
+            **self.orders.figures(),
+        }
+
     @property
     def has_work(self) -> bool:
         """Whether a `Tick` would go on with what did not fit into this turn."""
