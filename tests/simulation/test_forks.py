@@ -92,7 +92,9 @@ def prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def full_pages_in_l3_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where prompts are forgotten, what L1 and L2 hold says alone where chains part."""
     report = OpenLookup.report
-    monkeypatch.setattr(OpenLookup, "report", lambda self: replace(report(self), num_full_pages=0))
+    monkeypatch.setattr(
+        OpenLookup, "report", lambda self, now_s: replace(report(self, now_s), num_full_pages=0)
+    )
 
 
 def parting_counts_a_page_short(monkeypatch: pytest.MonkeyPatch) -> None:
