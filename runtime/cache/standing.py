@@ -25,6 +25,10 @@ _IN_USE_AGEING = 0.25
 then its session is as likely to come back soon (agentic trace, 2026-11-27: any value from 0 to 2 s
 and from 0.1 to 0.5 gives hit ratios within 0.3 points).
 """
+_MAX_IN_USE_S = 600.0
+"""Seconds after which what is in use ages like all else: its request may have ended unheard, as one
+does that never ran.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,8 @@ def counts_as_used_s(standing: Standing, now_s: float) -> float:
         case Idle(since_s):
             return since_s
         case InUse(since_s):
-            return now_s - _IN_USE_AGE_S - _IN_USE_AGEING * (now_s - since_s)
+            in_use_s = min(now_s - since_s, _MAX_IN_USE_S)
+            return since_s + (1 - _IN_USE_AGEING) * in_use_s - _IN_USE_AGE_S
         case Away(until_s, at_least_s):
             return max(at_least_s, min(until_s, 2 * now_s - until_s))
         case Kept(until_s):

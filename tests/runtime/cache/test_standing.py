@@ -30,6 +30,8 @@ def test_what_stays_away_counts_as_idle_for_as_long_until_it_is_due() -> None:
 def test_what_is_in_use_ages_more_slowly_than_what_is_idle() -> None:
     ages = [(100.0 + s) - counts_as_used_s(InUse(100.0), 100.0 + s) for s in (0.0, 4.0, 40.0)]
     assert ages == [1.5, 2.5, 11.5]
+    late = [now_s - counts_as_used_s(InUse(0.0), now_s) for now_s in (600.0, 601.0, 700.0)]
+    assert late == [151.5, 152.5, 251.5], "a request that was never heard to end"
 
 
 def test_what_is_over_goes_before_all_and_what_is_kept_after_what_is_used_meanwhile() -> None:
