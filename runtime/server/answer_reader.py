@@ -27,6 +27,8 @@ class AnswerReader:
     answer_format: AnswerFormat
     max_calls: int | None
     tells_reasoning: bool
+    tells_content: bool
+    """False if answers are calls and nothing else."""
 
     def spoken(self) -> Spoken:
         """What one choice says, which has said nothing yet."""
@@ -35,6 +37,7 @@ class AnswerReader:
             self.tokenizer.token_bytes,
             max_calls=self.max_calls,
             tells_reasoning=self.tells_reasoning,
+            tells_content=self.tells_content,
         )
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
@@ -81,6 +84,7 @@ def answer_reader(
         answer_format=answer_format,
         max_calls=conversation.calls.max_calls,
         tells_reasoning=tells_reasoning,
+        tells_content=not conversation.calls.must_call,
     )
 
 

@@ -1,6 +1,6 @@
 """What one choice says: reasoning, content, and calls of tools."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from raydix.runtime.api.outputs import CompletionOutput
@@ -35,14 +35,19 @@ class Spoken:
         *,
         max_calls: int | None,
         tells_reasoning: bool,
+        tells_content: bool,
     ) -> None:
-        """`max_calls`: the calls beyond are left out; None: all are told."""
+        """`max_calls`: the calls beyond are left out; None: all are told.
+
+        `tells_content`: whether an answer may have content; False if it is calls and nothing else.
+        """
         self._parser = AnswerParser(answer_format)
         calls = answer_format.calls
         self._new_call_id = random_call_id if calls is None else calls.new_call_id
         self._reasoning_tokens = ReasoningTokens(token_bytes)
         self._max_calls = max_calls
         self._tells_reasoning = tells_reasoning
+        self._tells_content = tells_content
         self._num_calls = 0
         self._leaves_out = False
         """Whether the latest call is one too many."""
@@ -58,8 +63,7 @@ class Spoken:
         self._reasoning_tokens.add(new.text, new.token_ids, self._parser.edges)
         if new.is_finished:
             last = self._parser.finish()
-            is_cut = new.finish_reason == "length"
-            events += [each for each in last if not (is_cut and isinstance(each, CallBroken))]
+            events += self._cut(last) if new.finish_reason == "length" else last
         told = [self._told(each) for each in events]
         return [each for each in told if each is not None]
 
@@ -67,6 +71,18 @@ class Spoken:
         """The reason why the choice ended; None while it goes on."""
         is_for_calls = self._num_calls > 0 and new.finish_reason == "stop"
         return "tool_calls" if is_for_calls else new.finish_reason
+
+    def _cut(self, last: list[Event]) -> Iterator[Event]:
+        """What is told at the end of a choice that was cut there.
+
+        Behind the beginning of a call are pieces of its end; where all that comes are calls, other
+        text is a piece of one.
+        """
+        for event in last:
+            if isinstance(event, CallBroken):
+                return
+            if self._tells_content or not isinstance(event, Content):
+                yield event
 
     def _told(self, event: Event) -> Event | None:
         match event:

@@ -19,6 +19,7 @@ TOOLS: list[Any] = [
 TURNS: list[Any] = [{"role": "user", "content": "How is the weather in Bonn?"}]
 ARGUMENTS = '{"city":"Bonn ☀"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+NUM_TOKENS = len(CALL.encode())
 OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 Asked = dict[str, Any]
 ASKED: Asked = {"model": MODEL, "messages": TURNS, "tools": TOOLS, "max_tokens": 400}
@@ -87,6 +88,12 @@ async def streamed(server: Server, **asked: Any) -> Told:
         (CALL, {"tool_choice": "none"}, (CALL, [], "stop")),
         ("<tool_call>\nno\n</tool_call>", {}, ("<tool_call>\nno\n</tool_call>", [], "stop")),
         (CALL, {"max_tokens": CALL.index('"Bonn')}, (None, [("weather", '{"city":')], "length")),
+        (CALL, {"max_tokens": NUM_TOKENS - 3}, (None, [("weather", ARGUMENTS)], "length")),
+        (
+            f"{CALL}\n{OTHER}",
+            {"tool_choice": "required", "max_tokens": NUM_TOKENS + len("\n<tool")},
+            (None, [("weather", ARGUMENTS)], "length"),
+        ),
     ],
 )
 async def test_calls_are_told_whole_and_streamed_cold_and_warm(
