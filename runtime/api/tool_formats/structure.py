@@ -13,7 +13,7 @@ from typing import Any
 from raydix.errors import BadParameter
 from raydix.runtime.api.structured_outputs import StructuredOutputs
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
-from raydix.runtime.model.grammars.schema_check import enforceable
+from raydix.runtime.model.grammars.schema_check import check_arguments
 from raydix.runtime.model.grammars.schema_strings import NotEnforced
 
 Part = dict[str, Any]
@@ -159,11 +159,11 @@ def _call(structure: CallStructure, tool: EnforcedTool) -> Part:
 
 def _arguments(tool: EnforcedTool) -> Mapping[str, Any]:
     schema = tool.schema or ANY_OBJECT
-    if tool.is_strict:
-        return schema
     try:
-        enforceable(schema)
-    except NotEnforced:
+        check_arguments(schema)
+    except NotEnforced as error:
+        if tool.is_strict:
+            raise BadParameter("tools", f"cannot be enforced: {tool.name}: {error}.") from error
         # Nobody has asked for more than a call that is well formed.
         return ANY_OBJECT
     return schema

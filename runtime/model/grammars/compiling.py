@@ -17,6 +17,7 @@ import numpy as np
 
 from raydix.errors import BadRequest, CheckpointError, RaydixError
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
+from raydix.runtime.model.grammars.regexes import check_regex
 from raydix.runtime.model.grammars.schema_check import MAX_DEPTH, enforceable
 from raydix.runtime.model.grammars.schema_strings import NotEnforced
 from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary, read_vocabulary
@@ -94,6 +95,7 @@ class Compiler:
                 schema = json.dumps(enforceable(_parsed(text)))
                 return self._compiler.compile_json_schema(schema, any_whitespace=False)
             case GrammarKind.REGEX:
+                check_regex(text)
                 return self._compiler.compile_regex(text)
             case GrammarKind.EBNF:
                 return self._compiler.compile_grammar(text)
@@ -141,6 +143,8 @@ def _enforceable_tag(part: Any, depth: int) -> Any:
         return [_enforceable_tag(each, depth + 1) for each in part]
     if not isinstance(part, dict):
         return part
+    if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
+        check_regex(part["pattern"])
     is_schema = part.get("type") == "json_schema"
     if is_schema:
         # Otherwise blanks could go on for ever.

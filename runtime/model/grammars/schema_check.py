@@ -158,6 +158,20 @@ class _Reader:
             schema = self.target(schema["$ref"], "")
         return None
 
+    def makes_objects(self, schema: Any, depth: int) -> bool:
+        """Whether every value that comes of a schema which can be enforced is an object."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
+            return False
+        if "$ref" in schema:
+            return self.makes_objects(self.target(schema["$ref"], ""), depth + 1)
+        for name in ("anyOf", "oneOf", "allOf"):
+            if name in schema:
+                return all(
+                    each is False or self.makes_objects(each, depth + 1) for each in schema[name]
+                )
+        values = _constants(schema)
+        return _makes_objects(schema) if values is None else all(map(_is_object, values))
+
     def _are_disjoint(self, schemas: Sequence[Any]) -> bool:
         branches = [self._resolved(each) for each in schemas]
         return all(
@@ -271,6 +285,13 @@ def enforceable(schema: Any) -> Any:
     return _Reader(schema).read(schema, "", 0)
 
 
+def check_arguments(schema: Any) -> None:
+    """Raise NotEnforced if a schema cannot be enforced, or if a value of it may be no object."""
+    enforceable(schema)
+    if not _Reader(schema).makes_objects(schema, 0):
+        raise refuse("", "arguments are an object, and other values are valid; 'type' is expected")
+
+
 def _types(schema: Mapping[str, Any], place: str) -> list[str] | None:
     """The types that a schema allows; None: it does not say."""
     if "type" not in schema:
@@ -313,6 +334,10 @@ def _constants(schema: Any) -> list[Any] | None:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) else None
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _is_same(one: Any, other: Any) -> bool:

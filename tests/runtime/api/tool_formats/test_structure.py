@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("xgrammar")
 
-from raydix.errors import BadParameter, BadRequest
+from raydix.errors import BadParameter
 from raydix.runtime.api.tool_formats.answer_format import AnswerFormat
 from raydix.runtime.api.tool_formats.answer_parser import AnswerParser
 from raydix.runtime.api.tool_formats.events import Arguments, CallBegun, CallBroken, Content
@@ -133,9 +133,49 @@ def test_a_schema_that_cannot_be_enforced_is_refused_if_the_tool_is_strict() -> 
     assert compiler().compile(enforced(part, "tools").to_grammar())
 
     strict = EnforcedTool(name="f", schema=schema, is_strict=True)
-    part = demanded_calls(structure, [strict], is_single=True)
-    with pytest.raises(BadRequest, match="the keyword 'not' is not enforced at /not"):
-        compiler().compile(enforced(part, "tools").to_grammar())
+    with pytest.raises(BadParameter, match="f: the keyword 'not' is not enforced at /not"):
+        demanded_calls(structure, [strict], is_single=True)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": ["object", "null"]},
+        {"enum": [{}, 1]},
+        {"anyOf": [{"type": "object"}, {"type": "array"}]},
+        {"$ref": "#/$defs/number", "$defs": {"number": {"type": "number"}}},
+        {"description": "Anything."},
+    ],
+)
+def test_arguments_are_objects_whatever_a_schema_says(schema: dict[str, Any]) -> None:
+    [hermes] = [each for each in TOOL_FORMATS if each.name is ToolFormatName.HERMES]
+    structure = hermes.structure("")
+
+    loose = EnforcedTool(name="now", schema=schema, is_strict=False)
+    for text in outputs(demanded_calls(structure, [loose], is_single=True)):
+        content, [(name, arguments)] = read(hermes, text)
+        assert (content, name) == ("", "now")
+        assert isinstance(json.loads(arguments), dict)
+
+    strict = EnforcedTool(name="now", schema=schema, is_strict=True)
+    with pytest.raises(BadParameter, match="now: arguments are an object"):
+        demanded_calls(structure, [strict], is_single=True)
+
+
+def test_schemas_of_objects_alone_are_enforced_however_they_say_so() -> None:
+    [hermes] = [each for each in TOOL_FORMATS if each.name is ToolFormatName.HERMES]
+    pet = {"type": "object", "properties": {"pet": {"const": 1}}, "required": ["pet"]}
+    for schema in (
+        pet,
+        {"properties": pet["properties"], "required": ["pet"]},
+        {"$ref": "#/$defs/pet", "$defs": {"pet": pet}},
+        {"anyOf": [pet, {"const": {"pet": 1}}]},
+    ):
+        strict = EnforcedTool(name="now", schema=schema, is_strict=True)
+        for text in outputs(demanded_calls(hermes.structure(""), [strict], is_single=True)):
+            [(_, arguments)] = read(hermes, text)[1]
+            assert json.loads(arguments) == {"pet": 1}
 
 
 def test_a_name_that_would_break_out_of_its_call_is_refused() -> None:
