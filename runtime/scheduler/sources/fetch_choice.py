@@ -33,6 +33,8 @@ class FetchChoice:
         """
         prefetch = request.prefetch
         is_first = not prefetch.has_report
+        if is_first and not self._source.origins.peers:
+            return L3_SOURCE
         num_full = self._settings.reusable_pages(request.num_prompt)
         num_lacking = num_full - found.num_known_pages
         if num_lacking <= 0 or request.must_score:
