@@ -40,13 +40,14 @@ class RadixRetention:
         if user == SEVERAL_USERS:
             return
         # What an earlier hint has kept of another branch is kept no longer.
-        self._end_hint(user)
+        self.end_hint(user)
         self._last_nodes[user] = node
         self._last_nodes.move_to_end(user)
         while len(self._last_nodes) > _MAX_USERS:
             self._last_nodes.popitem(last=False)
 
-    def _end_hint(self, user: UserId) -> None:
+    def end_hint(self, user: UserId) -> None:
+        """Forget what is known of the next use of what a user alone has used."""
         node = self._last_nodes.get(user)
         while node is not None and node.parent is not None:
             if node.standing is not None and node.user == user and node.num_pages:

@@ -38,7 +38,7 @@ def pins_outlive_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pins_outlive_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session goes on along another branch, and what was kept of the former stays kept."""
-    monkeypatch.setattr(RadixRetention, "_end_hint", lambda self, user: None)
+    monkeypatch.setattr(RadixRetention, "end_hint", lambda self, user: None)
 
 
 def hints_reach_other_tenants(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,9 @@ class SessionRetention:
 
     def _end(self, end: EndUse) -> None:
         """Let L1 and L2 know that a user rests, and what comes next of it."""
-        for budget in self._keeps:
+        for lane, budget in zip(self._lanes, self._keeps, strict=True):
+            # On other lanes, too, where the session was before.
+            lane.l1.tree.retention.end_hint(end.user)
             budget.forget(end.tenant, end.user)
         if end.retention is not None:
             self._retain(end, end.retention)

@@ -140,3 +140,18 @@ def test_ten_thousand_hints_cost_no_request_and_hold_nothing() -> None:
     serve(driver, A, session_id="a")
     assert driver.core.stats()["retention_hints"] == 10_000
     assert driver.answers["r1"].ending == "length"
+
+
+def test_the_next_request_of_a_session_ends_its_keep_on_every_lane() -> None:
+    driver = RecordingDriver(num_lanes=2)
+    keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
+    serve(driver, A, session_id="s", retention=keep)
+    tiers = [lane.l1.tree.retention for lane in driver.core._lanes]
+    assert [bool(each.kept_users(driver.now_s)) for each in tiers].count(True) == 1
+
+    # Wherever it runs: the session was on both lanes by then.
+    for tokens in (B, [3] * 8, [4] * 8):
+        driver.submit(tokens, max_tokens=1, session_id="s")
+    driver.run()
+    assert not any(each.kept_users(driver.now_s) for each in tiers)
+    driver.core.check()
