@@ -22,8 +22,8 @@ from raydix.runtime.messages.retention import Retention, RetentionKind
 _IN_USE_AGE_S = 1.5
 _IN_USE_AGEING = 0.25
 """What a request reads counts as idle for 1.5 s, and for a quarter of the time that it has taken:
-then its session is as likely to come back soon (agentic trace, 2026-11-27: any value from 0 to 2 s
-and from 0.1 to 0.5 gives hit ratios within 0.3 points).
+then its session is as likely to come back soon (agentic trace, 2026-11-27: nine pairs of values
+from 0 to 2 s and from 0.1 to 0.5 gave hit ratios within 0.8 points at 1,000 blocks, 0.2 at 2,000).
 """
 _MAX_IN_USE_S = 600.0
 """Seconds after which what is in use ages like all else: its request may have ended unheard, as one

@@ -32,6 +32,7 @@ COUNTED_IN = (
     "runtime/cache/host",
     "runtime/storage",
     "runtime/actors/scheduler.py",
+    "kernels/compiling/compilations.py",
 )
 _MIN_LITERAL = 4
 """Letters that a name built from parts must have of its own, to stand for a figure."""

@@ -141,6 +141,7 @@ class Peers:
         storage = replace(settings.storage, min_tokens=1)
         self._settings = replace(settings, storage=storage)
         self._shared = shared
+        self._effects, self._counters = shared.effects, shared.counters
         self._peers: dict[ConnectionId, Peer] = {}
         self._lost: list[Fetching] = []
         """What was fetched from peers that are gone, until all its lookups have ended."""
@@ -241,13 +242,13 @@ class Peers:
         for page_id in peer.fetching.lose():
             self._shared.index.free(page_id)
         self._lost.append(peer.fetching)
-        self._shared.counters["peers_lost"] += 1
+        self._counters["peers_lost"] += 1
         self._news.append(PeerGone(source=peer.source))
 
     def introduce(self) -> list[PeerFound]:
         """What a Scheduler that has just come is told; the keys of each peer come anew."""
         for peer in self._peers.values():
-            self._shared.effects.append(AskForKeys(peer.connection))
+            self._effects.append(AskForKeys(peer.connection))
         return [PeerFound(source=peer.source, name=peer.name) for peer in self._peers.values()]
 
     def take_news(self) -> list[FromHost]:
