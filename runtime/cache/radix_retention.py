@@ -44,6 +44,8 @@ class RadixRetention:
         self._last_nodes[user] = node
         self._last_nodes.move_to_end(user)
         while len(self._last_nodes) > _MAX_USERS:
+            # Nobody would find later what its hint has kept.
+            self.end_hint(next(iter(self._last_nodes)))
             self._last_nodes.popitem(last=False)
 
     def end_hint(self, user: UserId) -> None:

@@ -96,6 +96,23 @@ class SessionRetention:
             )
         )
 
+    def end_unserved(self, request: RequestState) -> None:
+        """Note that a request has ended which held nothing: hints that waited for it count now."""
+        submit = request.submit
+        if submit.session_id is None or not self._requests.is_last_of_session(request):
+            return
+        user = user_of(request)
+        if (retention := self._pending.pop(user, None)) is not None:
+            self._end(
+                EndUse(
+                    user=user,
+                    tenant=tenant_of(submit.cache_salt),
+                    retention=retention,
+                    cache_salt=submit.cache_salt,
+                    session_id=submit.session_id,
+                )
+            )
+
     def _bounded(self, retention: Retention) -> Retention:
         return replace(retention, seconds=min(retention.seconds, self._settings.max_keep_s))
 

@@ -262,9 +262,12 @@ class Transitions:
             note_end(lane, request, num_held_pages)
             if node is not None and self._settings.prefix_caching:
                 self.retention.end_use(lane, request, node, num_held_pages)
+            else:
+                self.retention.end_unserved(request)
         else:
             lane.promotions.end(request.request_id)
             lane.waiting.discard(request)
+            self.retention.end_unserved(request)
         request.end()
         self._requests.remove(request)
         self._timers.forget(request.ticket)

@@ -3,6 +3,7 @@
 import pytest
 
 from raydix.ids import SEVERAL_USERS, UserId
+from raydix.runtime.cache import radix_retention
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.standing import Away, Kept, Over, Standing
 from raydix.runtime.config.policies import EvictionPolicy
@@ -95,3 +96,12 @@ def test_a_hint_to_evicted_pages_does_nothing() -> None:
     cache.evict(100)
     assert cache.tree.retention.retain(A, Over()) == 0
     cache.check()
+
+
+def test_a_session_that_is_forgotten_leaves_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(radix_retention, "_MAX_USERS", 1)
+    cache = Cache()
+    serve(cache, SHARED + OF_A, A)
+    cache.tree.retention.retain(A, Kept(1e9))
+    serve(cache, [9, 9], B)
+    assert not cache.tree.retention.kept_users(0.0)

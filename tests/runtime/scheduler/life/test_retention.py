@@ -155,3 +155,16 @@ def test_the_next_request_of_a_session_ends_its_keep_on_every_lane() -> None:
     driver.run()
     assert not any(each.kept_users(driver.now_s) for each in tiers)
     driver.core.check()
+
+
+@pytest.mark.parametrize("fields", [{}, {"prefix_caching": False}], ids=["waiting", "uncached"])
+def test_a_hint_whose_last_request_held_nothing_counts_at_its_end(fields: dict[str, Any]) -> None:
+    driver = RecordingDriver(**fields)
+    serve(driver, A, session_id="s")
+    last = driver.submit(B, session_id="s")
+    hint(driver, "s", Retention(kind=RetentionKind.KEEP, seconds=60.0))
+    driver.abort(last)
+    driver.run()
+
+    assert not driver.core._life.retention._pending
+    assert len(driver.core.stats()["l1_kept"]) == driver.settings.prefix_caching
