@@ -1,5 +1,6 @@
 """Which sessions have pages kept: no more than the budget of their tenant, none for ever."""
 
+import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class KeepBudget:
         self._max_pages = max_pages
         self._keeps: dict[TenantId, OrderedDict[UserId, Keep]] = {}
         self._num_pages: dict[TenantId, int] = {}
+        self._ends: list[tuple[float, TenantId, UserId]] = []
+        """A heap of when each keep runs out; of some that are forgotten by now, too."""
 
     def add(self, keep: Keep) -> list[Keep]:
         """Keep a session's pages; returns the keeps that are given up for it, the oldest first.
@@ -47,6 +50,8 @@ class KeepBudget:
         It is among them if it is larger than the budget.
         """
         self.forget(keep.tenant, keep.user)
+        self._drop_run_out(keep.since_s)
+        heapq.heappush(self._ends, (keep.until_s, keep.tenant, keep.user))
         keeps = self._keeps.setdefault(keep.tenant, OrderedDict())
         keeps[keep.user] = keep
         self._num_pages[keep.tenant] = self._num_pages.get(keep.tenant, 0) + keep.num_pages
@@ -54,11 +59,18 @@ class KeepBudget:
         given_up = []
         while self._num_pages.get(keep.tenant, 0) > self._max_pages:
             oldest = next(iter(keeps.values()))
-            # What has run out by itself ages by now; it need not be told.
-            if oldest.until_s > keep.since_s:
-                given_up.append(oldest)
+            given_up.append(oldest)
             self.forget(keep.tenant, oldest.user)
         return given_up
+
+    def _drop_run_out(self, now_s: float) -> None:
+        """Forget keeps that have run out, of all tenants: their pages age by themselves."""
+        while self._ends and self._ends[0][0] <= now_s:
+            until_s, tenant, user = heapq.heappop(self._ends)
+            keep = self._keeps.get(tenant, OrderedDict()).get(user)
+            # The session may have asked again since.
+            if keep is not None and keep.until_s == until_s:
+                self.forget(tenant, user)
 
     def forget(self, tenant: TenantId, user: UserId) -> None:
         """Forget a session's keep, if it has any."""

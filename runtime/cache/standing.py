@@ -92,6 +92,9 @@ def of_shared_pages(standing: Standing, former: Standing, now_s: float) -> Stand
             return standing
         case Away(until_s):
             return Away(until_s, counts_as_used_s(former, now_s))
+        case Idle() if isinstance(former, Kept):
+            # Nobody has used them since it kept them, which it does no longer.
+            return standing
         case _:
             return former
 

@@ -35,12 +35,14 @@ class HostRetention:
         for group in range(self._index.num_groups):
             self._index.end_use(group, keys, user)
         self._index.rest(user)
-        if user == SEVERAL_USERS or message.retention is None:
+        if user == SEVERAL_USERS:
+            return
+        self._budget.forget(message.tenant, user)
+        if message.retention is None:
             return
 
         standing = standing_after(message.retention, now_s)
         num_pages = self._index.retain(user, standing)
-        self._budget.forget(message.tenant, user)
         if isinstance(standing, Kept) and num_pages:
             keep = Keep(
                 tenant=message.tenant,

@@ -60,3 +60,21 @@ def test_figures_say_who_keeps_how_much_within_the_budget() -> None:
     assert [each["session_id"] for each in kept] == ["198", "199"]
     assert sum(each["pages"] for each in kept) == 4, "a quarter of 16 pages"
     assert {each["cache_salt"] for each in kept} == {"x"}
+
+
+def test_the_next_request_of_a_session_ends_its_keep() -> None:
+    host = attached(16)
+    serve(host, A, ["a1", "a2"], Retention(kind=RetentionKind.KEEP, seconds=60.0))
+    assert len(host.core.stats()["l2_kept"]) == 1
+    serve(host, A, ["a1", "a2", "a3"])
+    assert not host.core.stats()["l2_kept"]
+
+
+def test_what_a_session_shares_is_kept_no_longer_than_its_budget_allows() -> None:
+    host = attached(16)
+    keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
+    serve(host, B, ["shared", "b1"])
+    serve(host, A, ["shared", "a1"], keep)
+    serve(host, UserId(13), ["c1", "c2", "c3", "c4"], keep)
+    assert [each["pages"] for each in host.core.stats()["l2_kept"]] == [4]
+    host.core.check()
