@@ -248,7 +248,9 @@ class PageRuns:
         return num_pages
 
     def _runs_of(self, user: UserId) -> list[PageRun]:
-        return [] if user == SEVERAL_USERS else list(self._of_user.get(user, ()))
+        """The runs of a user as they go, so that they still do if all come to one place."""
+        entries = [run.entry for run in self._of_user.get(user, ()) if run.entry is not None]
+        return [run for _, _, run in sorted(entries)]
 
     def _run(self, number: int) -> PageRun:
         run = self._runs[number]
@@ -359,9 +361,7 @@ class PageRuns:
                     of_user.setdefault(user, set()).add(run)
 
         if {user: set(runs) for user, runs in self._of_user.items()} != of_user:
-            raise AccountingError(
-                f"{len(self._of_user)} users have runs on record; expected {len(of_user)}"
-            )
+            raise AccountingError(f"{len(self._of_user)} users have runs; expected {len(of_user)}")
         num_listed = int(np.count_nonzero(self._all_run_of != _NOWHERE))
         if num_listed != num_found:
             raise AccountingError(f"{num_listed} pages are in runs that have {num_found}")

@@ -9,7 +9,7 @@ from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.coming_pages import Coming
 from raydix.runtime.cache.host.lru_lists import Items
 from raydix.runtime.cache.host.page_runs import PageRuns
-from raydix.runtime.cache.standing import Away, Idle, InUse, Kept, Over
+from raydix.runtime.cache.standing import Away, Idle, InUse, Kept, Over, Standing
 from raydix.runtime.config.policies import EvictionPolicy
 
 A, B = UserId(1), UserId(2)
@@ -182,3 +182,15 @@ def test_check_finds_a_page_that_is_counted_and_gone() -> None:
     runs._run_of[1] = -1
     with pytest.raises(AccountingError):
         runs.check()
+
+
+@pytest.mark.parametrize("standing", [Kept(9.0), Away(9.0), Over()])
+def test_hints_leave_the_pages_of_a_chain_in_order(standing: Standing) -> None:
+    runs = runs_with(0, 1, 2, 3)
+    runs.use(0, pages(0, 1), A, InUse(1.0), 1.0)
+    runs.use(0, pages(2, 3), A, Idle(2.0), 2.0)
+    runs.rest(A, 2.0)
+    for now_s in (2.0, 3.0):
+        runs.retain(A, standing, now_s)
+        runs.rest(A, now_s)
+    assert going(runs, 3.0) == [3, 2, 1, 0]
