@@ -14,6 +14,7 @@ from dataclasses import asdict
 import msgspec
 
 from raydix.errors import EngineDead
+from raydix.runtime.actors.grammar_turns import GrammarTurns
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.model.grammars.compiling import Answer, CompilerSetup
@@ -137,13 +138,18 @@ class GrammarCompilers:
 
     def __init__(self, on_compiled: Callable[[GrammarCompiled], None]) -> None:
         self._on_compiled = on_compiled
-        self._waiting: asyncio.Queue[CompileGrammar] = asyncio.Queue()
+        self._turns = GrammarTurns()
+        self._num_waiting = asyncio.Semaphore(0)
+        self._num_open = 0
+        """The grammars that wait, and the ones that are being compiled."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, effect: CompileGrammar, setup: CompilerSetup) -> None:
         """Compile a grammar in its turn; the answer comes through `on_compiled`, on the loop."""
-        self._waiting.put_nowait(effect)
-        if len(self._tasks) < min(_NUM_PROCESSES, self._waiting.qsize()):
+        self._turns.add(effect)
+        self._num_waiting.release()
+        self._num_open += 1
+        if len(self._tasks) < min(_NUM_PROCESSES, self._num_open):
             process = _Process(setup)
             self._tasks.append(asyncio.get_running_loop().create_task(self._work(process)))
 
@@ -157,8 +163,10 @@ class GrammarCompilers:
     async def _work(self, process: _Process) -> None:
         try:
             while True:
-                effect = await self._waiting.get()
-                self._on_compiled(await self._answer(process, effect))
+                await self._num_waiting.acquire()
+                answer = await self._answer(process, self._turns.take())
+                self._num_open -= 1
+                self._on_compiled(answer)
         finally:
             await process.end()
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from raydix.ids import ClientId, ConnectionId, GrammarKey
+from raydix.ids import ClientId, ConnectionId, GrammarKey, TenantId
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.messages.client import FromClient, RequestDelta, RequestFailure
 from raydix.runtime.messages.grammar import Grammar
@@ -216,6 +216,8 @@ class CompileGrammar:
 
     key: GrammarKey
     grammar: Grammar
+    tenant: TenantId
+    """The tenant of the first request that asks for it: tenants take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

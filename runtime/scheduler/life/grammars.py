@@ -12,6 +12,7 @@ from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.users import tenant_of
 
 _MAX_KEPT_BYTES = 128 << 20
 """The bytes of grammars that are kept."""
@@ -78,7 +79,8 @@ class Grammars:
             return
         if key not in self._compiling:
             self._compiling[key] = []
-            self._outbox.emit(CompileGrammar(key=key, grammar=asked))
+            tenant = tenant_of(request.submit.cache_salt)
+            self._outbox.emit(CompileGrammar(key=key, grammar=asked, tenant=tenant))
         self._compiling[key].append(request.ticket)
 
     def take(self, event: GrammarCompiled) -> None:

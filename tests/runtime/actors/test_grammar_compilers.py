@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("xgrammar")
 
+from raydix.ids import TenantId
 from raydix.runtime.actors import grammar_compilers
 from raydix.runtime.actors.grammar_compilers import GrammarCompilers
 from raydix.runtime.messages.client import FailureKind
@@ -34,7 +35,8 @@ class Bench:
     async def ask(self, *grammars: Grammar) -> list[GrammarCompiled]:
         """The answers, in the order of the questions."""
         for grammar in grammars:
-            self.compilers.start(CompileGrammar(key=grammar.key(), grammar=grammar), self.setup)
+            effect = CompileGrammar(key=grammar.key(), grammar=grammar, tenant=TenantId(0))
+            self.compilers.start(effect, self.setup)
         answers = [await self._answers.get() for _ in grammars]
         by_key = {answer.key: answer for answer in answers}
         return [by_key[grammar.key()] for grammar in grammars]
