@@ -52,8 +52,12 @@ class LaneGrammars:
 
     def end(self, need: GrammarNeed) -> None:
         """A request that was admitted runs no more."""
-        if need.key is not None:
-            self._num_users[need.key] -= 1
+        if need.key is None:
+            return
+        self._num_users[need.key] -= 1
+        # No plan may come that would bring it, if all others wait for room behind it.
+        if need.key in self._unsent and not self._num_users[need.key]:
+            del self._unsent[need.key], self._num_bytes[need.key], self._num_users[need.key]
 
     def take_changes(self) -> GrammarChanges | None:
         """What the ranks are told with the next plan; None if nothing changes."""
