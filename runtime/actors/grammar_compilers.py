@@ -48,6 +48,10 @@ class _Refused(Exception):
     """The process says why there is no compiled grammar."""
 
 
+class _NotStarted(Exception):
+    """There is no process, which says nothing of the grammar."""
+
+
 class _Process:
     """Owns: one compiling process, started when it is first needed and after each death."""
 
@@ -56,16 +60,37 @@ class _Process:
         self._running: asyncio.subprocess.Process | None = None
         self.vocabulary = b""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has started, and not been ended."""
+        return self._running is not None
+
     async def compile(self, grammar: Grammar) -> bytes:
         """The content of the compiled grammar.
 
-        Raises _Refused; TimeoutError or EngineDead if the process had to be ended, or has.
+        Raises _Refused, _NotStarted; TimeoutError or EngineDead if the process had to be ended, or
+        has.
         """
-        if self._running is None:
+        is_new = self._running is None
+        if is_new:
             await self._start()
+        try:
+            return await self._whole(self._ask(grammar), COMPILE_S)
+        except EngineDead:
+            if is_new:
+                raise
+        # Something else may have ended it before. Whatever ends a new one, too, ends any.
+        await self._start()
         return await self._whole(self._ask(grammar), COMPILE_S)
 
     async def _start(self) -> None:
+        try:
+            await self._start_process()
+        except (EngineDead, TimeoutError, OSError) as error:
+            reason = str(error) or f"it takes more than {_START_S:g} s"
+            raise _NotStarted(f"no compiler of grammars can be started: {reason}.") from error
+
+    async def _start_process(self) -> None:
         self._running = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -171,18 +196,19 @@ class GrammarCompilers:
             await process.end()
 
     async def _answer(self, process: _Process, effect: CompileGrammar) -> GrammarCompiled:
-        kind, text = FailureKind.BAD_REQUEST, ""
+        kind, is_lasting = FailureKind.BAD_REQUEST, False
         try:
             content = await process.compile(effect.grammar)
             return GrammarCompiled(key=effect.key, content=content, vocabulary=process.vocabulary)
         except _Refused as refused:
-            text = str(refused)
+            # What has not started says it of every grammar, and may start later.
+            text, is_lasting = str(refused), process.is_running
         except TimeoutError:
             text = f"takes more than {COMPILE_S:g} s to compile. Make it smaller."
         except EngineDead as error:
             text = f"ended the process that compiled it ({error}). Make it smaller."
-        except OSError as error:
-            kind, text = FailureKind.ENGINE_DEAD, f"no compiler of grammars can be started: {error}"
+        except _NotStarted as error:
+            kind, text = FailureKind.ENGINE_DEAD, str(error)
         logger.info("a %s is refused: it %s", effect.grammar.kind, text)
         failure = RequestFailure(kind=kind, message=text, parameter=effect.grammar.parameter)
-        return GrammarCompiled(key=effect.key, failure=failure)
+        return GrammarCompiled(key=effect.key, failure=failure, is_lasting=is_lasting)

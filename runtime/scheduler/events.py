@@ -99,6 +99,8 @@ class GrammarCompiled:
     vocabulary: bytes | None = None
     """What the content is read with: the same for all grammars of an engine."""
     failure: RequestFailure | None = None
+    is_lasting: bool = False
+    """Whether the failure is the grammar's own. On a busy machine any may take too long, or end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,6 +179,6 @@ def compile_grammar(
         # The other one is tried again.
         kind = FailureKind.BAD_REQUEST if is_wrong else FailureKind.ENGINE_DEAD
         failure = RequestFailure(kind=kind, message="cannot be compiled.")
-        answer = events.GrammarCompiled(key=effect.key, failure=failure)
+        answer = events.GrammarCompiled(key=effect.key, failure=failure, is_lasting=is_wrong)
     delay_s = cluster.clock.draw(cluster.faults.compile_s)
     cluster.after(delay_s, partial(post, answer))

@@ -106,7 +106,7 @@ class Grammars:
         """Keep what the next request of this content will need."""
         if event.content is None or event.vocabulary is None:
             # Whoever asks for what is wrong in itself is refused at once from now on.
-            if event.failure is not None and event.failure.kind is FailureKind.BAD_REQUEST:
+            if event.failure is not None and event.is_lasting:
                 self._failed[event.key] = event.failure
                 if len(self._failed) > _MAX_KEPT_FAILURES:
                     self._failed.popitem(last=False)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,42 @@ async def test_a_model_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     assert answer.failure is not None
     assert answer.failure.message.startswith("structured output needs the model's tokenizer")
     await bench.compilers.stop()
+
+
+@pytest.mark.slow
+async def test_a_process_that_ended_while_idle_costs_no_grammar(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    start = asyncio.create_subprocess_exec
+
+    async def start_and_remember(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await start(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_remember)
+    await bench.ask(DIGITS)
+    [process] = started
+    process.kill()
+    await process.wait()
+
+    [answer] = await bench.ask(Grammar(kind=GrammarKind.REGEX, text="[a-z]"))
+
+    assert answer.content is not None
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit", "import time; time.sleep(99)"])
+async def test_a_process_that_does_not_start_is_no_grammars_fault(
+    bench: Bench, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compilers, "_PROGRAM", program)
+    monkeypatch.setattr(grammar_compilers, "_START_S", 0.5)
+
+    [answer] = await bench.ask(DIGITS)
+
+    assert answer.failure is not None
+    assert answer.failure.kind is FailureKind.ENGINE_DEAD
+    assert not answer.is_lasting
 
 
 DEEP = 20_000

@@ -34,9 +34,12 @@ class Driver(CoreDriver):
             events.GrammarCompiled(key=grammar.key(), content=content, vocabulary=b"vocabulary")
         )
 
-    def fail(self, grammar: Grammar, kind: FailureKind = FailureKind.BAD_REQUEST) -> None:
-        failure = RequestFailure(kind=kind, message="is wrong.")
-        self.send(events.GrammarCompiled(key=grammar.key(), failure=failure))
+    def fail(self, grammar: Grammar, kind: FailureKind | None = None) -> None:
+        """`kind`: of a failure that is not the grammar's own."""
+        failure = RequestFailure(kind=kind or FailureKind.BAD_REQUEST, message="is wrong.")
+        self.send(
+            events.GrammarCompiled(key=grammar.key(), failure=failure, is_lasting=kind is None)
+        )
 
     @property
     def plan(self) -> StepPlan:
@@ -104,14 +107,15 @@ def test_a_grammar_that_cannot_be_compiled_fails_those_who_wait_and_is_refused_f
     assert driver.answers[later].ending == "BadRequest"
 
 
-def test_a_grammar_for_which_there_was_no_process_is_tried_again() -> None:
+@pytest.mark.parametrize("kind", [FailureKind.ENGINE_DEAD, FailureKind.BAD_REQUEST])
+def test_a_grammar_for_which_there_was_no_process_or_time_is_tried_again(kind: FailureKind) -> None:
     driver = Driver()
     waiting = driver.submit(PROMPT, grammar=DIGITS)
-    driver.fail(DIGITS, FailureKind.ENGINE_DEAD)
+    driver.fail(DIGITS, kind)
     later = driver.submit(PROMPT, grammar=DIGITS)
     driver.compile(DIGITS)
 
-    assert driver.answers[waiting].ending == "EngineDead"
+    assert driver.answers[waiting].ending == kind
     assert driver.plan.added[0].request_id == later
 
 
