@@ -230,12 +230,13 @@ class SamplingParams:
                 f"is {self.n} and temperature is 0; greedy samples are all equal. Set n=1, or a "
                 "temperature.",
             )
-        if self.structured_outputs is not None and (self.ignore_eos or self.min_tokens):
+        structured = StructuredOutputs.of(self.structured_outputs)
+        if structured is not None and (self.ignore_eos or self.min_tokens):
             name = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise BadParameter(
                 name,
-                "is set beside structured_outputs, which alone say when an output may end, and "
-                "must. Leave it out.",
+                f"is set beside {structured.parameter}, whose form alone says when an output may "
+                "end, and must. Leave it out.",
             )
         if self.stop and not self.detokenize:
             raise BadParameter(

@@ -227,8 +227,16 @@ async def test_strict_calls_among_text_are_well_formed(server: Server) -> None:
             "response_format",
             "they name one thing",
         ),
-        ({"response_format": FORMAT, "extra_body": {"ignore_eos": True}}, "ignore_eos", "must"),
-        ({"response_format": FORMAT, "extra_body": {"min_tokens": 2}}, "min_tokens", "must"),
+        (
+            {"response_format": FORMAT, "extra_body": {"ignore_eos": True}},
+            "ignore_eos",
+            "is set beside response_format",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "extra_body": {"min_tokens": 2}},
+            "min_tokens",
+            "is set beside tools",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format", "does not match any"),
         ({"tool_choice": "required"}, "tool_choice", "wants a tool that is not given"),
         (
