@@ -44,3 +44,23 @@ def test_a_grammar_that_another_request_waits_to_have_sent_is_sent() -> None:
     changes = grammars.take_changes()
     assert changes is not None
     assert [each.key for each in changes.compiled] == [need("a").key]
+
+
+def test_a_grammar_waits_for_the_plan_that_brings_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_grammars, "_MAX_UNSENT_BYTES", 10)
+    grammars = LaneGrammars()
+    grammars.begin(need("a"))
+    assert not grammars.has_room(need("b"))
+    assert grammars.has_room(need("a"))
+    grammars.take_changes()
+    assert grammars.has_room(need("b"))
+
+
+def test_a_grammar_waits_for_the_end_of_requests_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_grammars, "_MAX_USED_BYTES", 30)
+    grammars = LaneGrammars()
+    grammars.begin(need("a"))
+    grammars.take_changes()
+    assert not grammars.has_room(need("b"))
+    grammars.end(need("a"))
+    assert grammars.has_room(need("b"))
