@@ -19,6 +19,7 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.messages.pulls import PullPages
+from raydix.runtime.messages.retention import EndUse
 
 
 class HeadDroppedFirst(AssertionError):
@@ -39,8 +40,8 @@ def _names(group: int, keys: bytes, start: int = 0) -> list[_Name]:
 class TouchOrderWatch:
     """Follows one HostMemory. A page's use counts with the chain that was touched last.
 
-    Whatever else uses a page (commit, lease, write to L3) takes it out of its chain's order. Pages
-    fetched from L3 are not followed: they may be pinned until they are leased.
+    Whatever else uses a page (commit, lease, write to L3, the end of a request) takes it out of its
+    chain's order. Pages fetched from L3 are not followed: they may be pinned until they are leased.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,8 @@ class TouchOrderWatch:
             case host_events.FromScheduler(asker, AbandonPages() as abandoned):
                 for lease_id in abandoned.lease_ids:
                     self._leases.pop((asker, lease_id), None)
+            case host_events.FromScheduler(_, EndUse() as end):
+                self._use(end.keys)
             case host_events.FromReader(reader, PullPages() as pull):
                 self._sent[reader, pull.batch_id] = _names(pull.group, pull.keys)
                 self._pin(self._sent[reader, pull.batch_id])
@@ -132,6 +135,13 @@ class TouchOrderWatch:
             for name in chain:
                 if name in self._ready and name not in self._fetched and not self._pins[name]:
                     self._uses[name] = serial
+
+    def _use(self, keys: bytes) -> None:
+        """Count the pages of these keys as used, each by itself, in whatever groups they are."""
+        for group in {group for group, _ in self._uses}:
+            for name in _names(group, keys):
+                if name in self._uses:
+                    self._uses[name] = next(self._serial)
 
     def _pin(self, names: list[_Name]) -> None:
         self._pins.update(names)
