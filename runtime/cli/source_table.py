@@ -26,7 +26,8 @@ def by_tier(tokens_by_source: Mapping[str, int]) -> dict[str, int]:
 def source_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
     """A row per tier with its tokens and their share in each column.
 
-    columns: titles, and for each the tokens by source.
+    Other nodes have a row if anything came from there. columns: titles, and for each the tokens by
+    source.
     """
     totals = {title: by_tier(tokens) for title, tokens in columns.items()}
     table = Table(title="Prompt tokens by source")
@@ -35,6 +36,8 @@ def source_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
         table.add_column(title, justify="right")
 
     for tier, label in _TITLES.items():
+        if tier == "peer" and not any(column[tier] for column in totals.values()):
+            continue
         table.add_row(
             label, *(_cell(column[tier], sum(column.values())) for column in totals.values())
         )

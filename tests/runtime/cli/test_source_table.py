@@ -21,3 +21,11 @@ def test_the_table_shows_tokens_and_shares() -> None:
     assert "75 (75.0%)" in text
     assert "25 (25.0%)" in text
     assert "100 (100.0%)" in text
+    assert "other nodes" not in text
+
+
+def test_pages_of_other_nodes_have_a_row_where_there_are_some() -> None:
+    console = Console(width=100, file=io.StringIO())
+    console.print(source_table({"cold": {"peer": 25, "l1": 75}, "none": {}}))
+    assert "L2 of other nodes" in console.file.getvalue()
+    assert "25 (25.0%)" in console.file.getvalue()
