@@ -124,11 +124,6 @@ class WeightMaker:
         )
 
 
-def plain_weights(device: torch.device, dtype: torch.dtype) -> WeightMaker:
-    """A maker of floats alone."""
-    return WeightMaker(device=device, dtype=dtype, blocks={})
-
-
 def scaled_bank(gate_up: LinearWeight, down: LinearWeight) -> tuple[ScaledWeight, ScaledWeight]:
     """Both weights of a bank in blocks, where one is."""
     assert isinstance(gate_up, ScaledWeight), "a bank's weights are of one kind"

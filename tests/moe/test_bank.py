@@ -3,9 +3,9 @@ import torch
 from raydix.ids import LogicalExpertId
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.bank import ExpertBank
+from tests.plain_weights import plain_weights
 
 HIDDEN, SIZE, NUM_EXPERTS = 4, 6, 5
 

@@ -3,9 +3,9 @@ import torch
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.layer import MoeLayer, own_experts
+from tests.plain_weights import plain_weights
 
 
 def test_layer_sums_the_experts_that_its_router_chose() -> None:

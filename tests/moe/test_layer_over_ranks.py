@@ -12,7 +12,6 @@ from raydix.ids import LogicalExpertId
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.moe.dispatch.gloo import GlooDispatcher
 from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes
@@ -20,6 +19,7 @@ from raydix.moe.layer import LayerExperts, MoeLayer, own_experts
 from raydix.moe.placement import EMPTY, Placement, initial_placement, routes
 from raydix.moe.routes import DeviceRoutes
 from raydix.moe.sent_rows import SentRows
+from tests.plain_weights import plain_weights
 
 HIDDEN, NUM_EXPERTS, TOP_K = 8, 5, 2
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 from hashlib import blake2b
 
-from raydix.ids import SEVERAL_USERS, TenantId, UserId
+from raydix.ids import TenantId, UserId
 from raydix.runtime.scheduler.request.request import RequestState
 
 
@@ -22,11 +22,6 @@ def user_of(request: RequestState) -> UserId:
     if submit.session_id is not None:
         return session_user(submit.session_id, submit.cache_salt)
     return UserId(_number(b"request", request.serial.to_bytes(8, "little"), request.request_id))
-
-
-def hinted_user_of(request: RequestState) -> UserId:
-    """The user that hints may concern: none for a request without a session."""
-    return SEVERAL_USERS if request.submit.session_id is None else user_of(request)
 
 
 def _number(kind: bytes, prefix: bytes, name: str) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from raydix.errors import CheckpointError, ConfigError
 from raydix.kernels.ops import ReferenceOps
-from raydix.kernels.weights.linear_weight import plain_weights
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.runtime.model.checkpoint.checkpoint import load_model
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
@@ -19,6 +18,7 @@ from raydix.runtime.model.families.fused_rows import FusedRows, take_apart
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.spec.spec import GatedDeltaSpec
 from tests.checkpoints import make_checkpoint
+from tests.plain_weights import plain_weights
 
 CPU = torch.device("cpu")
 
