@@ -32,6 +32,7 @@ from raydix.runtime.messages.host import (
     ToHost,
     WriteObjects,
 )
+from raydix.runtime.messages.kv_events import KvNews
 from raydix.runtime.messages.plan import (
     StepPlan,
     StepResult,
@@ -47,6 +48,7 @@ Message = (
     | AbortRequest
     | StopRequest
     | TokenFrame
+    | KvNews
     | StepPlan
     | StepResult
     | TransfersDone

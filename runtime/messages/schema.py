@@ -6,11 +6,12 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, NewType, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 
 
 def schema_digest(message_types: Iterable[type]) -> bytes:
-    """16 bytes over these dataclasses and those within: fields in order, types, values of enums.
+    """16 bytes over these types and those within: fields in order, their types, values of enums.
 
     They do not depend on the version of Python or numpy.
     """
@@ -32,8 +33,11 @@ def _described(hint: Any) -> str:
         return str(hint)
     if issubclass(hint, Enum):
         return f"{hint.__name__}{[member.value for member in hint]}"
-    if is_dataclass(hint):
+    if is_dataclass(hint) or issubclass(hint, msgspec.Struct):
         hints = get_type_hints(hint)
-        inner = (f"{each.name}: {_described(hints[each.name])}" for each in fields(hint))
+        names = (
+            [each.name for each in fields(hint)] if is_dataclass(hint) else hint.__struct_fields__
+        )
+        inner = (f"{name}: {_described(hints[name])}" for name in names)
         return f"{hint.__name__}({', '.join(inner)})"
     return hint.__name__

@@ -47,6 +47,9 @@ def _strategy(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(list(hint))
     if is_dataclass(hint) and isinstance(hint, type):
         return _instances(hint)
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{name: _strategy(hints[name]) for name in hint.__struct_fields__})
 
     scalars: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(-(2**63), 2**63 - 1),
