@@ -70,17 +70,17 @@ class QuantisedCopies:
     def _encoded(self, segment: CopySegment) -> CopySegment:
         page_size, head_dim = segment.pool.shape[-2:]
         head_bytes = encoded_head_bytes(page_size * head_dim)
-        slot_bytes = -(-(HEADER_BYTES + LAYERS * KV_HEADS * head_bytes) // 64) * 64
+        host_page_bytes = -(-(HEADER_BYTES + LAYERS * KV_HEADS * head_bytes) // 64) * 64
         num_pages = len(segment.pages.page_ids)
 
         host_pages = np.random.default_rng(1).permutation(
-            min(ARENA_BYTES // slot_bytes, 2 * num_pages)
+            min(ARENA_BYTES // host_page_bytes, 2 * num_pages)
         )[:num_pages]
         return replace(
             segment,
             pages=PagePairs(
                 page_ids=segment.pages.page_ids,
-                arena_offsets=host_pages * slot_bytes + HEADER_BYTES,
+                arena_offsets=host_pages * host_page_bytes + HEADER_BYTES,
             ),
             canonical_layer_bytes=KV_HEADS * head_bytes,
             rank_offset_bytes=3 * head_bytes if segment.rank_offset_bytes else 0,

@@ -111,7 +111,7 @@ def measure(
     device = torch.device("cuda", rank)
     shape = DispatchShape(
         num_ranks=num_ranks,
-        slots_per_rank=EXPERTS // num_ranks,
+        seats_per_rank=EXPERTS // num_ranks,
         hidden_size=HIDDEN,
         experts_per_token=CHOICES,
         max_tokens=max(NORMAL_TOKENS),

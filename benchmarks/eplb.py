@@ -8,7 +8,7 @@ DeepSeek's EPLB (global). At each step the incremental planner starts from its o
 and the reference, from nothing, is compared with that as well: `moved` are experts that come to a
 rank that lacks them, by the number of places. `balance` is the mean over layers of the mean rank by
 the costliest; the reference's counts a second copy on a rank, which a placement leaves out. Figures
-of a trace are the worst of its steps, times the median. The incremental planner keeps one more slot
+of a trace are the worst of its steps, times the median. The incremental planner keeps one more seat
 of each rank empty, for migrations. Each plan is carried out, too, by ranks to which all happens at
 once: the Scheduler's longest step of that, and taking the plan up, are what streams wait for.
 """
@@ -102,7 +102,7 @@ def carry_out(current: Placement, wanted: Placement) -> float:
         orders = migration.plan_step(step)
         longest_s = max(longest_s, perf_counter() - started)
         for copy in orders.copies:
-            migration.copied(copy.physical // current.slots_per_rank, (copy,))
+            migration.copied(copy.physical // current.seats_per_rank, (copy,))
         for rank in range(current.num_ranks):
             migration.finished(rank, step)
     raise AssertionError("it ends")
@@ -112,9 +112,9 @@ def follow(
     trace: Trace, *, num_steps: int, seed: int
 ) -> tuple[list[float], list[Planned], list[Planned]]:
     """Step by step: the balance before, the incremental plan, the reference's."""
-    slots = trace.num_places // trace.num_ranks + 1
+    seats = trace.num_places // trace.num_ranks + 1
     demand = trace.demand(num_steps, seed)
-    placement = eplb_placement(next(demand), trace.num_ranks, slots_per_rank=slots, spare_slots=1)
+    placement = eplb_placement(next(demand), trace.num_ranks, seats_per_rank=seats, spare_seats=1)
     stale, incremental, reference = [], [], []
 
     for demand_LE in demand:
@@ -130,7 +130,7 @@ def follow(
         reference_s = perf_counter() - started
         share_LP = np.take_along_axis(demand_LE / found.num_replicas_LE, found.experts_LP, axis=1)
         demand_LR = share_LP.reshape(len(demand_LE), trace.num_ranks, -1).sum(axis=2)
-        other = eplb_placement(demand_LE, trace.num_ranks, slots_per_rank=slots, spare_slots=1)
+        other = eplb_placement(demand_LE, trace.num_ranks, seats_per_rank=seats, spare_seats=1)
 
         num_places = trace.num_layers * trace.num_places
         evenness = balance(rank_demand(plan.placement, demand_LE)).mean_of_layers

@@ -81,19 +81,19 @@ class Pattern:
         """512 MiB of random pages, or of a rank's part of them."""
         head_bytes = 2 * self.page_size * HEAD_DIM * ELEMENT_BYTES
         canonical_layer_bytes = KV_HEADS * head_bytes
-        slot_bytes = HEADER_BYTES + LAYERS * canonical_layer_bytes
+        host_page_bytes = HEADER_BYTES + LAYERS * canonical_layer_bytes
 
         num_pages = min(
-            TOTAL_BYTES // (LAYERS * self.heads * head_bytes), ARENA_BYTES // slot_bytes
+            TOTAL_BYTES // (LAYERS * self.heads * head_bytes), ARENA_BYTES // host_page_bytes
         )
 
         random = np.random.default_rng(0)
-        host_pages = random.permutation(ARENA_BYTES // slot_bytes)[:num_pages]
+        host_pages = random.permutation(ARENA_BYTES // host_page_bytes)[:num_pages]
         shape = (num_pages + 1, LAYERS, self.heads, 2, self.page_size, HEAD_DIM)
         pool = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
         pages = PagePairs(
             page_ids=(random.permutation(num_pages) + 1).astype(np.int32),
-            arena_offsets=host_pages * slot_bytes + HEADER_BYTES,
+            arena_offsets=host_pages * host_page_bytes + HEADER_BYTES,
         )
         return [
             [

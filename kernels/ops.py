@@ -2,7 +2,7 @@
 
 Legend: T tokens of the step, R rows (requests), C hidden, I twice the intermediate size, O outputs,
 X heads of queries, keys and values x D, Q query heads, H KV heads, D head dim, P pages, L layers of
-the KV group, S slots per page, N pages of a block table, E experts, K experts per token, V
+the KV group, S tokens per page, N pages of a block table, E experts, K experts per token, V
 vocabulary. In routes R are entries.
 """
 
@@ -104,7 +104,7 @@ class ModelOps(Protocol):
         norm: QkNorm | None,
         pool_PLH2SD: Tensor,
         layer: int,
-        slot_mapping_T: Tensor,
+        cells_T: Tensor,
         *,
         kv_scales_2H: Tensor | None = None,
     ) -> Tensor:
@@ -154,7 +154,7 @@ class ModelOps(Protocol):
         """Ask and change the states of rows, as `reference.gated_delta.gated_delta` does."""
 
     def write_latent(
-        self, latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor
+        self, latent_TD: Tensor, pool_PLSD: Tensor, layer: int, cells_T: Tensor
     ) -> None:
         """Write latents to the cache, as `reference.latent_attention.write_latent` does."""
 

@@ -3,8 +3,8 @@
 A layer's strain is the sum over ranks of the squared cost above the goal. Unlike the peak it falls,
 too, when a very costly expert comes to one more rank, which has yet to give up others.
 
-Legend: X layers, R ranks, S slots, E experts, N numbers of replicas, C costs of which the largest
-counts, I slots of the hot rank, J places that may change, K experts to copy, D places for a copy.
+Legend: X layers, R ranks, S seats, E experts, N numbers of replicas, C costs of which the largest
+counts, I seats of the hot rank, J places that may change, K experts to copy, D places for a copy.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Turn:
     held_XRE: NDArray[np.bool_]
     num_replicas_XE: Int32Array
     costs_CXEN: FloatArray
-    slot_costs_CXRS: FloatArray
+    seat_costs_CXRS: FloatArray
     rank_costs_CXR: FloatArray
     hot_X: NDArray[np.intp]
     """The costliest rank of each layer."""
@@ -43,7 +43,7 @@ class Turn:
     places_XJ: NDArray[np.intp]
     """The places of each layer that are on the colder half of the ranks."""
     is_open_XJ: NDArray[np.bool_]
-    """Whether each place may take an expert: it is full, or a spare rank's first empty slot."""
+    """Whether each place may take an expert: it is full, or a spare rank's first empty seat."""
     room_X: NDArray[np.intp]
     """The empty place that may be filled on the coldest rank that has one; EMPTY if no rank has."""
 
@@ -60,26 +60,26 @@ class Choice:
 
     score_X: FloatArray
     """The strain that the change takes away for each expert moved; -inf where nothing helps."""
-    slot_X: NDArray[np.intp]
-    """The slot of the hot rank that the change concerns."""
+    seat_X: NDArray[np.intp]
+    """The seat of the hot rank that the change concerns."""
     place_X: NDArray[np.intp]
     """The place where the other half of the change happens; a drop has none."""
 
 
 def best_swap(turn: Turn) -> Choice:
-    """A slot of the hot rank against one of a colder rank, which may be empty."""
-    num_layers, _, slots = turn.experts_XRS.shape
+    """A seat of the hot rank against one of a colder rank, which may be empty."""
+    num_layers, _, seats = turn.experts_XRS.shape
     rows = np.arange(num_layers)
-    rank_XJ = turn.places_XJ // slots
+    rank_XJ = turn.places_XJ // seats
     experts_XI = turn.experts_XRS[rows, turn.hot_X]
     experts_XJ = np.take_along_axis(turn.experts_XRS.reshape(num_layers, -1), turn.places_XJ, 1)
 
-    hot_XIJ, cold_XIJ = np.zeros((2, num_layers, slots, turn.places_XJ.shape[1]))
-    for slot_costs_XRS, rank_costs_XR in zip(
-        turn.slot_costs_CXRS, turn.rank_costs_CXR, strict=True
+    hot_XIJ, cold_XIJ = np.zeros((2, num_layers, seats, turn.places_XJ.shape[1]))
+    for seat_costs_XRS, rank_costs_XR in zip(
+        turn.seat_costs_CXRS, turn.rank_costs_CXR, strict=True
     ):
-        costs_XI = slot_costs_XRS[rows, turn.hot_X]
-        costs_XJ = np.take_along_axis(slot_costs_XRS.reshape(num_layers, -1), turn.places_XJ, 1)
+        costs_XI = seat_costs_XRS[rows, turn.hot_X]
+        costs_XJ = np.take_along_axis(seat_costs_XRS.reshape(num_layers, -1), turn.places_XJ, 1)
         less_XIJ = costs_XI[:, :, None] - costs_XJ[:, None]
         hot_X = rank_costs_XR[rows, turn.hot_X]
         cold_XJ = np.take_along_axis(rank_costs_XR, rank_XJ, 1)
@@ -101,22 +101,22 @@ def best_swap(turn: Turn) -> Choice:
 
 
 def best_copy(turn: Turn) -> Choice:
-    """One more replica of an expert of the hot rank, in an empty slot, over a replica, or in the
+    """One more replica of an expert of the hot rank, in an empty seat, over a replica, or in the
     place of an only copy, which moves to where there is room.
     """
-    num_layers, num_ranks, slots = turn.experts_XRS.shape
+    num_layers, num_ranks, seats = turn.experts_XRS.shape
     rows = np.arange(num_layers)[:, None]
-    hot_costs_XI = turn.slot_costs_CXRS.max(axis=0)[rows[:, 0], turn.hot_X]
-    slot_XK = np.argsort(-hot_costs_XI, axis=1, kind="stable")[:, :_NUM_HOT]
-    expert_XK = turn.experts_XRS[rows, turn.hot_X[:, None], slot_XK]
+    hot_costs_XI = turn.seat_costs_CXRS.max(axis=0)[rows[:, 0], turn.hot_X]
+    seat_XK = np.argsort(-hot_costs_XI, axis=1, kind="stable")[:, :_NUM_HOT]
+    expert_XK = turn.experts_XRS[rows, turn.hot_X[:, None], seat_XK]
 
     place_XD, is_right_XD, is_only_XD = _spared(turn)
-    rank_XD = place_XD // slots
+    rank_XD = place_XD // seats
     old_XD = turn.experts_XRS.reshape(num_layers, -1)[rows, place_XD]
     is_old_XD = old_XD != EMPTY
     at_XDR = rank_XD[:, :, None] == np.arange(num_ranks)
     to_XDR = (
-        is_only_XD[:, :, None] & (np.arange(num_ranks) == turn.room_X[:, None] // slots)[:, None]
+        is_only_XD[:, :, None] & (np.arange(num_ranks) == turn.room_X[:, None] // seats)[:, None]
     )
     holds_XKR = turn.held_XRE.transpose(0, 2, 1)[rows, expert_XK]
     holds_XDR = turn.held_XRE.transpose(0, 2, 1)[rows, old_XD] & is_old_XD[:, :, None] & ~at_XDR
@@ -140,21 +140,21 @@ def best_copy(turn: Turn) -> Choice:
     is_there_XKD = turn.held_XRE[rows[:, :, None], rank_XD[:, None], expert_XK[:, :, None]]
     is_right_XKD = is_right_XD[:, None] & (expert_XK != EMPTY)[:, :, None] & ~is_there_XKD
     moves_X1D = np.where(is_only_XD, 2.0, 1.0)[:, None]
-    return _best(turn, relief_XKD, is_right_XKD, moves_X1D, place_XD, slot_XK)
+    return _best(turn, relief_XKD, is_right_XKD, moves_X1D, place_XD, seat_XK)
 
 
 def _spared(turn: Turn) -> tuple[NDArray[np.intp], NDArray[np.bool_], NDArray[np.bool_]]:
     """Cold places that an expert's copy may take, [X, D]; whether it really may; and whether an
     only copy has to make way. Those that need not come first, then those that hold least.
     """
-    num_layers, _, slots = turn.experts_XRS.shape
+    num_layers, _, seats = turn.experts_XRS.shape
     rows = np.arange(num_layers)[:, None]
-    rank_XJ = turn.places_XJ // slots
+    rank_XJ = turn.places_XJ // seats
     experts_XJ = turn.experts_XRS.reshape(num_layers, -1)[rows, turn.places_XJ]
-    costs_XJ = turn.slot_costs_CXRS.max(axis=0).reshape(num_layers, -1)[rows, turn.places_XJ]
+    costs_XJ = turn.seat_costs_CXRS.max(axis=0).reshape(num_layers, -1)[rows, turn.places_XJ]
 
     is_only_XJ = (experts_XJ != EMPTY) & (turn.num_replicas_XE[rows, experts_XJ] == 1)
-    has_room_XJ = (turn.room_X[:, None] != EMPTY) & (turn.room_X[:, None] // slots != rank_XJ)
+    has_room_XJ = (turn.room_X[:, None] != EMPTY) & (turn.room_X[:, None] // seats != rank_XJ)
     is_right_XJ = turn.is_open_XJ & (rank_XJ != turn.hot_X[:, None]) & (has_room_XJ | ~is_only_XJ)
     key_XJ = costs_XJ + is_only_XJ * turn.peak_X[:, None]
     order_XJ = np.argsort(np.where(is_right_XJ, key_XJ, np.inf), axis=1, kind="stable")
@@ -164,9 +164,9 @@ def _spared(turn: Turn) -> tuple[NDArray[np.intp], NDArray[np.bool_], NDArray[np
 
 def best_drop(turn: Turn) -> Choice:
     """The hot rank gives up a replica that others hold, too."""
-    num_layers, num_ranks, slots = turn.experts_XRS.shape
+    num_layers, num_ranks, seats = turn.experts_XRS.shape
     rows = np.arange(num_layers)[:, None]
-    experts_XI = turn.experts_XRS[rows, turn.hot_X[:, None], np.arange(slots)]
+    experts_XI = turn.experts_XRS[rows, turn.hot_X[:, None], np.arange(seats)]
     num_XI = turn.num_replicas_XE[rows, experts_XI]
     is_hot_XR = np.arange(num_ranks) == turn.hot_X[:, None]
     holds_XIR = turn.held_XRE.transpose(0, 2, 1)[rows, experts_XI]
@@ -199,7 +199,7 @@ def _best(
     is_right_XIJ: NDArray[np.bool_],
     moves: FloatArray,
     places_XJ: NDArray[np.intp],
-    slots_XI: NDArray[Any] | None = None,
+    seats_XI: NDArray[Any] | None = None,
 ) -> Choice:
     """The change that takes most strain away for each move."""
     rows = np.arange(len(relief_XIJ))
@@ -208,9 +208,9 @@ def _best(
     score_XIJ = np.where(is_right_XIJ, relief_XIJ / moves, -np.inf)
 
     flat_X = score_XIJ.reshape(len(rows), -1).argmax(axis=1)
-    slot_X, column_X = np.divmod(flat_X, score_XIJ.shape[2])
+    seat_X, column_X = np.divmod(flat_X, score_XIJ.shape[2])
     return Choice(
         score_XIJ.reshape(len(rows), -1)[rows, flat_X],
-        slot_X if slots_XI is None else slots_XI[rows, slot_X],
+        seat_X if seats_XI is None else seats_XI[rows, seat_X],
         places_XJ[rows, column_X],
     )

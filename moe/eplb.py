@@ -68,17 +68,17 @@ def eplb_placement(
     demand_LE: FloatArray,
     num_ranks: int,
     *,
-    slots_per_rank: int,
-    spare_slots: int,
+    seats_per_rank: int,
+    spare_seats: int,
     num_groups: int = 1,
     num_nodes: int = 1,
 ) -> Placement:
     """The reference's plan as a placement.
 
-    It fills all but the spare slots, except where it would put an expert on a rank twice: the
-    second copy's slot is left empty.
+    It fills all but the spare seats, except where it would put an expert on a rank twice: the
+    second copy's seat is left empty.
     """
-    used = slots_per_rank - spare_slots
+    used = seats_per_rank - spare_seats
     plan = plan_eplb(
         demand_LE,
         num_ranks * used,
@@ -86,12 +86,12 @@ def eplb_placement(
         num_nodes=num_nodes,
         num_gpus=num_ranks,
     )
-    experts_LRS = np.full((demand_LE.shape[0], num_ranks, slots_per_rank), EMPTY, np.int32)
+    experts_LRS = np.full((demand_LE.shape[0], num_ranks, seats_per_rank), EMPTY, np.int32)
     experts_LRS[:, :, :used] = plan.experts_LP.reshape(-1, num_ranks, used)
 
-    for slot in range(1, used):
-        is_twin = (experts_LRS[:, :, slot, None] == experts_LRS[:, :, :slot]).any(axis=2)
-        experts_LRS[:, :, slot][is_twin] = EMPTY
+    for seat in range(1, used):
+        is_twin = (experts_LRS[:, :, seat, None] == experts_LRS[:, :, :seat]).any(axis=2)
+        experts_LRS[:, :, seat][is_twin] = EMPTY
     experts_LP = experts_LRS.reshape(demand_LE.shape[0], -1)
     return Placement(experts_LP, demand_LE.shape[1], num_ranks)
 

@@ -28,12 +28,12 @@ class LayerExperts:
     """Which experts of a layer a rank has, and how its rows reach all of them."""
 
     held: tuple[LogicalExpertId | None, ...]
-    """The expert in each slot of this rank; None: the slot is empty."""
+    """The expert in each seat of this rank; None: the seat is empty."""
     share: RankShare
     """The share of each of these experts that the rank holds."""
     dispatcher: Dispatcher = LOOPBACK
     routes: LayerRoutes | None = None
-    """The tables by which rows find experts; None: expert i is in slot i."""
+    """The tables by which rows find experts; None: expert i is in seat i."""
 
 
 def own_experts(num_experts: int, share: RankShare) -> LayerExperts:

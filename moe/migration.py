@@ -2,7 +2,7 @@
 
 Events come in (a step is planned, copies have landed, a rank has finished a step), orders go out.
 Weights come from a store that every rank of the node reads, so a copy has a target and no source.
-A slot is written while no rank routes to it, and routed to once its copy has landed; the slots that
+A seat is written while no rank routes to it, and routed to once its copy has landed; the seats that
 a flip leaves are written again only when every rank has finished the step that carried it. So ranks
 may flip at different times: every version in use leads to copies that are there.
 """
@@ -27,7 +27,7 @@ _MORE_AHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Read one expert of one layer from the host store into an empty slot."""
+    """Read one expert of one layer from the host store into an empty seat."""
 
     layer: int
     expert: int
@@ -65,14 +65,14 @@ class Pacing:
             raise ValueError(f"{self}: a migration needs at least one copy at a time")
 
 
-class _Slot(IntEnum):
+class _Seat(IntEnum):
     FREE = 0
     LIVE = 1
-    """The newest version of the placement routes to the slot."""
+    """The newest version of the placement routes to the seat."""
     FILLING = 2
-    """A relocation that has begun is copying an expert into the slot."""
+    """A relocation that has begun is copying an expert into the seat."""
     RETIRED = 3
-    """The version before the newest, which some rank may still use, routes to the slot."""
+    """The version before the newest, which some rank may still use, routes to the seat."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class _Begun:
 
 
 class Migration:
-    """Owns: which slots are live, being filled or not yet free, and the placement's version.
+    """Owns: which seats are live, being filled or not yet free, and the placement's version.
 
     It is for one life of the ranks' processes. `placement` and `version` are the newest that a flip
     has named.
@@ -95,7 +95,7 @@ class Migration:
         self.num_copies = 0
         self.num_flips = 0
         self._pacing = pacing
-        self._states_LP = np.where(placement.experts_LP != EMPTY, _Slot.LIVE, _Slot.FREE).astype(
+        self._states_LP = np.where(placement.experts_LP != EMPTY, _Seat.LIVE, _Seat.FREE).astype(
             np.int8
         )
         self._to_come: Iterator[Relocation] = iter(())
@@ -127,7 +127,7 @@ class Migration:
         """Take up a plan; returns how many copies it needs.
 
         Raises ValueError while one is open, and if a rank has no room to add before it removes: it
-        needs an empty slot in both placements.
+        needs an empty seat in both placements.
         """
         if self.is_open:
             raise ValueError("a plan is open; start the next when it has ended")
@@ -139,8 +139,8 @@ class Migration:
         if len(lacking):
             layer, rank, expert = lacking[0].tolist()
             raise ValueError(
-                f"layer {layer}: rank {rank} has no empty slot for expert {expert}. "
-                f"Leave a spare slot of every rank empty in every layer."
+                f"layer {layer}: rank {rank} has no empty seat for expert {expert}. "
+                f"Leave a spare seat of every rank empty in every layer."
             )
 
         self._to_come, self._num_unbegun = to_come, int(is_added_LRE.sum())
@@ -155,7 +155,7 @@ class Migration:
         )
 
     def copied(self, rank: int, copies: tuple[Copy, ...]) -> None:
-        """Note that copies into a rank's slots are done: the weights are there for every stream."""
+        """Note that copies into a rank's seats are done: the weights are there for every stream."""
         for copy in copies:
             begun = self._open.pop(copy, None)
             if begun is None or self._rank_of(copy) != rank:
@@ -168,24 +168,24 @@ class Migration:
             return
         self._flipped.add(rank)
         if self._have_all_flipped():
-            self._states_LP[self._states_LP == _Slot.RETIRED] = _Slot.FREE
+            self._states_LP[self._states_LP == _Seat.RETIRED] = _Seat.FREE
             self._flip_step = None
             self._flipped.clear()
 
     def check(self) -> None:
-        """Raise AccountingError unless slots are in the states that open work says."""
+        """Raise AccountingError unless seats are in the states that open work says."""
         filling = [(copy.layer, copy.physical) for begun in self._begun for copy in begun.copies]
         found = {
-            "live": ((self._states_LP == _Slot.LIVE) != (self.placement.experts_LP != EMPTY)).any(),
+            "live": ((self._states_LP == _Seat.LIVE) != (self.placement.experts_LP != EMPTY)).any(),
             "filling": sorted(filling)
-            != [tuple(at) for at in np.argwhere(self._states_LP == _Slot.FILLING).tolist()],
-            "retired": self._flip_step is None and (self._states_LP == _Slot.RETIRED).any(),
+            != [tuple(at) for at in np.argwhere(self._states_LP == _Seat.FILLING).tolist()],
+            "retired": self._flip_step is None and (self._states_LP == _Seat.RETIRED).any(),
             "copies": sum(len(begun.copies) - len(begun.landed) for begun in self._begun)
             != len(self._unsent) + len(self._open),
         }
         wrong = [name for name, is_wrong in found.items() if is_wrong]
         if wrong:
-            raise AccountingError(f"slots do not agree with the open work: {wrong}")
+            raise AccountingError(f"seats do not agree with the open work: {wrong}")
 
     def _look_ahead(self, num_begun: int) -> None:
         """Look at some more relocations than have begun: the first of each layer takes time."""
@@ -194,9 +194,9 @@ class Migration:
 
     def _begin(self) -> None:
         """Begin relocations that have room, until so many copies are open as ranks may have."""
-        num_ranks, slots_per_rank = self.placement.num_ranks, self.placement.slots_per_rank
+        num_ranks, seats_per_rank = self.placement.num_ranks, self.placement.seats_per_rank
         max_unlanded = self._pacing.max_open_copies * num_ranks
-        is_free_LRS = self._states_LP.reshape(-1, num_ranks, slots_per_rank) == _Slot.FREE
+        is_free_LRS = self._states_LP.reshape(-1, num_ranks, seats_per_rank) == _Seat.FREE
         num_free_LR = is_free_LRS.sum(axis=2).tolist()
         num_begun = len(self._begun)
         for _ in range(len(self._waiting)):
@@ -213,24 +213,24 @@ class Migration:
         self._look_ahead(len(self._begun) - num_begun)
 
     def _fill(self, relocation: Relocation) -> None:
-        """Begin to fill a free slot of each rank that takes something in: none takes two."""
+        """Begin to fill a free seat of each rank that takes something in: none takes two."""
         layer = relocation.layer
         copies = tuple(
             [
-                Copy(layer, held.expert, self._free_slot(layer, held.rank))
+                Copy(layer, held.expert, self._free_seat(layer, held.rank))
                 for held in relocation.added
             ]
         )
         for copy in copies:
-            self._states_LP[copy.layer, copy.physical] = _Slot.FILLING
+            self._states_LP[copy.layer, copy.physical] = _Seat.FILLING
         self._begun.append(_Begun(relocation, copies))
         self._num_unbegun -= len(copies)
         self._unsent.extend(copies)
 
-    def _free_slot(self, layer: int, rank: int) -> int:
-        first = rank * self.placement.slots_per_rank
-        states_S = self._states_LP[layer, first : first + self.placement.slots_per_rank]
-        return first + int((states_S == _Slot.FREE).argmax())
+    def _free_seat(self, layer: int, rank: int) -> int:
+        first = rank * self.placement.seats_per_rank
+        states_S = self._states_LP[layer, first : first + self.placement.seats_per_rank]
+        return first + int((states_S == _Seat.FREE).argmax())
 
     def _send(self) -> tuple[Copy, ...]:
         """Copies for this step, in order, as far as each rank's pace allows."""
@@ -265,10 +265,10 @@ class Migration:
             for held in begun.relocation.dropped:
                 physical = int(self.placement.physical_LRE[layer, held.rank, held.expert])
                 experts_LP[layer, physical] = EMPTY
-                self._states_LP[layer, physical] = _Slot.RETIRED
+                self._states_LP[layer, physical] = _Seat.RETIRED
             for copy in begun.copies:
                 experts_LP[layer, copy.physical] = copy.expert
-                self._states_LP[layer, copy.physical] = _Slot.LIVE
+                self._states_LP[layer, copy.physical] = _Seat.LIVE
 
         self._begun = [begun for begun in self._begun if begun not in ended]
         return self._commit(experts_LP, step)
@@ -288,4 +288,4 @@ class Migration:
         return len(self._flipped) == self.placement.num_ranks
 
     def _rank_of(self, copy: Copy) -> int:
-        return copy.physical // self.placement.slots_per_rank
+        return copy.physical // self.placement.seats_per_rank

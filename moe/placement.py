@@ -1,7 +1,7 @@
-"""Which logical expert each slot of each rank holds, and by which copy a rank's tokens reach it.
+"""Which logical expert each seat of each rank holds, and by which copy a rank's tokens reach it.
 
-Legend: L layers, E logical experts, R ranks, P physical experts: R times the slots of a rank.
-Physical expert p is slot `p % slots_per_rank` of rank `p // slots_per_rank`.
+Legend: L layers, E logical experts, R ranks, P physical experts: R times the seats of a rank.
+Physical expert p is seat `p % seats_per_rank` of rank `p // seats_per_rank`.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ Int32Array = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
 
 EMPTY = -1
-"""The number that stands for no expert in a slot, and for no slot of an expert on a rank."""
+"""The number that stands for no expert in a seat, and for no seat of an expert on a rank."""
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """The logical expert in every slot, layer by layer; never changed once it is made.
+    """The logical expert in every seat, layer by layer; never changed once it is made.
 
-    `experts_LP`: int32, read-only; EMPTY where a slot holds nothing. Raises ValueError if an expert
+    `experts_LP`: int32, read-only; EMPTY where a seat holds nothing. Raises ValueError if an expert
     lives nowhere in some layer, or twice on one rank: the second copy would only take room.
     """
 
@@ -42,18 +42,18 @@ class Placement:
         return self.experts_LP.shape[0]
 
     @property
-    def slots_per_rank(self) -> int:
+    def seats_per_rank(self) -> int:
         """How many experts of one layer a rank has room for."""
         return self.experts_LP.shape[1] // self.num_ranks
 
     @cached_property
     def physical_LRE(self) -> Int32Array:
         """The physical expert by which a rank holds a logical one; EMPTY where it does not."""
-        num_places = self.num_ranks * self.slots_per_rank
+        num_places = self.num_ranks * self.seats_per_rank
         layers, places = np.nonzero(self.experts_LP != EMPTY)
         physical_LRE = np.full((self.num_layers, self.num_ranks, self.num_experts), EMPTY, np.int32)
 
-        ranks = np.arange(num_places)[places] // self.slots_per_rank
+        ranks = np.arange(num_places)[places] // self.seats_per_rank
         physical_LRE[layers, ranks, self.experts_LP[layers, places]] = places
         physical_LRE.flags.writeable = False
         return physical_LRE
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def num_empty_LR(self) -> Int32Array:
-        """How many slots of each rank are empty."""
+        """How many seats of each rank are empty."""
         by_rank = self.experts_LP.reshape(self.num_layers, self.num_ranks, -1)
         return (by_rank == EMPTY).sum(axis=2, dtype=np.int32)
 
@@ -91,10 +91,10 @@ class Placement:
         num_held = int((self.physical_LRE != EMPTY).sum())
         num_filled = int((self.experts_LP != EMPTY).sum())
         if num_held != num_filled:
-            raise ValueError(f"{num_filled - num_held} slots repeat an expert of their own rank")
+            raise ValueError(f"{num_filled - num_held} seats repeat an expert of their own rank")
         if not self.num_replicas_LE.all():
             layer, expert = (int(index[0]) for index in np.nonzero(self.num_replicas_LE == 0))
-            raise ValueError(f"expert {expert} of layer {layer} is in no slot")
+            raise ValueError(f"expert {expert} of layer {layer} is in no seat")
 
 
 def initial_placement(
@@ -103,16 +103,16 @@ def initial_placement(
     num_ranks: int,
     *,
     redundant_per_rank: int = 0,
-    spare_slots: int = 0,
+    spare_seats: int = 0,
 ) -> Placement:
     """Contiguous shares as even as can be, before any demand is known; the same in every layer.
 
     A rank's redundant copies are of the experts that follow its share; a rank never repeats one, so
-    where it has all already those slots are left empty, as are the spare ones.
+    where it has all already those seats are left empty, as are the spare ones.
     """
     share, num_longer = divmod(num_experts, num_ranks)
     longest = share + (num_longer > 0)
-    experts_RS = np.full((num_ranks, longest + redundant_per_rank + spare_slots), EMPTY, np.int32)
+    experts_RS = np.full((num_ranks, longest + redundant_per_rank + spare_seats), EMPTY, np.int32)
 
     first = 0
     for rank in range(num_ranks):

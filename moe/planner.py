@@ -4,7 +4,7 @@ Again and again the costliest rank of a layer exchanges an expert with another r
 that others hold, or has one of its experts copied over a copy that can be spared elsewhere;
 whichever eases the layer most for each move (see changes.py). All layers take a turn at once.
 
-Legend: L layers (X those of one turn), R ranks, S slots, P places, E experts, N numbers of
+Legend: L layers (X those of one turn), R ranks, S seats, P places, E experts, N numbers of
 replicas, C costs of which the largest counts (see expert_time.py), J places.
 """
 
@@ -26,8 +26,8 @@ class PlannerLimits:
     """The search ends at this ratio of a layer's mean rank cost to the largest, or at the cap."""
     max_moves: int = 24
     """The most moves in one layer; a swap of two experts counts as two."""
-    spare_slots: int = 1
-    """The number of slots of each rank that stay empty in every layer."""
+    spare_seats: int = 1
+    """The number of seats of each rank that stay empty in every layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ class _Search:
     """Owns: the placement that a plan is changing."""
 
     def __init__(self, current: Placement, costs_CLEN: FloatArray, limits: PlannerLimits) -> None:
-        self._shape = current.num_layers, current.num_ranks, current.slots_per_rank
+        self._shape = current.num_layers, current.num_ranks, current.seats_per_rank
         self._experts_LRS = current.experts_LP.reshape(self._shape).copy()
         self._held_LRE = current.physical_LRE != EMPTY
         self._num_replicas_LE = current.num_replicas_LE.copy()
@@ -135,28 +135,28 @@ class _Search:
             if not choice.score_X[index] > 0:
                 self._is_active_L[layer] = False
                 continue
-            hot, slot = int(turn.hot_X[index]), int(choice.slot_X[index])
+            hot, seat = int(turn.hot_X[index]), int(choice.seat_X[index])
             other = divmod(int(choice.place_X[index]), self._shape[2])
             if kind_X[index] == 0:
-                self._swap(layer, (hot, slot), other)
+                self._swap(layer, (hot, seat), other)
             elif kind_X[index] == 1:
                 room = divmod(int(turn.room_X[index]), self._shape[2])
-                self._copy(layer, (hot, slot), other, room)
+                self._copy(layer, (hot, seat), other, room)
             else:
-                self._put(layer, (hot, slot), EMPTY)
+                self._put(layer, (hot, seat), EMPTY)
         return True
 
     def _uneven_layers(self) -> NDArray[np.intp]:
         is_active_L = self._is_active_L & (self._num_moves_L + 2 <= self._limits.max_moves)
         layers = is_active_L.nonzero()[0]
-        costs_LR = self._slot_costs(layers).sum(axis=3).max(axis=0)
+        costs_LR = self._seat_costs(layers).sum(axis=3).max(axis=0)
         is_uneven = costs_LR.mean(axis=1) < self._limits.balance * costs_LR.max(axis=1)
         self._is_active_L[:] = False
         self._is_active_L[layers[is_uneven]] = True
         return layers[is_uneven]
 
-    def _slot_costs(self, layers_X: NDArray[np.intp]) -> FloatArray:
-        """The cost of each slot to its rank, [C, X, R, S]."""
+    def _seat_costs(self, layers_X: NDArray[np.intp]) -> FloatArray:
+        """The cost of each seat to its rank, [C, X, R, S]."""
         experts_XRS = self._experts_LRS[layers_X]
         layer_X11 = layers_X[:, None, None]
         counts_XRS = self._num_replicas_LE[layer_X11, experts_XRS]
@@ -164,15 +164,15 @@ class _Search:
         return np.where(experts_XRS != EMPTY, costs, 0.0)
 
     def _turn(self, layers_X: NDArray[np.intp]) -> Turn:
-        num_ranks, slots = self._shape[1:]
-        slot_costs_CXRS = self._slot_costs(layers_X)
-        rank_costs_CXR = slot_costs_CXRS.sum(axis=3)
+        num_ranks, seats = self._shape[1:]
+        seat_costs_CXRS = self._seat_costs(layers_X)
+        rank_costs_CXR = seat_costs_CXRS.sum(axis=3)
         costs_XR = rank_costs_CXR.max(axis=0)
         goal_X = costs_XR.mean(axis=1) / self._limits.balance
 
         experts_XRS = self._experts_LRS[layers_X]
         is_full_XRS = experts_XRS != EMPTY
-        has_room_XR = is_full_XRS.sum(axis=2) < slots - self._limits.spare_slots
+        has_room_XR = is_full_XRS.sum(axis=2) < seats - self._limits.spare_seats
         is_first_empty_XRS = ~is_full_XRS & ((~is_full_XRS).cumsum(axis=2) == 1)
         is_open_XRS = is_full_XRS | (is_first_empty_XRS & has_room_XR[:, :, None])
 
@@ -180,14 +180,14 @@ class _Search:
         room_XRS = np.where(is_room_XRS, costs_XR[:, :, None], np.inf).reshape(len(layers_X), -1)
         room_X = np.where(is_room_XRS.any(axis=(1, 2)), room_XRS.argmin(axis=1), EMPTY)
         cold_XR = np.argsort(costs_XR, axis=1, kind="stable")[:, : max(1, num_ranks // 2)]
-        places_XJ = (cold_XR[:, :, None] * slots + np.arange(slots)).reshape(len(layers_X), -1)
+        places_XJ = (cold_XR[:, :, None] * seats + np.arange(seats)).reshape(len(layers_X), -1)
         return Turn(
             layers_X=layers_X,
             experts_XRS=experts_XRS,
             held_XRE=self._held_LRE[layers_X],
             num_replicas_XE=self._num_replicas_LE[layers_X],
             costs_CXEN=self._costs_CLEN[:, layers_X],
-            slot_costs_CXRS=slot_costs_CXRS,
+            seat_costs_CXRS=seat_costs_CXRS,
             rank_costs_CXR=rank_costs_CXR,
             hot_X=costs_XR.argmax(axis=1),
             peak_X=costs_XR.max(axis=1),
@@ -200,7 +200,7 @@ class _Search:
         )
 
     def _swap(self, layer: int, one: tuple[int, int], other: tuple[int, int]) -> None:
-        """Exchange what is in two slots, of which the second may be empty."""
+        """Exchange what is in two seats, of which the second may be empty."""
         experts = [int(self._experts_LRS[layer, *at]) for at in (one, other)]
         self._put(layer, one, EMPTY)
         self._put(layer, other, experts[0])
@@ -218,7 +218,7 @@ class _Search:
         self._num_moves_L[layer] += 1
 
     def _put(self, layer: int, at: tuple[int, int], expert: int) -> None:
-        """Let a slot hold `expert` or nothing, instead of what it held."""
+        """Let a seat hold `expert` or nothing, instead of what it held."""
         old = int(self._experts_LRS[layer, *at])
         for each, change in ((old, -1), (expert, 1)):
             if each != EMPTY:

@@ -1,4 +1,4 @@
-"""Cut the way from one placement to another into relocations that need one empty slot of a rank.
+"""Cut the way from one placement to another into relocations that need one empty seat of a rank.
 
 Legend as in placement.py.
 """
@@ -50,9 +50,9 @@ class _Edge:
 def relocations(current: Placement, wanted: Placement) -> Iterator[Relocation]:
     """What comes and goes, the layers by turns, to hold on every rank what `wanted` has there.
 
-    They depend on nothing but empty slots: any order does, several at once too, if a rank that is
-    in more of them has as many empty slots. Within a layer those that only drop come first.
-    Which of its slots a rank uses is not compared. A layer is looked at when its first turn comes,
+    They depend on nothing but empty seats: any order does, several at once too, if a rank that is
+    in more of them has as many empty seats. Within a layer those that only drop come first.
+    Which of its seats a rank uses is not compared. A layer is looked at when its first turn comes,
     as one of 256 experts takes up to 1 ms. Raises ValueError if the placements differ in shape.
     """
     is_held, is_wanted = current.physical_LRE != EMPTY, wanted.physical_LRE != EMPTY
@@ -65,7 +65,7 @@ def relocations(current: Placement, wanted: Placement) -> Iterator[Relocation]:
 
 
 def _in_turns(layers: Iterator[list[Relocation]]) -> Iterator[Relocation]:
-    """One of each layer at a time: their slots are not the same, so none waits for another.
+    """One of each layer at a time: their seats are not the same, so none waits for another.
 
     Every few turns a further layer joins in.
     """
@@ -118,7 +118,7 @@ def _edges(
 def _cut(layer: int, edges: list[_Edge]) -> list[Relocation]:
     """Cut the graph of one layer's changes into cycles, and paths that visit no rank twice.
 
-    What a rank takes in is paired with what it gives up, so its number of full slots moves
+    What a rank takes in is paired with what it gives up, so its number of full seats moves
     from the old one straight to the new one.
     """
     leaving: dict[int, list[_Edge]] = defaultdict(list)

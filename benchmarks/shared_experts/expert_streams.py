@@ -122,7 +122,7 @@ class Outage:
     serves_s: float | None = None
     """Its successor does, with all weights."""
     load_s: float = 0.0
-    """The time in which the successor met the other ranks and filled its slots from the host's
+    """The time in which the successor met the other ranks and filled its seats from the host's
     memory.
     """
 

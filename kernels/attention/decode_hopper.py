@@ -6,7 +6,7 @@ of older steps do not depend on the kernel ahead on the stream, and are on their
 ended. No row reads what another row of its step writes: pages are shared when their step is over.
 But the tiles of one row do: its last ones attend to the tokens of its first ones.
 
-Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
+Legend: P pages, L layers of the KV group, H KV heads, S tokens per page, D head dim.
 """
 
 from triton.experimental import gluon
@@ -35,11 +35,11 @@ from raydix.kernels.device.gluon_barrier import thread_barrier
 MAX_TILE_ROWS = 64
 """The most query rows of a tile: its tokens times the query heads of a KV head."""
 BLOCK_KEYS = 64
-NUM_SLOTS = 3
+NUM_STAGES = 3
 """Blocks of keys that a program has in flight; two programs share a multiprocessor's memory."""
 _ROWS = gl.constexpr(MAX_TILE_ROWS)
 _KEYS = gl.constexpr(BLOCK_KEYS)
-_SLOTS = gl.constexpr(NUM_SLOTS)
+_STAGES = gl.constexpr(NUM_STAGES)
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 """The layout of the scores, and of the sums of values."""
 _SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, _SCORES.value))
@@ -117,7 +117,7 @@ def _ask(
     pages,
     columns,
     place,
-    slots,
+    stages,
     asked,
     blocks,
     num_tokens,
@@ -130,7 +130,7 @@ def _ask(
     only if one can; or "all".
     """
     tables_ptr, table_stride, page_rows, key_row = pages
-    keys, values, ready = slots
+    keys, values, ready = stages
     begin, stop = blocks
     tile, tile_begin = place
     block = begin + asked
@@ -152,7 +152,7 @@ def _ask(
             rows_ptr, _, _ = columns
             table_ptr = tables_ptr + gl.load(rows_ptr + tile).to(gl.int64) * table_stride
             last_page = (context - 1) // PAGE
-            slot = asked % _SLOTS
+            stage = asked % _STAGES
             places = (keys, values)
             for part in gl.static_range(2):
                 ask_for_block(
@@ -162,8 +162,8 @@ def _ask(
                     last_page,
                     page_rows,
                     key_row + part * PAGE,
-                    places[part].index(slot),
-                    ready.index(part * _SLOTS + slot),
+                    places[part].index(stage),
+                    ready.index(part * _STAGES + stage),
                     PAGE,
                 )
     return tile, tile_begin
@@ -175,38 +175,38 @@ def _ask_first(
     pages,
     columns,
     place,
-    slots,
+    stages,
     blocks,
     num_tokens,
     PAGE: gl.constexpr,
     WANTED: gl.constexpr,
 ):
-    """Ask for the first blocks of a share, as many as there are slots; see `_ask`."""
-    for asked in gl.static_range(_SLOTS):
-        place = _ask(boxes, pages, columns, place, slots, asked, blocks, num_tokens, PAGE, WANTED)
+    """Ask for the first blocks of a share, as many as there are stages; see `_ask`."""
+    for asked in gl.static_range(_STAGES):
+        place = _ask(boxes, pages, columns, place, stages, asked, blocks, num_tokens, PAGE, WANTED)
     return place
 
 
 @gluon.jit
-def _score(q, slots, unpacked, slot, phase):
+def _score(q, stages, unpacked, stage, phase):
     """Products of queries with a block of keys, and its values where matrix units read them.
 
     What came in FP8 is unpacked before, and values while keys are multiplied.
     """
-    keys, values, ready = slots
+    keys, values, ready = stages
     nothing = gl.zeros([_ROWS, _KEYS], gl.float32, layout=_SCORES)
-    mbarrier.wait(ready.index(slot), phase)
-    value_block = values.index(slot)
+    mbarrier.wait(ready.index(stage), phase)
+    value_block = values.index(stage)
     if unpacked is None:
-        keys_T = keys.index(slot).permute((1, 0))
+        keys_T = keys.index(stage).permute((1, 0))
         scores = warpgroup_mma(q, keys_T, nothing, use_acc=False)
     else:
-        unpack(keys.index(slot), unpacked.index(0))
+        unpack(keys.index(stage), unpacked.index(0))
         keys_T = unpacked.index(0).permute((1, 0))
         running = warpgroup_mma(q, keys_T, nothing, use_acc=False, is_async=True)
-        mbarrier.wait(ready.index(_SLOTS + slot), phase)
+        mbarrier.wait(ready.index(_STAGES + stage), phase)
         value_block = unpacked.index(1)
-        unpack(values.index(slot), value_block)
+        unpack(values.index(stage), value_block)
         scores, q = warpgroup_mma_wait(num_outstanding=0, deps=[running, q])
     return scores, value_block
 
@@ -243,14 +243,14 @@ def attend_decode_share(
     """One share of a KV head: query rows of a tile are (token, query head of the group)."""
     IS_FP8: gl.constexpr = boxes.dtype == gl.float8e4nv
     OPERAND: gl.constexpr = gl.float16 if IS_FP8 else gl.bfloat16
-    keys = gl.allocate_shared_memory(boxes.dtype, [_SLOTS, _KEYS, DIM], boxes.layout)
-    values = gl.allocate_shared_memory(boxes.dtype, [_SLOTS, _KEYS, DIM], boxes.layout)
+    keys = gl.allocate_shared_memory(boxes.dtype, [_STAGES, _KEYS, DIM], boxes.layout)
+    values = gl.allocate_shared_memory(boxes.dtype, [_STAGES, _KEYS, DIM], boxes.layout)
     unpacked = None
     if IS_FP8:
         unpacked = gl.allocate_shared_memory(OPERAND, [2, _KEYS, DIM], SHARED)
     # Of keys, then of values.
-    ready = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
-    for each in gl.static_range(2 * _SLOTS):
+    ready = gl.allocate_shared_memory(gl.int64, [2 * _STAGES, 1], BARRIER)
+    for each in gl.static_range(2 * _STAGES):
         mbarrier.init(ready.index(each), count=1)
     fence_async_shared()
     thread_barrier()
@@ -266,16 +266,16 @@ def attend_decode_share(
     page_rows = num_layers * (gl.num_programs(0) * 2 * PAGE)
     key_row = (layer * gl.num_programs(0) + head) * (2 * PAGE)
     pages = (tables_ptr, table_stride, page_rows, key_row)
-    slots = (keys, values, ready)
+    stages = (keys, values, ready)
     place = (tile, tile_begin)
     first_token = _first_token(tokens_ptr, tile, num_tiles)
     if EARLY:
-        _ask_first(boxes, pages, columns, place, slots, blocks, num_tokens, PAGE, "old")
+        _ask_first(boxes, pages, columns, place, stages, blocks, num_tokens, PAGE, "old")
         gdc_wait()
         gdc_launch_dependents()
-        place = _ask_first(boxes, pages, columns, place, slots, blocks, num_tokens, PAGE, "new")
+        place = _ask_first(boxes, pages, columns, place, stages, blocks, num_tokens, PAGE, "new")
     else:
-        place = _ask_first(boxes, pages, columns, place, slots, blocks, num_tokens, PAGE, "all")
+        place = _ask_first(boxes, pages, columns, place, stages, blocks, num_tokens, PAGE, "all")
 
     query_row = gl.arange(0, _ROWS, layout=_QUERY_ROWS)
     query_dim = gl.arange(0, DIM, layout=_QUERY_DIMS)
@@ -302,20 +302,20 @@ def attend_decode_share(
             acc = gl.zeros([_ROWS, DIM], gl.float32, layout=_SCORES)
             for block in range(begin, part_stop):
                 used = block - blocks[0]
-                slot = used % _SLOTS
-                phase = used // _SLOTS & 1
+                stage = used % _STAGES
+                phase = used // _STAGES & 1
                 key = (block - tile_begin) * _KEYS
-                scores, value_block = _score(q, slots, unpacked, slot, phase)
+                scores, value_block = _score(q, stages, unpacked, stage, phase)
                 weights, decay, maximum, total = weigh(
                     scores, key, context - count, maximum, total, score_scale, GROUP, OPERAND
                 )
                 acc = acc * gl.expand_dims(decay, 1)
-                mbarrier.wait(ready.index(_SLOTS + slot), phase)
+                mbarrier.wait(ready.index(_STAGES + stage), phase)
                 if key + _KEYS > context:
                     silence(value_block, key, context)
-                # Slots of FP8 have been read by now, so the next are asked for beside the product.
+                # Stages of FP8 have been read by now, so the next are asked for beside the product.
                 acc = warpgroup_mma(weights, value_block, acc, is_async=IS_FP8)
-                # Before a slot, or the room for unpacked keys, is filled again every warp has to
+                # Before a stage, or the room for unpacked keys, is filled again every warp has to
                 # have read it.
                 thread_barrier()
                 place = _ask(
@@ -323,8 +323,8 @@ def attend_decode_share(
                     pages,
                     columns,
                     place,
-                    slots,
-                    used + _SLOTS,
+                    stages,
+                    used + _STAGES,
                     blocks,
                     num_tokens,
                     PAGE,
@@ -357,5 +357,5 @@ def attend_decode_share(
         tile += 1
         first_token = _first_token(tokens_ptr, tile, num_tiles)
 
-    for each in gl.static_range(2 * _SLOTS):
+    for each in gl.static_range(2 * _STAGES):
         mbarrier.invalidate(ready.index(each))

@@ -6,7 +6,7 @@ queries many parts may meet.
 
 Legend: T tokens of the step, B tiles (a few query tokens of one row), R rows of the block tables, N
 pages of a block table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S
-slots per page, Y parts of tiles, X query rows of a tile: tokens times query heads of a KV head.
+tokens per page, Y parts of tiles, X query rows of a tile: tokens times query heads of a KV head.
 """
 
 import torch

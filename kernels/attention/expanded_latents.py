@@ -7,7 +7,7 @@ has for it.
 Legend: T tokens of the step, R rows of the block tables, N pages of a block table, Q query heads, H
 heads of a pass, X dims of a head's key, V of its value, Y dims of both that are made of a latent, A
 those of a latent that they are made of, D all of a latent, P pages, L layers of the KV group, S
-slots per page, or cached tokens of a row.
+tokens per page, or cached tokens of a row.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ instruction for two of them, unlike that to bf16.
 
 What `prefill_hopper` and `decode_hopper` have in common.
 
-Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
+Legend: P pages, L layers of the KV group, H KV heads, S tokens per page, D head dim.
 """
 
 import torch

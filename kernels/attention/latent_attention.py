@@ -7,7 +7,7 @@ of them. Decode divides a row's keys into splits, as `paged_decode` does; length
 device, so a CUDA graph can hold its launches. Prefill is the same kernel with one split.
 
 Legend: T tokens of the step, X tiles, R rows of the block tables, N pages of a block table, Q query
-heads, D dims of a latent, V of its value, P pages, L layers of the KV group, S slots per page.
+heads, D dims of a latent, V of its value, P pages, L layers of the KV group, S tokens per page.
 """
 
 from dataclasses import dataclass
@@ -46,11 +46,11 @@ def latent_decode(
     if num_tiles == 0:
         return
 
-    num_slots = num_tiles * tiles.tokens_per_tile
+    num_tile_tokens = num_tiles * tiles.tokens_per_tile
     partial_XTQV = q_TQD.new_empty(
-        (num_splits, num_slots, num_heads, value_dim), dtype=torch.float32
+        (num_splits, num_tile_tokens, num_heads, value_dim), dtype=torch.float32
     )
-    lse_XTQ = q_TQD.new_empty((num_splits, num_slots, num_heads), dtype=torch.float32)
+    lse_XTQ = q_TQD.new_empty((num_splits, num_tile_tokens, num_heads), dtype=torch.float32)
     blocks = _choose_blocks(tiles.tokens_per_tile * num_heads, q_TQD.dtype)
     kernel, constants = _choose_kernel(pool_PLSD, out_TQV, blocks)
     kernel[(blocks.count, num_splits, num_tiles)](
@@ -316,9 +316,9 @@ def _attend_latents(
             page = tl.load(table_ptr + begin // PAGE).to(tl.int64)
         else:
             page = tl.load(table_ptr + key // PAGE, mask=is_key, other=0).to(tl.int64)
-        slot_ptr = (pool_ptr + layer_offset + page * page_stride + key % PAGE * DIM)[:, None]
-        value = tl.load(slot_ptr + value_dim[None, :], mask=is_key[:, None] & is_value, other=0.0)
-        rest = tl.load(slot_ptr + rest_dim[None, :], mask=is_key[:, None] & is_rest, other=0.0)
+        cell_ptr = (pool_ptr + layer_offset + page * page_stride + key % PAGE * DIM)[:, None]
+        value = tl.load(cell_ptr + value_dim[None, :], mask=is_key[:, None] & is_value, other=0.0)
+        rest = tl.load(cell_ptr + rest_dim[None, :], mask=is_key[:, None] & is_rest, other=0.0)
 
         scores = tl.dot(q_rest, tl.trans(rest), input_precision=PRECISION)
         scores = tl.dot(q_value, tl.trans(value), scores, input_precision=PRECISION) * scale_log2
@@ -347,7 +347,7 @@ def _attend_latents(
             mask=is_out,
         )
     else:
-        slot = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
-        out_row_ptr = out_ptr + (slot * HEADS + head) * VALUE
+        tile_token = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
+        out_row_ptr = out_ptr + (tile_token * HEADS + head) * VALUE
         tl.store(out_row_ptr[:, None] + value_dim[None, :], result, mask=is_out)
-        tl.store(lse_ptr + slot * HEADS + head, maximum + tl.log2(total), mask=is_query)
+        tl.store(lse_ptr + tile_token * HEADS + head, maximum + tl.log2(total), mask=is_query)

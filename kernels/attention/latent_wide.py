@@ -293,8 +293,8 @@ def attend_wide(
         out_row_ptr = out_ptr + (first_token + row // HEADS) * out_token_stride
         out_row_ptr += row % HEADS * out_head_stride
     else:
-        slot = (split * gl.num_programs(2) + tile).to(gl.int64) * TILE_TOKENS + row // HEADS
-        entry = slot * HEADS + row % HEADS
+        tile_token = (split * gl.num_programs(2) + tile).to(gl.int64) * TILE_TOKENS + row // HEADS
+        entry = tile_token * HEADS + row % HEADS
         out_row_ptr = out_ptr + entry * VALUE
         lse = gl.convert_layout(maximum + gl.log2(total), acc_rows)
         gl.store(lse_ptr + entry, lse, mask=is_query)

@@ -8,7 +8,7 @@ so the launches of a bucket can be captured in a CUDA graph and replayed.
 
 Legend: T tokens of the step, B tiles (a few query tokens of one row), R rows of the block tables, N
 pages of a block table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S
-slots per page, X splits.
+tokens per page, X splits.
 """
 
 import torch
@@ -80,12 +80,12 @@ def paged_decode(
     block_rows = max(16, triton.next_power_of_2(tile_rows))
     block_dim = max(16, triton.next_power_of_2(head_dim))
     is_wide = block_dim > 128
-    num_slots = num_tiles * tiles.tokens_per_tile
+    num_tile_tokens = num_tiles * tiles.tokens_per_tile
     scale_log2, cap_log2 = score_scales(form)
     partial_XTQD = q_TQD.new_empty(
-        (num_splits, num_slots, num_query_heads, head_dim), dtype=torch.float32
+        (num_splits, num_tile_tokens, num_query_heads, head_dim), dtype=torch.float32
     )
-    lse_XTQ = q_TQD.new_empty((num_splits, num_slots, num_query_heads), dtype=torch.float32)
+    lse_XTQ = q_TQD.new_empty((num_splits, num_tile_tokens, num_query_heads), dtype=torch.float32)
 
     _decode_split[(num_heads, num_splits, num_tiles)](
         q_TQD,
@@ -213,12 +213,12 @@ def _decode_split(
     token = row // GROUP
     query_head = head * GROUP + row % GROUP
     is_query = (token < count) & (token < TILE_TOKENS) & (context > 0)
-    slot = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
+    tile_token = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
     if start >= stop:
         # The logarithm of a sum of nothing says that there is nothing to read.
         if not IS_WHOLE:
             nothing = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-            tl.store(lse_ptr + slot * QUERY_HEADS + query_head, nothing, mask=is_query)
+            tl.store(lse_ptr + tile_token * QUERY_HEADS + query_head, nothing, mask=is_query)
         return
 
     dim = tl.arange(0, BLOCK_DIM)
@@ -245,13 +245,13 @@ def _decode_split(
             is_key &= key >= first_key
         if PAGE >= BLOCK_KEYS:
             page = tl.load(table_ptr + begin // PAGE).to(tl.int64)
-            slot_ptr = (
+            cell_ptr = (
                 head_ptr + page * page_stride + (begin % PAGE + tl.arange(0, BLOCK_KEYS)) * DIM
             )
         else:
             pages = tl.load(table_ptr + key // PAGE, mask=is_key, other=0).to(tl.int64)
-            slot_ptr = head_ptr + pages * page_stride + key % PAGE * DIM
-        kv_ptr = slot_ptr[:, None] + dim[None, :]
+            cell_ptr = head_ptr + pages * page_stride + key % PAGE * DIM
+        kv_ptr = cell_ptr[:, None] + dim[None, :]
         is_kv = is_key[:, None] & is_dim[None, :]
         # Of FP8 every number is one of the queries' dtype, too.
         k = tl.load(kv_ptr, mask=is_kv, other=0.0).to(q.dtype)
@@ -284,8 +284,10 @@ def _decode_split(
             out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_out
         )
     else:
-        out_row_ptr = out_ptr + (slot * QUERY_HEADS + query_head) * DIM
+        out_row_ptr = out_ptr + (tile_token * QUERY_HEADS + query_head) * DIM
         # A query of a tile may see none of the split's keys.
         is_out &= (maximum > float("-inf"))[:, None]
         tl.store(out_row_ptr[:, None] + dim[None, :], result, mask=is_out)
-        tl.store(lse_ptr + slot * QUERY_HEADS + query_head, maximum + tl.log2(total), mask=is_query)
+        tl.store(
+            lse_ptr + tile_token * QUERY_HEADS + query_head, maximum + tl.log2(total), mask=is_query
+        )

@@ -1,7 +1,7 @@
 """What both paged-attention launchers demand of their tensors.
 
 Legend: T tokens of the step, Q query heads, D head dim, P pages, L layers of the KV group, H KV
-heads, S slots per page, R rows of the block tables, N pages of a block table.
+heads, S tokens per page, R rows of the block tables, N pages of a block table.
 """
 
 import torch

@@ -7,7 +7,7 @@ it has one, up to the tile's last token. Keys and values of the step itself are 
 pages too, so they must have been written before.
 
 Legend: T tokens of the step, X tiles, R rows of the block tables, N pages of a block table, Q query
-heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page.
+heads, D head dim, P pages, L layers of the KV group, H KV heads, S tokens per page.
 """
 
 import torch

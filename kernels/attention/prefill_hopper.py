@@ -6,7 +6,7 @@ warp asks for keys and values, and each of two warp groups has half of a tile's 
 it multiplies the next keys while it weighs the last ones (FlashAttention-3). What comes in FP8 a
 third group unpacks for both.
 
-Legend: P pages, L layers of the KV group, H KV heads, S slots per page, D head dim.
+Legend: P pages, L layers of the KV group, H KV heads, S tokens per page, D head dim.
 """
 
 from triton.experimental import gluon
@@ -35,7 +35,7 @@ from raydix.kernels.device.gluon_barrier import thread_barrier
 
 TILE_TOKENS = 128
 BLOCK_KEYS = 128
-_SLOTS = gl.constexpr(2)
+_STAGES = gl.constexpr(2)
 """The number of blocks of keys, and of values, that are in flight or in use."""
 _FIRST = gl.constexpr(0)
 _ROWS = gl.constexpr(TILE_TOKENS // 2)
@@ -50,11 +50,11 @@ _LINE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 @gluon.jit
-def _bring(boxes, pages, blocks, slots, PAGE: gl.constexpr):
+def _bring(boxes, pages, blocks, stages, PAGE: gl.constexpr):
     """Bring the keys and values of all blocks of a share, one after the other, as there is room."""
     tables_ptr, tiles_ptr, table_stride, page_rows, key_row = pages
     begin, stop_share = blocks
-    keys, values, ready, free = slots
+    keys, values, ready, free = stages
     tile_ptr = tiles_ptr
     tile_begin = 0
     asked = 0
@@ -66,11 +66,11 @@ def _bring(boxes, pages, blocks, slots, PAGE: gl.constexpr):
         part_stop = gl.minimum(tile_stop, stop_share)
         for block in range(begin, part_stop):
             key = (block - tile_begin) * _KEYS
-            slot = asked % _SLOTS
-            phase = asked // _SLOTS & 1
+            stage = asked % _STAGES
+            phase = asked // _STAGES & 1
             places = (keys, values)
             for part in gl.static_range(2):
-                mbarrier.wait(free.index(part * _SLOTS + slot), phase ^ 1)
+                mbarrier.wait(free.index(part * _STAGES + stage), phase ^ 1)
                 ask_for_block(
                     boxes,
                     table_ptr,
@@ -78,8 +78,8 @@ def _bring(boxes, pages, blocks, slots, PAGE: gl.constexpr):
                     last_page,
                     page_rows,
                     key_row + part * PAGE,
-                    places[part].index(slot),
-                    ready.index(part * _SLOTS + slot),
+                    places[part].index(stage),
+                    ready.index(part * _STAGES + stage),
                     PAGE,
                 )
             asked += 1
@@ -89,20 +89,20 @@ def _bring(boxes, pages, blocks, slots, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def _unpack_all(blocks, stored, slots):
+def _unpack_all(blocks, stored, stages):
     """Unpack all blocks of a share, one after the other, as they come and there is room."""
     begin, stop_share = blocks
     keys, values, brought, taken = stored
-    unpacked_keys, unpacked_values, ready, free = slots
+    unpacked_keys, unpacked_values, ready, free = stages
     places = ((keys, unpacked_keys), (values, unpacked_values))
     for block in range(begin, stop_share):
-        slot = (block - begin) % _SLOTS
-        phase = (block - begin) // _SLOTS & 1
+        stage = (block - begin) % _STAGES
+        phase = (block - begin) // _STAGES & 1
         for part in gl.static_range(2):
-            each = part * _SLOTS + slot
+            each = part * _STAGES + stage
             mbarrier.wait(brought.index(each), phase)
             mbarrier.wait(free.index(each), phase ^ 1)
-            unpack(places[part][0].index(slot), places[part][1].index(slot))
+            unpack(places[part][0].index(stage), places[part][1].index(stage))
             mbarrier.arrive(taken.index(each), count=1)
             mbarrier.arrive(ready.index(each), count=1)
 
@@ -121,14 +121,14 @@ def _attend(
     scales,
     blocks,
     q_smem,
-    slots,
+    stages,
     FIRST_ROW: gl.constexpr,
 ):
     """All blocks of a share, for queries from FIRST_ROW on of each tile."""
     q_ptr, tiles_ptr, out_ptr, parts_ptr, lse_ptr = tensors
     q_token_stride, q_head_stride, out_token_stride, out_head_stride = strides
     begin, stop_share = blocks
-    keys, values, ready, free = slots
+    keys, values, ready, free = stages
     scale_log2, v_scale = scales
     OPERAND: gl.constexpr = q_smem.dtype
     # Scaled before they are rounded to float16, queries are far from the largest one.
@@ -164,13 +164,13 @@ def _attend(
             fence_async_shared()
             thread_barrier()
 
-            slot = asked % _SLOTS
-            mbarrier.wait(ready.index(slot), asked // _SLOTS & 1)
+            stage = asked % _STAGES
+            mbarrier.wait(ready.index(stage), asked // _STAGES & 1)
             next_scores = warpgroup_mma(
-                q_smem, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True
+                q_smem, keys.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
             )
             scores = warpgroup_mma_wait(num_outstanding=0, deps=[next_scores])
-            _free(free.index(slot))
+            _free(free.index(stage))
             maximum = gl.full([_ROWS], -1e30, gl.float32, layout=_SCORE_ROWS)
             total = gl.full([_ROWS], 0.0, gl.float32, layout=_SCORE_ROWS)
             weights, decay, maximum, total = weigh(
@@ -186,16 +186,16 @@ def _attend(
             acc = nothing
             for block in range(1, num_blocks):
                 used = asked + block
-                slot = used % _SLOTS
-                mbarrier.wait(ready.index(slot), used // _SLOTS & 1)
+                stage = used % _STAGES
+                mbarrier.wait(ready.index(stage), used // _STAGES & 1)
                 next_scores = warpgroup_mma(
-                    q_smem, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True
+                    q_smem, keys.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
                 )
-                before = (used - 1) % _SLOTS
-                mbarrier.wait(ready.index(_SLOTS + before), (used - 1) // _SLOTS & 1)
+                before = (used - 1) % _STAGES
+                mbarrier.wait(ready.index(_STAGES + before), (used - 1) // _STAGES & 1)
                 running = warpgroup_mma(weights, values.index(before), acc, is_async=True)
                 scores = warpgroup_mma_wait(num_outstanding=1, deps=[next_scores])
-                _free(free.index(slot))
+                _free(free.index(stage))
                 next_weights, decay, maximum, total = weigh(
                     scores,
                     first_key + block * _KEYS,
@@ -207,18 +207,18 @@ def _attend(
                     OPERAND,
                 )
                 acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[running, weights])
-                _free(free.index(_SLOTS + before))
+                _free(free.index(_STAGES + before))
                 acc = acc * gl.expand_dims(decay, 1)
                 weights = next_weights
 
             used = asked + num_blocks - 1
-            slot = used % _SLOTS
-            mbarrier.wait(ready.index(_SLOTS + slot), used // _SLOTS & 1)
+            stage = used % _STAGES
+            mbarrier.wait(ready.index(_STAGES + stage), used // _STAGES & 1)
             last_key = first_key + (num_blocks - 1) * _KEYS
             if last_key + _KEYS > context:
-                silence(values.index(slot), last_key, context)
-            acc = warpgroup_mma(weights, values.index(slot), acc)
-            _free(free.index(_SLOTS + slot))
+                silence(values.index(stage), last_key, context)
+            acc = warpgroup_mma(weights, values.index(stage), acc)
+            _free(free.index(_STAGES + stage))
             asked += num_blocks
 
             result = acc * v_scale / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 1)
@@ -249,14 +249,14 @@ def _attend(
 
 
 @gluon.jit
-def _make_slots(dtype: gl.constexpr, layout: gl.constexpr, NUM_READERS: gl.constexpr):
+def _make_stages(dtype: gl.constexpr, layout: gl.constexpr, NUM_READERS: gl.constexpr):
     """Room for blocks of keys and of values, and barriers that say that it is filled, or free."""
-    keys = gl.allocate_shared_memory(dtype, [_SLOTS, _KEYS, DIM], layout)
-    values = gl.allocate_shared_memory(dtype, [_SLOTS, _KEYS, DIM], layout)
+    keys = gl.allocate_shared_memory(dtype, [_STAGES, _KEYS, DIM], layout)
+    values = gl.allocate_shared_memory(dtype, [_STAGES, _KEYS, DIM], layout)
     # Of keys, then of values.
-    ready = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
-    free = gl.allocate_shared_memory(gl.int64, [2 * _SLOTS, 1], BARRIER)
-    for each in gl.static_range(2 * _SLOTS):
+    ready = gl.allocate_shared_memory(gl.int64, [2 * _STAGES, 1], BARRIER)
+    free = gl.allocate_shared_memory(gl.int64, [2 * _STAGES, 1], BARRIER)
+    for each in gl.static_range(2 * _STAGES):
         mbarrier.init(ready.index(each), count=1)
         mbarrier.init(free.index(each), count=NUM_READERS)
     fence_async_shared()
@@ -265,9 +265,9 @@ def _make_slots(dtype: gl.constexpr, layout: gl.constexpr, NUM_READERS: gl.const
 
 
 @gluon.jit
-def _forget_slots(slots):
-    _, _, ready, free = slots
-    for each in gl.static_range(2 * _SLOTS):
+def _forget_stages(stages):
+    _, _, ready, free = stages
+    for each in gl.static_range(2 * _STAGES):
         mbarrier.invalidate(ready.index(each))
         mbarrier.invalidate(free.index(each))
 
@@ -313,34 +313,34 @@ def attend_share(
     IS_FP8: gl.constexpr = boxes.dtype == gl.float8e4nv
     OPERAND: gl.constexpr = gl.float16 if IS_FP8 else gl.bfloat16
     q_smem = gl.allocate_shared_memory(OPERAND, [2, _ROWS, DIM], SHARED)
-    slots = _make_slots(OPERAND, SHARED, 2)
+    stages = _make_stages(OPERAND, SHARED, 2)
     scales = head_scales(scales_ptr, gl.program_id(0) // GROUP, KV_HEADS, scale_log2)
     tensors = (q_ptr, tiles_ptr, out_ptr, parts_ptr, lse_ptr)
     strides = (q_token_stride, q_head_stride, out_token_stride, out_head_stride)
     blocks = (begin, stop_share)
-    first = (tensors, strides, scales, blocks, q_smem.index(0), slots, _FIRST)
-    second = (tensors, strides, scales, blocks, q_smem.index(1), slots, _ROWS)
+    first = (tensors, strides, scales, blocks, q_smem.index(0), stages, _FIRST)
+    second = (tensors, strides, scales, blocks, q_smem.index(1), stages, _ROWS)
     pages = (tables_ptr, tiles_ptr, table_stride, page_rows, key_row)
     # Warps of the second group and of the others, and registers of their threads.
     if IS_FP8:
         DTYPE: gl.constexpr = boxes.dtype
         LAYOUT: gl.constexpr = boxes.layout
-        stored = _make_slots(DTYPE, LAYOUT, 1)
+        stored = _make_stages(DTYPE, LAYOUT, 1)
         gl.warp_specialize(
             [
                 (_attend, first),
                 (_attend, second),
-                (_unpack_all, (blocks, stored, slots)),
+                (_unpack_all, (blocks, stored, stages)),
                 (_bring, (boxes, pages, blocks, stored, PAGE)),
             ],
             [4, 4, 1],
             [216, 56, 24],
         )
-        _forget_slots(stored)
+        _forget_stages(stored)
     else:
         gl.warp_specialize(
-            [(_attend, first), (_attend, second), (_bring, (boxes, pages, blocks, slots, PAGE))],
+            [(_attend, first), (_attend, second), (_bring, (boxes, pages, blocks, stages, PAGE))],
             [4, 1],
             [240, 24],
         )
-    _forget_slots(slots)
+    _forget_stages(stages)

@@ -7,8 +7,8 @@ knows the answer; where programs meet in a tile each leaves a part, and a second
 parts (Flash-Decoding). Both kernels divide for themselves: lengths are known on the device alone.
 
 Legend: T tokens of the step, or of a tile; X tiles, R rows of the block tables, N pages of a block
-table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page, Y
-parts of tiles.
+table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S tokens per page,
+Y parts of tiles.
 """
 
 import torch

@@ -20,8 +20,8 @@ def combine_splits(
     partial_XTQD and lse_XTQ: contiguous float32, T = tiles x tokens_per_tile; lse is the logarithm
     to base 2 of each split's sum of exponentials.
     """
-    num_splits, num_slots, num_query_heads, head_dim = partial_XTQD.shape
-    _combine_splits[(num_slots, num_query_heads)](
+    num_splits, num_tile_tokens, num_query_heads, head_dim = partial_XTQD.shape
+    _combine_splits[(num_tile_tokens, num_query_heads)](
         partial_XTQD,
         lse_XTQ,
         tiles.tokens_B,
@@ -62,10 +62,10 @@ def _combine_splits(
     The logarithm `lse` of such a sum has base 2.
     """
     let_next_come(EARLY)
-    slot = tl.program_id(0)
+    tile_token = tl.program_id(0)
     query_head = tl.program_id(1)
-    tile = slot // TILE_TOKENS
-    token = slot % TILE_TOKENS
+    tile = tile_token // TILE_TOKENS
+    token = tile_token % TILE_TOKENS
     count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
     context = tl.load(contexts_ptr + tile)
     first_token = tl.load(tokens_ptr + tile).to(tl.int64)
@@ -75,7 +75,9 @@ def _combine_splits(
         is_split = split < num_splits
         dim = tl.arange(0, BLOCK_DIM)
         is_dim = dim < DIM
-        entry = (split * tl.num_programs(0) + slot).to(tl.int64) * tl.num_programs(1) + query_head
+        entry = (split * tl.num_programs(0) + tile_token).to(tl.int64) * tl.num_programs(
+            1
+        ) + query_head
         lse = tl.load(lse_ptr + entry, mask=is_split, other=float("-inf"))
         weights = tl.exp2(lse - tl.max(lse, 0))
         partial = tl.load(

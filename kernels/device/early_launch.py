@@ -45,7 +45,7 @@ def let_next_come(EARLY: tl.constexpr):
 def wait_for_ahead(EARLY: tl.constexpr):
     """Wait until the kernel ahead has ended.
 
-    What a step finds when its layers begin (positions, slots, tables, contexts) is older than any
+    What a step finds when its layers begin (positions, cells, tables, contexts) is older than any
     kernel ahead, and may be read before.
     """
     if EARLY:

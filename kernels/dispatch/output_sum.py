@@ -51,7 +51,7 @@ def sum_outputs(
         num_tokens,
         first_row,
         layout.max_tokens,
-        layout.slots_per_rank,
+        layout.seats_per_rank,
         RANK=layout.rank,
         NUM_RANKS=layout.num_ranks,
         CHOICES=ids_TK.shape[1],
@@ -65,7 +65,7 @@ def sum_outputs(
     return summed_TC
 
 
-@triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "slots"])
+@triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "seats"])
 def _sum_outputs(
     out_ptr,
     returned_ptr,
@@ -77,7 +77,7 @@ def _sum_outputs(
     num_tokens,
     first_row,
     max_tokens,
-    slots,
+    seats,
     RANK: tl.constexpr,
     NUM_RANKS: tl.constexpr,
     CHOICES: tl.constexpr,
@@ -100,8 +100,8 @@ def _sum_outputs(
 
         summed = tl.zeros([BLOCK], tl.float32)
         for peer in tl.static_range(NUM_RANKS):
-            slot = ids.to(tl.int32) - peer * slots
-            is_wanted = tl.max(((slot >= 0) & (slot < slots)).to(tl.int32), 0) > 0
+            seat = ids.to(tl.int32) - peer * seats
+            is_wanted = tl.max(((seat >= 0) & (seat < seats)).to(tl.int32), 0) > 0
             if peer == RANK:
                 row_ptr = out_ptr + (first_row + token) * HIDDEN
             else:

@@ -18,7 +18,7 @@ class TokenBuffers:
     weights_NK: Tensor
     """The weights of each token's experts, float32."""
     ids_NK: Tensor
-    """The slots on this rank of each token's experts, int32; -1 for experts elsewhere."""
+    """The seats on this rank of each token's experts, int32; -1 for experts elsewhere."""
     origins_N: Tensor
     """Where each row's output returns to, int32: source rank x M + token; -1: no other rank."""
     returned_XC: Tensor
@@ -38,8 +38,8 @@ class TokenLayout:
     num_ranks: int
     max_tokens: int
     """M: the most tokens of a rank."""
-    slots_per_rank: int
-    """The number S of slots of a rank: rank r holds physical experts r x S to (r + 1) x S - 1."""
+    seats_per_rank: int
+    """The number S of seats of a rank: rank r holds physical experts r x S to (r + 1) x S - 1."""
 
     def place(self, rank: int, source: int) -> int:
         """The place of `rank`'s block of M rows in the `returned_XC` of `source`, another rank."""

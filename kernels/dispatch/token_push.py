@@ -67,7 +67,7 @@ def push_tokens(
         x_TC.shape[0],
         first_row,
         layout.max_tokens,
-        layout.slots_per_rank,
+        layout.seats_per_rank,
         WHOLE=WHOLE_PUSH,
         RANK=layout.rank,
         NUM_RANKS=layout.num_ranks,
@@ -126,7 +126,7 @@ def _tile(num_rows: int, row_words: int, num_programs: int) -> dict[str, int]:
     return {"BLOCK_ROWS": min(most, fair), "BLOCK_WORDS": block_words}
 
 
-@triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "slots"])
+@triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "seats"])
 def _push_tokens(
     x_ptr,
     weights_ptr,
@@ -139,7 +139,7 @@ def _push_tokens(
     num_tokens,
     first_row,
     max_tokens,
-    slots,
+    seats,
     WHOLE: tl.constexpr,
     RANK: tl.constexpr,
     NUM_RANKS: tl.constexpr,
@@ -169,11 +169,11 @@ def _push_tokens(
 
         for away in tl.static_range(NUM_RANKS):
             peer = (RANK + 1 + away) % NUM_RANKS
-            slot = ids - peer * slots
-            is_here = (slot >= 0) & (slot < slots)
+            seat = ids - peer * seats
+            is_here = (seat >= 0) & (seat < seats)
             is_wanted = tl.max(is_here.to(tl.int32), 1) > 0
             target = row[:, None] * CHOICES + choice
-            tl.store(peer_ids[away] + target, tl.where(is_here, slot, -1), mask=is_choice)
+            tl.store(peer_ids[away] + target, tl.where(is_here, seat, -1), mask=is_choice)
             tl.store(peer_weights[away] + target, weights, mask=is_choice)
             origin = tl.where(is_wanted & (peer != RANK), RANK * max_tokens + token, -1)
             tl.store(peer_origins[away] + row, origin, mask=exists)

@@ -333,10 +333,10 @@ def _join_pieces(
     PIECE: tl.constexpr,
 ):
     """One token and query head: its pieces, in their order."""
-    slot = tl.program_id(0)
+    tile_token = tl.program_id(0)
     query_head = tl.program_id(1)
-    tile = slot // TILE_TOKENS
-    token = slot % TILE_TOKENS
+    tile = tile_token // TILE_TOKENS
+    token = tile_token % TILE_TOKENS
     count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
     context = tl.load(contexts_ptr + tile).to(tl.int32)
     if (token >= count) | (context == 0):
@@ -349,7 +349,7 @@ def _join_pieces(
     first_piece = visible_from(stop, 1, window) // PIECE
     for piece in range(first_piece, tl.cdiv(stop, PIECE)):
         place = tl.zeros([1], tl.int64) + piece
-        one = (place * tl.num_programs(0) + slot) * tl.num_programs(1) + query_head
+        one = (place * tl.num_programs(0) + tile_token) * tl.num_programs(1) + query_head
         found_acc = tl.load(
             partial_ptr + one[:, None] * DIM + dim[None, :], mask=(dim < DIM)[None, :], other=0.0
         )

@@ -51,7 +51,7 @@ class FixedReferenceOps(ReferenceOps):
         norm: QkNorm | None,
         pool_PLH2SD: Tensor,
         layer: int,
-        slot_mapping_T: Tensor,
+        cells_T: Tensor,
         *,
         kv_scales_2H: Tensor | None = None,
     ) -> Tensor:
@@ -66,7 +66,7 @@ class FixedReferenceOps(ReferenceOps):
                 norm,
                 pool_PLH2SD,
                 layer,
-                slot_mapping_T[token : token + 1],
+                cells_T[token : token + 1],
                 kv_scales_2H=kv_scales_2H,
             )
             for token in range(len(qkv_TX))

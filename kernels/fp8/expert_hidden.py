@@ -39,12 +39,12 @@ def compute_hidden(
     form: GluForm,
     dtype: torch.dtype,
 ) -> None:
-    """Fill the hidden layer of all slots, in the order of `blocks`: rounded, if it has scales.
+    """Fill the hidden layer of all pairs, in the order of `blocks`: rounded, if it has scales.
 
-    choices: the number of slots of a token. dtype: that of the model, to which hidden layers are
+    choices: the number of pairs of a token. dtype: that of the model, to which hidden layers are
     rounded before.
     """
-    num_slots, intermediate = hidden.values.shape
+    num_pairs, intermediate = hidden.values.shape
     kind, slope, limit = glu_constants(form)
     capacity = blocks.experts_B.numel() * triton.cdiv(intermediate, tile.columns)
     row_stride, block_stride = scale_strides(gate_up)
@@ -53,7 +53,7 @@ def compute_hidden(
         rows.scales_DT,
         matrices_of(gate_up, tile),
         gate_up.scales_BD,
-        blocks.slots_X,
+        blocks.pairs_X,
         blocks.num_blocks_1,
         blocks.experts_B,
         blocks.starts_B,
@@ -63,7 +63,7 @@ def compute_hidden(
         hidden.values,
         hidden.scales_DT,
         rows.values.shape[0],
-        num_slots,
+        num_pairs,
         rows.values.stride(0),
         gate_up.scales_BD.stride(0),
         row_stride,
@@ -86,13 +86,13 @@ def compute_hidden(
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
+@triton.jit(do_not_specialize=["num_tokens", "num_pairs"])
 def _gate_up_glu(
     x_ptr,
     x_scales_ptr,
     matrices,
     scales_ptr,
-    slots_ptr,
+    pairs_ptr,
     num_blocks_ptr,
     block_experts_ptr,
     block_starts_ptr,
@@ -102,7 +102,7 @@ def _gate_up_glu(
     hidden_ptr,
     hidden_scales_ptr,
     num_tokens,
-    num_slots,
+    num_pairs,
     x_stride,
     expert_stride,
     row_stride,
@@ -121,7 +121,7 @@ def _gate_up_glu(
     LIMIT: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """A tile of the hidden layer, rows in the order of `slots`: rounded, if that has scales."""
+    """A tile of the hidden layer, rows in the order of `pairs`: rounded, if that has scales."""
     tiles_per_block = (intermediate + COLUMNS - 1) // COLUMNS
     tile = tl.program_id(0)
     if tile >= tl.load(num_blocks_ptr) * tiles_per_block:
@@ -134,7 +134,7 @@ def _gate_up_glu(
     is_row = row < tl.load(block_ends_ptr + block)
     # Rows past the block's end read token 0: only their own results, which are dropped, depend
     # on it.
-    token = tl.load(slots_ptr + row, mask=is_row, other=0) // CHOICES
+    token = tl.load(pairs_ptr + row, mask=is_row, other=0) // CHOICES
     depth = tl.arange(0, BLOCK)
     x_row_ptr = x_ptr + token.to(tl.int64)[:, None] * x_stride + depth[None, :]
     expert = tl.load(block_experts_ptr + block)
@@ -183,5 +183,5 @@ def _gate_up_glu(
         hidden = tl.where((column < intermediate)[None, :], hidden, 0.0)
         numbers, scales = round_rows(hidden)
         tl.store(hidden_row_ptr, numbers, mask=is_out)
-        scale_ptr = hidden_scales_ptr + column_tile.to(tl.int64) * num_slots + row
+        scale_ptr = hidden_scales_ptr + column_tile.to(tl.int64) * num_pairs + row
         tl.store(scale_ptr, scales, mask=is_row)

@@ -36,7 +36,7 @@ def compute_outputs(
     out_TKC: Tensor,
 ) -> None:
     """Fill each choice's weighted output of `blocks`; those of no expert stay as they are."""
-    num_slots, intermediate = hidden.values.shape
+    num_pairs, intermediate = hidden.values.shape
     outputs = out_TKC.shape[-1]
     x: Tensor | TensorDescriptor = hidden.values
     if hidden.scales_DT is not None:
@@ -49,7 +49,7 @@ def compute_outputs(
         matrices_of(down, tile),
         down.scales_BD,
         weights_TK,
-        blocks.slots_X,
+        blocks.pairs_X,
         blocks.num_blocks_1,
         blocks.experts_B,
         blocks.starts_B,
@@ -57,7 +57,7 @@ def compute_outputs(
         blocks.firsts_B,
         blocks.counts_B,
         out_TKC,
-        num_slots,
+        num_pairs,
         down.scales_BD.stride(0),
         row_stride,
         block_stride,
@@ -76,14 +76,14 @@ def compute_outputs(
     )
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_pairs"])
 def _down_weighted(
     x,
     x_scales_ptr,
     matrices,
     scales_ptr,
     weights_ptr,
-    slots_ptr,
+    pairs_ptr,
     num_blocks_ptr,
     block_experts_ptr,
     block_starts_ptr,
@@ -91,7 +91,7 @@ def _down_weighted(
     block_firsts_ptr,
     block_counts_ptr,
     out_ptr,
-    num_slots,
+    num_pairs,
     expert_stride,
     row_stride,
     block_stride,
@@ -123,7 +123,7 @@ def _down_weighted(
     is_row = row < tl.load(block_ends_ptr + block)
     # Rows past the block's end are another expert's, or the last: only their own results, which
     # are dropped, see them.
-    real_row = tl.minimum(row, num_slots - 1)
+    real_row = tl.minimum(row, num_pairs - 1)
     expert = tl.load(block_experts_ptr + block)
     first_row = expert * outputs + first_column
     expert_scales_ptr = scales_ptr + expert.to(tl.int64) * expert_stride
@@ -158,28 +158,28 @@ def _down_weighted(
             other_scales = tl.load(other_ptr + following * block_stride)
         scales = tl.load(scale_ptr + following * block_stride)
         if IS_ROUNDED:
-            x_scales = tl.load(x_scale_ptr + following * num_slots)
+            x_scales = tl.load(x_scale_ptr + following * num_pairs)
 
         total = add_block(total, numbers, matrices.load([first_row, k]), factor, ROWS)
         if HALVES == 2:
             other_matrix = matrices.load([first_row + COLUMNS, k])
             other_total = add_block(other_total, numbers, other_matrix, other_factor, ROWS)
 
-    slot = tl.load(slots_ptr + row, mask=is_row, other=0)
-    weights = tl.load(weights_ptr + slot, mask=is_row, other=0.0)
+    pair = tl.load(pairs_ptr + row, mask=is_row, other=0)
+    weights = tl.load(weights_ptr + pair, mask=is_row, other=0.0)
     column = first_column + tl.arange(0, COLUMNS)
-    _store_weighted(out_ptr, total, weights, slot, column, is_row, outputs, ROWS)
+    _store_weighted(out_ptr, total, weights, pair, column, is_row, outputs, ROWS)
     if HALVES == 2:
         column += COLUMNS
-        _store_weighted(out_ptr, other_total, weights, slot, column, is_row, outputs, ROWS)
+        _store_weighted(out_ptr, other_total, weights, pair, column, is_row, outputs, ROWS)
 
 
 @triton.jit
-def _store_weighted(out_ptr, total, weights, slot, column, is_row, outputs, ROWS: tl.constexpr):
+def _store_weighted(out_ptr, total, weights, pair, column, is_row, outputs, ROWS: tl.constexpr):
     """Store a tile, each row times the weight of its choice."""
     if ROWS < MIN_LEFT_ROWS:
         total = total.T
     total *= weights[:, None]
-    out_row_ptr = out_ptr + slot.to(tl.int64)[:, None] * outputs + column[None, :]
+    out_row_ptr = out_ptr + pair.to(tl.int64)[:, None] * outputs + column[None, :]
     is_out = is_row[:, None] & (column < outputs)[None, :]
     tl.store(out_row_ptr, total.to(out_ptr.dtype.element_ty), mask=is_out)

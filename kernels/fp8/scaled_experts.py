@@ -4,7 +4,7 @@ Few rows are rounded by each program for itself, and the hidden layer likewise. 
 rounded once, by a kernel of their own; a tile of gate and up has all 128 columns of the hidden
 layer that share a scale, so that it rounds those itself.
 
-Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B
+Legend: T tokens, K experts per token, X = T x K pairs, C hidden, I intermediate, E experts, B
 blocks of rows, D blocks of inputs.
 """
 
@@ -37,7 +37,7 @@ def scaled_experts(
     """Weighted sum of the chosen experts' outputs, [T, C].
 
     As `reference.scaled_linear.scaled_experts` computes it. x: bf16 or float32. gate_up has gate
-    rows, then up rows, in each slot. weights_TK: float32; expert_ids_TK: int32 or int64; ids
+    rows, then up rows, in each seat. weights_TK: float32; expert_ids_TK: int32 or int64; ids
     outside of 0..E-1 add nothing. `tiles`: others than those for so many rows. Raises ValueError if
     a shape, dtype or stride differs.
     """
@@ -46,18 +46,18 @@ def scaled_experts(
         return torch.empty_like(x_TC)
 
     num_experts, _, intermediate = down.numbers.matrix_OC.shape
-    num_slots = expert_ids_TK.numel()
-    tiles = tiles or expert_tiles(num_slots, num_experts)
+    num_pairs = expert_ids_TK.numel()
+    tiles = tiles or expert_tiles(num_pairs, num_experts)
     blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.gate_up.rows)
     if tiles.is_rounded_first:
         rows = Rows(*round_inputs(x_TC))
         hidden = Rows(
-            x_TC.new_empty((num_slots, intermediate), dtype=torch.float8_e4m3fn),
-            x_TC.new_empty((triton.cdiv(intermediate, BLOCK), num_slots), dtype=torch.float32),
+            x_TC.new_empty((num_pairs, intermediate), dtype=torch.float8_e4m3fn),
+            x_TC.new_empty((triton.cdiv(intermediate, BLOCK), num_pairs), dtype=torch.float32),
         )
     else:
         rows = Rows(x_TC, None)
-        hidden = Rows(x_TC.new_empty((num_slots, intermediate)), None)
+        hidden = Rows(x_TC.new_empty((num_pairs, intermediate)), None)
     compute_hidden(
         rows,
         gate_up,

@@ -118,7 +118,7 @@ def linear_tiles(num_tokens: int, among: Sequence[LinearTiles] = LINEAR_TILES) -
 
 
 def expert_tiles(
-    num_slots: int, num_experts: int, among: Sequence[ExpertTiles] = EXPERT_TILES
+    num_pairs: int, num_experts: int, among: Sequence[ExpertTiles] = EXPERT_TILES
 ) -> ExpertTiles:
     """The division of experts' products, by the mean number of rows per expert."""
-    return next(tiles for tiles in among if num_slots <= tiles.max_mean_rows * num_experts)
+    return next(tiles for tiles in among if num_pairs <= tiles.max_mean_rows * num_experts)

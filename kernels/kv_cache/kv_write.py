@@ -2,7 +2,7 @@
 """Bring the QKV projection to attention: norm, rotation, and the write into the paged cache.
 
 Legend: T tokens of the step, Q query heads, H KV heads, D head dim, R dims of a head that are
-rotated, X positions or tokens, P pages, L layers of the KV group, S slots per page. Summands are
+rotated, X positions or tokens, P pages, L layers of the KV group, S tokens per page. Summands are
 [M, T, X].
 """
 
@@ -26,14 +26,14 @@ def rotate_and_write_kv(
     norm: QkNorm | None,
     pool_PLH2SD: Tensor,
     layer: int,
-    slot_mapping_T: Tensor,
+    cells_T: Tensor,
     *,
     kv_scales_2H: Tensor | None = None,
 ) -> Tensor:
     """Return queries, normed and rotated, [T, Q, D]; write keys, likewise, and values to the cache.
 
     qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; or float32 summands of it,
-    each of that shape. slot_mapping_T: int32 or int64, page * S + offset; -1 writes nothing. All
+    each of that shape. cells_T: int32 or int64, page * S + offset; -1 writes nothing. All
     else bf16 or all float32, but for the weights of the norm, which may be float32 beside bf16, and
     for a pool of FP8, which `kv_scales_2H` is for; rounds where the twins `rms_norm`, `apply_rope`
     and `write_kv` round. Raises ValueError if a shape, dtype or stride differs.
@@ -41,7 +41,7 @@ def rotate_and_write_kv(
     summands = qkv_TX
     qkv_TX, num_summands, dtype = first_summand(summands, rope.cos_XR.dtype)
     check_kv_scales(kv_scales_2H, pool_PLH2SD.shape[2])
-    num_query_heads = _check_inputs(qkv_TX, dtype, pool_PLH2SD, layer, slot_mapping_T)
+    num_query_heads = _check_inputs(qkv_TX, dtype, pool_PLH2SD, layer, cells_T)
     _check_tables(len(qkv_TX), dtype, pool_PLH2SD.shape[5], rope, norm)
 
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
@@ -62,7 +62,7 @@ def rotate_and_write_kv(
         None if norm is None else norm.k_weight_D,
         pool_PLH2SD,
         kv_scales_2H,
-        slot_mapping_T,
+        cells_T,
         qkv_TX.stride(0),
         pool_PLH2SD.stride(0),
         layer * pool_PLH2SD.stride(1),
@@ -84,7 +84,7 @@ def rotate_and_write_kv(
 
 
 def _check_inputs(
-    qkv_TX: Tensor, dtype: torch.dtype, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
+    qkv_TX: Tensor, dtype: torch.dtype, pool_PLH2SD: Tensor, layer: int, cells_T: Tensor
 ) -> int:
     """Return the number of query heads."""
     if dtype not in (torch.bfloat16, torch.float32) or pool_PLH2SD.dtype not in (dtype, FP8):
@@ -111,16 +111,15 @@ def _check_inputs(
             f"QKV {tuple(qkv_TX.shape)} does not match {num_heads} KV heads of {head_dim}."
         )
 
-    if slot_mapping_T.shape != qkv_TX.shape[:1] or slot_mapping_T.dtype not in (
+    if cells_T.shape != qkv_TX.shape[:1] or cells_T.dtype not in (
         torch.int32,
         torch.int64,
     ):
         raise ValueError(
-            f"The slot mapping is {slot_mapping_T.dtype} {tuple(slot_mapping_T.shape)}; expected "
-            f"ints [T]."
+            f"The cells are {cells_T.dtype} {tuple(cells_T.shape)}; expected ints [T]."
         )
-    if not slot_mapping_T.is_contiguous():
-        raise ValueError(f"The slot mapping has strides {slot_mapping_T.stride()}; expected 1.")
+    if not cells_T.is_contiguous():
+        raise ValueError(f"The cells have strides {cells_T.stride()}; expected 1.")
     return num_query_heads
 
 
@@ -176,7 +175,7 @@ def _rotate_and_write(
     k_weight_ptr,
     pool_ptr,
     scales_ptr,
-    slots_ptr,
+    cells_ptr,
     qkv_stride,
     page_stride,
     layer_offset,
@@ -214,7 +213,7 @@ def _rotate_and_write(
 
     q_weight = None if q_weight_ptr is None else _load_weight(q_weight_ptr, dims, is_pair)
     k_weight = None if k_weight_ptr is None else _load_weight(k_weight_ptr, dims, is_pair)
-    slot = tl.load(slots_ptr + token).to(tl.int64)
+    cell = tl.load(cells_ptr + token).to(tl.int64)
     wait_for_ahead(EARLY)
     dtype = q_out_ptr.dtype.element_ty
     row_ptr = qkv_ptr + token * qkv_stride
@@ -225,7 +224,7 @@ def _rotate_and_write(
     is_q = (member < GROUP)[:, None] & is_pair[None, :]
     # One row, so that keys take the same path as queries.
     one = tl.arange(0, 1)[:, None]
-    is_k = (one == 0) & is_pair[None, :] & (slot >= 0)
+    is_k = (one == 0) & is_pair[None, :] & (cell >= 0)
     kv_first, kv_second = one + first_dim[None, :], one + second_dim[None, :]
     k_ptr = row_ptr + (QUERY_HEADS + head) * DIM
     v_ptr = k_ptr + KV_HEADS * DIM
@@ -244,8 +243,8 @@ def _rotate_and_write(
     tl.store(q_ptr + q_second, second, mask=is_q)
 
     stored = pool_ptr.dtype.element_ty
-    cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset
-    cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM
+    cache_ptr = pool_ptr + cell // PAGE * page_stride + layer_offset
+    cache_ptr += (head * 2 * PAGE + cell % PAGE) * DIM
     k_scale_ptr = None if scales_ptr is None else scales_ptr + head
     tl.store(cache_ptr + kv_first, _as_stored(k_first, k_scale_ptr, stored), mask=is_k)
     tl.store(cache_ptr + kv_second, _as_stored(k_second, k_scale_ptr, stored), mask=is_k)

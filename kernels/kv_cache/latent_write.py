@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
 """The write of a step's latents into the paged cache.
 
-Legend: T tokens of the step, D dims of a latent, P pages, L layers of the KV group, S slots per
+Legend: T tokens of the step, D dims of a latent, P pages, L layers of the KV group, S tokens per
 page.
 """
 
@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 
-def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor) -> None:
+def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, cells_T: Tensor) -> None:
     """Scatter this step's latents of one layer into the paged cache, in place.
 
-    latent_TD: of the pool's dtype, contiguous in D. slot_mapping_T: int32 or int64, page * S +
+    latent_TD: of the pool's dtype, contiguous in D. cells_T: int32 or int64, page * S +
     offset; -1 writes nothing. Raises ValueError if a shape, dtype or stride differs.
     """
     if pool_PLSD.dim() != 4 or not pool_PLSD.is_contiguous():
@@ -34,13 +34,12 @@ def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_
             f"[T, {dim}], contiguous in D."
         )
     if (
-        slot_mapping_T.shape != latent_TD.shape[:1]
-        or slot_mapping_T.dtype not in (torch.int32, torch.int64)
-        or not slot_mapping_T.is_contiguous()
+        cells_T.shape != latent_TD.shape[:1]
+        or cells_T.dtype not in (torch.int32, torch.int64)
+        or not cells_T.is_contiguous()
     ):
         raise ValueError(
-            f"The slot mapping is {slot_mapping_T.dtype} {tuple(slot_mapping_T.shape)}; expected "
-            f"contiguous ints [T]."
+            f"The cells are {cells_T.dtype} {tuple(cells_T.shape)}; expected contiguous ints [T]."
         )
     if latent_TD.shape[0] == 0:
         return
@@ -48,7 +47,7 @@ def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_
     _write[(latent_TD.shape[0],)](
         latent_TD,
         pool_PLSD,
-        slot_mapping_T,
+        cells_T,
         latent_TD.stride(0),
         pool_PLSD.stride(0),
         layer * pool_PLSD.stride(1),
@@ -63,7 +62,7 @@ def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_
 def _write(
     latent_ptr,
     pool_ptr,
-    slots_ptr,
+    cells_ptr,
     latent_stride,
     page_stride,
     layer_offset,
@@ -72,10 +71,10 @@ def _write(
     BLOCK_DIM: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + token).to(tl.int64)
-    if slot >= 0:
+    cell = tl.load(cells_ptr + token).to(tl.int64)
+    if cell >= 0:
         dim = tl.arange(0, BLOCK_DIM)
         is_dim = dim < DIM
         latent = tl.load(latent_ptr + token * latent_stride + dim, mask=is_dim)
-        cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset + slot % PAGE * DIM
+        cache_ptr = pool_ptr + cell // PAGE * page_stride + layer_offset + cell % PAGE * DIM
         tl.store(cache_ptr + dim, latent, mask=is_dim)

@@ -41,16 +41,16 @@ def _sum_choices(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of one token; slots without an expert hold nothing."""
+    """One block of one token; pairs without an expert hold nothing."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < HIDDEN
 
     total = tl.zeros([BLOCK], tl.float32)
     for choice in tl.static_range(CHOICES):
-        slot = token * CHOICES + choice
-        expert = tl.load(ids_ptr + slot)
+        pair = token * CHOICES + choice
+        expert = tl.load(ids_ptr + pair)
         is_chosen = (expert >= 0) & (expert < num_experts)
-        value = tl.load(choices_ptr + slot * HIDDEN + column, mask=is_column & is_chosen, other=0.0)
+        value = tl.load(choices_ptr + pair * HIDDEN + column, mask=is_column & is_chosen, other=0.0)
         total += value.to(tl.float32)
     tl.store(out_ptr + token * HIDDEN + column, total.to(out_ptr.dtype.element_ty), mask=is_column)

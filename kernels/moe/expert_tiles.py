@@ -60,10 +60,10 @@ _BFLOAT16_TILES = (
 _FLOAT32_TILES = (_tiles(float("inf"), 16, (32, 32, 4, 2, 2), (32, 32, 4, 2, 2)),)
 
 
-def choose_tiles(num_slots: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+def choose_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
     """Tile shapes for a bucket of steps, by the mean number of rows per expert.
 
     Measured at 128 experts x 768 on an H200.
     """
     table = _FLOAT32_TILES if dtype == torch.float32 else _BFLOAT16_TILES
-    return next(tiles for tiles in table if num_slots <= tiles.max_mean_rows * num_experts)
+    return next(tiles for tiles in table if num_pairs <= tiles.max_mean_rows * num_experts)

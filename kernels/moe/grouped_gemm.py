@@ -6,7 +6,7 @@ they are the left operand: a tensor core's tile is 64 wide on that side, and as 
 on the other. Tiles of an expert's blocks follow one another, so that its weights are read from
 memory once; those of a large one by columns, as L2 has no room for all of it.
 
-Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B
+Legend: T tokens, K experts per token, X = T x K pairs, C hidden, I intermediate, E experts, B
 blocks.
 """
 
@@ -124,7 +124,7 @@ def _gate_up(
         x_TC,
         gate_up,
         bias_EI,
-        blocks.slots_X,
+        blocks.pairs_X,
         blocks.num_blocks_1,
         blocks.experts_B,
         blocks.starts_B,
@@ -166,7 +166,7 @@ def _down(
         TensorDescriptor.from_tensor(down_ECI.view(-1, intermediate), [shape.columns, shape.depth]),
         bias_EC,
         weights_TK,
-        blocks.slots_X,
+        blocks.pairs_X,
         blocks.num_blocks_1,
         blocks.experts_B,
         blocks.starts_B,
@@ -208,7 +208,7 @@ def _gate_up_glu(
     x_ptr,
     gate_up,
     bias_ptr,
-    slots_ptr,
+    pairs_ptr,
     num_blocks_ptr,
     block_experts_ptr,
     block_starts_ptr,
@@ -229,7 +229,7 @@ def _gate_up_glu(
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The hidden layer of the tokens of a block: out[X, I], rows in the order of `slots`."""
+    """The hidden layer of the tokens of a block: out[X, I], rows in the order of `pairs`."""
     tiles_per_block: tl.constexpr = (INTERMEDIATE + COLUMNS - 1) // COLUMNS
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     depth = tl.arange(0, DEPTH)
@@ -242,7 +242,7 @@ def _gate_up_glu(
         is_row = row < tl.load(block_ends_ptr + block)
         # Rows past the block's end read token 0: only their own results, which are dropped, depend
         # on it.
-        token = tl.load(slots_ptr + row, mask=is_row, other=0) // CHOICES
+        token = tl.load(pairs_ptr + row, mask=is_row, other=0) // CHOICES
         x_row_ptr = x_ptr + token.to(tl.int64)[:, None] * x_stride + depth[None, :]
         expert = tl.load(block_experts_ptr + block)
         both = tl.zeros(
@@ -288,7 +288,7 @@ def _down_weighted(
     down,
     bias_ptr,
     weights_ptr,
-    slots_ptr,
+    pairs_ptr,
     num_blocks_ptr,
     block_experts_ptr,
     block_starts_ptr,
@@ -336,8 +336,8 @@ def _down_weighted(
             expert = tl.load(block_experts_ptr + block).to(tl.int64)
             bias = tl.load(bias_ptr + expert * HIDDEN + column, mask=is_column, other=0.0)
             total += bias.to(tl.float32)[None, :]
-        slot = tl.load(slots_ptr + row, mask=is_row, other=0)
-        total *= tl.load(weights_ptr + slot, mask=is_row, other=0.0)[:, None]
-        out_row_ptr = out_ptr + slot.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+        pair = tl.load(pairs_ptr + row, mask=is_row, other=0)
+        total *= tl.load(weights_ptr + pair, mask=is_row, other=0.0)[:, None]
+        out_row_ptr = out_ptr + pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
         is_out = is_row[:, None] & is_column[None, :]
         tl.store(out_row_ptr, total.to(out_ptr.dtype.element_ty), mask=is_out)

@@ -1,7 +1,7 @@
 """Plain PyTorch twins of what happens to queries, keys and values before attention.
 
 Legend: T tokens of the step, X heads of queries, keys and values x D, Q query heads, H KV heads, D
-head dim, R dims of a head that are rotated, P pages, L layers of the KV group, S slots per page.
+head dim, R dims of a head that are rotated, P pages, L layers of the KV group, S tokens per page.
 """
 
 import torch
@@ -29,23 +29,23 @@ def write_kv(
     v_THD: Tensor,
     pool_PLH2SD: Tensor,
     layer: int,
-    slot_mapping_T: Tensor,
+    cells_T: Tensor,
     *,
     kv_scales_2H: Tensor | None = None,
 ) -> None:
     """Scatter this step's keys and values of one layer into the paged cache, in place.
 
-    slot_mapping_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which
+    cells_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which
     nobody reads. kv_scales_2H: float32, what keys and values are divided by if the pool is of FP8;
     None: by one.
     """
     page_size = pool_PLH2SD.shape[4]
-    slots_T = slot_mapping_T.clamp_min(0)
+    cells_T = cells_T.clamp_min(0)
     layer_PH2SD = pool_PLH2SD[:, layer]
     kv_TH2D = torch.stack((k_THD, v_THD), dim=2)
     if pool_PLH2SD.dtype == FP8:
         kv_TH2D = to_fp8(kv_TH2D, kv_scales_2H)
-    layer_PH2SD[slots_T // page_size, :, :, slots_T % page_size] = kv_TH2D
+    layer_PH2SD[cells_T // page_size, :, :, cells_T % page_size] = kv_TH2D
 
 
 def to_fp8(kv_TH2D: Tensor, kv_scales_2H: Tensor | None) -> Tensor:
@@ -65,13 +65,13 @@ def rotate_and_write_kv(
     norm: QkNorm | None,
     pool_PLH2SD: Tensor,
     layer: int,
-    slot_mapping_T: Tensor,
+    cells_T: Tensor,
     *,
     kv_scales_2H: Tensor | None = None,
 ) -> Tensor:
     """Norm and rotate queries and keys, cache keys and values, return the queries [T, Q, D].
 
-    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T and
+    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. cells_T and
     kv_scales_2H: as in `write_kv`.
     """
     num_heads, head_dim = pool_PLH2SD.shape[2], pool_PLH2SD.shape[5]
@@ -87,5 +87,5 @@ def rotate_and_write_kv(
             rms_norm(k_THD, norm.k_weight_D, norm.eps),
         )
     k_THD = apply_rope(k_THD, cos_TR, sin_TR)
-    write_kv(k_THD, v_THD, pool_PLH2SD, layer, slot_mapping_T, kv_scales_2H=kv_scales_2H)
+    write_kv(k_THD, v_THD, pool_PLH2SD, layer, cells_T, kv_scales_2H=kv_scales_2H)
     return apply_rope(q_TQD, cos_TR, sin_TR)

@@ -4,7 +4,7 @@ All query heads look at one vector per token, the latent: its first V dims are t
 them the key, of which the last D - V are rotated.
 
 Legend: T tokens of the step, R rows of the block tables, N pages of a block table, B rows of a
-batch, Q query heads, D dims of a latent, V of its value, P pages, L layers of the KV group, S slots
+batch, Q query heads, D dims of a latent, V of its value, P pages, L layers of the KV group, S cells
 per page, or cached tokens of a row.
 """
 
@@ -18,15 +18,15 @@ QUERY_BLOCK = 256
 """The queries of a row that are scored at a time; bounds the scores to QUERY_BLOCK x context."""
 
 
-def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor) -> None:
+def write_latent(latent_TD: Tensor, pool_PLSD: Tensor, layer: int, cells_T: Tensor) -> None:
     """Scatter this step's latents of one layer into the paged cache, in place.
 
-    slot_mapping_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which
+    cells_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which
     nobody reads.
     """
     page_size = pool_PLSD.shape[2]
-    slots_T = slot_mapping_T.clamp_min(0)
-    pool_PLSD[slots_T // page_size, layer, slots_T % page_size] = latent_TD
+    cells_T = cells_T.clamp_min(0)
+    pool_PLSD[cells_T // page_size, layer, cells_T % page_size] = latent_TD
 
 
 def latent_attention(

@@ -1,7 +1,7 @@
 """Plain PyTorch twins of the codecs of pages.
 
-Legend: X layers of pages, H KV heads, 2 keys and values, S slots per page, D head dim, E = S x D, B
-bytes.
+Legend: X layers of pages, H KV heads, 2 keys and values, S tokens per page, D head dim, E = S x D,
+B bytes.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Legend: T tokens of the step, R rows of the block tables, N pages of a block table, B rows of a
 batch, H KV heads, G query heads per KV head, Q query heads, D head dim, P pages, L layers of the KV
-group, S slots per page, or cached tokens of a row.
+group, S tokens per page, or cached tokens of a row.
 """
 
 from collections.abc import Iterator
@@ -169,7 +169,7 @@ def _decode_attention(
 
 def _window_tables(tables_BN: Tensor, first_page_B: Tensor, window: int, page_size: int) -> Tensor:
     """The part of each row's table that holds its window, moved to the front."""
-    # A window that starts with the last slot of a page touches the most pages.
+    # A window that starts with the last cell of a page touches the most pages.
     num_pages = min((window + page_size - 2) // page_size + 1, tables_BN.shape[1])
     pages_BN = first_page_B[:, None] + torch.arange(num_pages, device=tables_BN.device)
     return tables_BN.gather(1, pages_BN.clamp_max(tables_BN.shape[1] - 1))

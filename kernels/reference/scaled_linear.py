@@ -73,15 +73,15 @@ def scaled_experts(
 ) -> Tensor:
     """Weighted sum of the chosen experts' outputs, [T, C]; an id of -1 chooses none.
 
-    gate_up has gate rows, then up rows, in each slot. What an expert's hidden layer says is rounded
+    gate_up has gate rows, then up rows, in each seat. What an expert's hidden layer says is rounded
     as its inputs are. The host waits for the device.
     """
     by_choice_TKC = x_TC.new_zeros(*expert_ids_TK.shape, x_TC.shape[1])
-    for slot in range(len(gate_up.numbers.matrix_OC)):
-        tokens_X, choices_X = (expert_ids_TK == slot).nonzero(as_tuple=True)
+    for seat in range(len(gate_up.numbers.matrix_OC)):
+        tokens_X, choices_X = (expert_ids_TK == seat).nonzero(as_tuple=True)
         if len(tokens_X):
-            hidden_XI = glu(scaled_linear(x_TC[tokens_X], gate_up.slot(slot)), form)
+            hidden_XI = glu(scaled_linear(x_TC[tokens_X], gate_up.seat(seat)), form)
             weights_X1 = weights_TK[tokens_X, choices_X, None].to(x_TC.dtype)
-            out_XC = scaled_linear(hidden_XI, down.slot(slot))
+            out_XC = scaled_linear(hidden_XI, down.seat(seat))
             by_choice_TKC[tokens_X, choices_X] = out_XC * weights_X1
     return by_choice_TKC.sum(1)

@@ -27,8 +27,8 @@ def push_tokens(
     for peer, buffers in enumerate(buffers_R):
         is_here_TK = _is_on(peer, ids_TK, layout)
         is_wanted_T = is_here_TK.any(1)
-        slots_TK = ids_TK - peer * layout.slots_per_rank
-        buffers.ids_NK[rows] = slots_TK.where(is_here_TK, -1).to(torch.int32)
+        seats_TK = ids_TK - peer * layout.seats_per_rank
+        buffers.ids_NK[rows] = seats_TK.where(is_here_TK, -1).to(torch.int32)
         buffers.weights_NK[rows] = weights_TK
         buffers.x_NC[rows][is_wanted_T] = x_TC[is_wanted_T]
 
@@ -65,5 +65,5 @@ def sum_outputs(
 
 
 def _is_on(rank: int, ids_TK: Tensor, layout: TokenLayout) -> Tensor:
-    first = rank * layout.slots_per_rank
-    return (ids_TK >= first) & (ids_TK < first + layout.slots_per_rank)
+    first = rank * layout.seats_per_rank
+    return (ids_TK >= first) & (ids_TK < first + layout.seats_per_rank)

@@ -50,11 +50,11 @@ class WeightMaker:
         *,
         bias: bool,
         share: RankShare,
-        num_slots: int | None = None,
+        num_seats: int | None = None,
     ) -> LinearWeight:
         """Weights that one product takes together, of whose outputs ranks have a share.
 
-        num_outputs: of this rank, by name, in their order. num_slots: of a bank; None: it is none.
+        num_outputs: of this rank, by name, in their order. num_seats: of a bank; None: it is none.
         """
         sizes = tuple(num_outputs.values())
         block = self._common_block(tuple(num_outputs))
@@ -63,7 +63,7 @@ class WeightMaker:
             divided = sizes if share.size > 1 else sizes[:-1]
             if any(size % block[0] for size in divided):
                 block = None
-        return self._make(sum(sizes), num_inputs, block, bias=bias, num_slots=num_slots)
+        return self._make(sum(sizes), num_inputs, block, bias=bias, num_seats=num_seats)
 
     def columns(
         self,
@@ -73,13 +73,13 @@ class WeightMaker:
         *,
         bias: bool,
         share: RankShare,
-        num_slots: int | None = None,
+        num_seats: int | None = None,
     ) -> LinearWeight:
         """A weight of whose inputs ranks have a share: num_inputs of them this one."""
         block = self._common_block((name,))
         if block is not None and share.size > 1 and num_inputs % input_group(block):
             block = None
-        return self._make(num_outputs, num_inputs, block, bias=bias, num_slots=num_slots)
+        return self._make(num_outputs, num_inputs, block, bias=bias, num_seats=num_seats)
 
     def of_floats(self) -> "WeightMaker":
         """The maker of the same part that leaves nothing in blocks."""
@@ -102,7 +102,7 @@ class WeightMaker:
         block: Block | None,
         *,
         bias: bool,
-        num_slots: int | None,
+        num_seats: int | None,
     ) -> LinearWeight:
         if block is None or num_inputs % _ALIGNMENT:
             return empty_weight(
@@ -111,7 +111,7 @@ class WeightMaker:
                 bias=bias,
                 device=self.device,
                 dtype=self.dtype,
-                num_slots=num_slots,
+                num_seats=num_seats,
             )
         return empty_scaled_weight(
             num_outputs,
@@ -120,7 +120,7 @@ class WeightMaker:
             bias=bias,
             device=self.device,
             dtype=self.dtype,
-            num_slots=num_slots,
+            num_seats=num_seats,
         )
 
 

@@ -1,7 +1,7 @@
 """The weight of a linear layer as float8 with a scale for each block, as FP8 checkpoints store it.
 
 Legend: O outputs, C inputs, B blocks of outputs, D blocks of inputs. That of a bank of experts has
-slots in front: [S, O, C] and [S, B, D].
+seats in front: [S, O, C] and [S, B, D].
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ class ScaledWeight(nn.Module):
         """All that it consists of."""
         return (*self.numbers.tensors(), self.scales_BD)
 
-    def slot(self, index: int) -> "ScaledWeight":
-        """A view of the matrix in one slot of a bank."""
+    def seat(self, index: int) -> "ScaledWeight":
+        """A view of the matrix in one seat of a bank."""
         bias_SO = self.numbers.bias_O
         bias_O = None if bias_SO is None else bias_SO[index]
         numbers = Weight(self.numbers.matrix_OC[index], bias_O)
@@ -108,20 +108,20 @@ def empty_scaled_weight(
     bias: bool,
     device: torch.device,
     dtype: torch.dtype,
-    num_slots: int | None = None,
+    num_seats: int | None = None,
 ) -> ScaledWeight:
     """An uninitialised one, which a checkpoint fills. dtype: that of the bias.
 
-    num_slots: of a bank; None: it is none.
+    num_seats: of a bank; None: it is none.
     """
-    slots = () if num_slots is None else (num_slots,)
+    seats = () if num_seats is None else (num_seats,)
     numbers = Weight(
-        torch.empty(*slots, num_outputs, num_inputs, device=device, dtype=torch.float8_e4m3fn),
-        torch.empty(*slots, num_outputs, device=device, dtype=dtype) if bias else None,
+        torch.empty(*seats, num_outputs, num_inputs, device=device, dtype=torch.float8_e4m3fn),
+        torch.empty(*seats, num_outputs, device=device, dtype=dtype) if bias else None,
     )
     rows, columns = block
     num_blocks = -(-num_outputs // rows), -(-num_inputs // (columns or num_inputs))
-    scales_BD = torch.empty(*slots, *num_blocks, device=device, dtype=torch.float32)
+    scales_BD = torch.empty(*seats, *num_blocks, device=device, dtype=torch.float32)
     return ScaledWeight(numbers, scales_BD, block)
 
 

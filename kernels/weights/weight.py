@@ -1,6 +1,6 @@
 """The weight of a linear layer: what a product takes, and how a checkpoint fills it.
 
-Legend: O outputs, C inputs. The weight of a bank of experts has slots in front: [S, O, C].
+Legend: O outputs, C inputs. The weight of a bank of experts has seats in front: [S, O, C].
 """
 
 from collections.abc import Sequence
@@ -70,11 +70,11 @@ def empty_weight(
     bias: bool,
     device: torch.device,
     dtype: torch.dtype,
-    num_slots: int | None = None,
+    num_seats: int | None = None,
 ) -> Weight:
-    """An uninitialised one, which a checkpoint fills. num_slots: of a bank; None: it is none."""
-    slots = () if num_slots is None else (num_slots,)
+    """An uninitialised one, which a checkpoint fills. num_seats: of a bank; None: it is none."""
+    seats = () if num_seats is None else (num_seats,)
     return Weight(
-        torch.empty(*slots, num_outputs, num_inputs, device=device, dtype=dtype),
-        torch.empty(*slots, num_outputs, device=device, dtype=dtype) if bias else None,
+        torch.empty(*seats, num_outputs, num_inputs, device=device, dtype=dtype),
+        torch.empty(*seats, num_outputs, device=device, dtype=dtype) if bias else None,
     )

@@ -39,8 +39,8 @@ class WeightPart:
         self.target.narrow(self.dim, 0, length).copy_(whole.narrow(self.dim, start, length))
         self.target.narrow(self.dim, length, kept - length).zero_()
 
-    def slot(self, index: int) -> "WeightPart":
-        """The part in one slot of a bank, if `target` has slots in front.
+    def seat(self, index: int) -> "WeightPart":
+        """The part in one seat of a bank, if `target` has seats in front.
 
         `dim` counts from the end.
         """

@@ -24,7 +24,7 @@ from raydix.moe.dispatch.store_group import StoreGroup
 NUM_SMS = 24
 """The multiprocessors that the kernels take: 348 GB/s of dispatch between two H200, 2026-11-22."""
 _RANKS = (2, 4, 8)
-_MAX_SLOTS = 1024
+_MAX_SEATS = 1024
 _MAX_EXPERTS_PER_TOKEN = 32
 _ROW_BYTES = 16
 
@@ -37,8 +37,8 @@ def deepep_obstacle(shape: DispatchShape) -> str | None:
         return f"its combine sums bfloat16 alone, here is {shape.dtype}"
     if shape.hidden_size * shape.dtype.itemsize % _ROW_BYTES:
         return f"rows must be multiples of {_ROW_BYTES} bytes, hidden_size is {shape.hidden_size}"
-    if shape.slots_per_rank > _MAX_SLOTS:
-        return f"a rank can have {_MAX_SLOTS} experts, here are {shape.slots_per_rank}"
+    if shape.seats_per_rank > _MAX_SEATS:
+        return f"a rank can have {_MAX_SEATS} experts, here are {shape.seats_per_rank}"
     if shape.experts_per_token > _MAX_EXPERTS_PER_TOKEN:
         return f"a token can have {_MAX_EXPERTS_PER_TOKEN} experts, here {shape.experts_per_token}"
     return None
@@ -57,7 +57,7 @@ class DeepEpDispatcher:
         """Connect; waits for every rank. The calling thread is on `device`, this rank's."""
         import deep_ep
 
-        self._num_experts = shape.num_ranks * shape.slots_per_rank
+        self._num_experts = shape.num_ranks * shape.seats_per_rank
         deep_ep.Buffer.set_num_sms(NUM_SMS)
         self._dispatch_config = deep_ep.Buffer.get_dispatch_config(shape.num_ranks)
         self._combine_config = deep_ep.Buffer.get_combine_config(shape.num_ranks)

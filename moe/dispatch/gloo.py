@@ -42,8 +42,8 @@ class GlooExchange:
         shape = self._dispatcher.shape
         x_NC, weights_NK, ids_NK = _unpack(self._underway.wait(), shape)
 
-        local_ids_NK = ids_NK - self._dispatcher.rank * shape.slots_per_rank
-        is_elsewhere_NK = (local_ids_NK < 0) | (local_ids_NK >= shape.slots_per_rank)
+        local_ids_NK = ids_NK - self._dispatcher.rank * shape.seats_per_rank
+        is_elsewhere_NK = (local_ids_NK < 0) | (local_ids_NK >= shape.seats_per_rank)
         return Received(
             x_NC.to(self._device),
             weights_NK.to(self._device),

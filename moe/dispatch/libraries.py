@@ -47,8 +47,8 @@ def trial_obstacle(
     choices_K = torch.arange(shape.experts_per_token, device=device)
     tokens_T1 = torch.arange(num_tokens, device=device).view(-1, 1)
     # As many ranks as there are, and other experts for each token.
-    slots_TK = (tokens_T1 + choices_K // shape.num_ranks) % shape.slots_per_rank
-    ids_TK = choices_K % shape.num_ranks * shape.slots_per_rank + slots_TK
+    seats_TK = (tokens_T1 + choices_K // shape.num_ranks) % shape.seats_per_rank
+    ids_TK = choices_K % shape.num_ranks * shape.seats_per_rank + seats_TK
     weights_TK = (choices_K + 1).float().expand(num_tokens, -1) / shape.experts_per_token
 
     sizes = DispatchSizes((num_tokens,) * shape.num_ranks, form)

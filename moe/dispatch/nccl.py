@@ -46,7 +46,7 @@ class NcclDispatcher:
         return NcclExchange(
             self._open_group,
             self._rank,
-            self._shape.slots_per_rank,
+            self._shape.seats_per_rank,
             x_NC=gather_rows(group, x_TC, sizes.tokens_R),
             packed_NP=gather_rows(group, packed_TP, sizes.tokens_R),
             tokens_R=sizes.tokens_R,
@@ -87,7 +87,7 @@ class NcclExchange:
         self,
         open_group: Callable[[], "ProcessGroupNCCL"],
         rank: int,
-        slots_per_rank: int,
+        seats_per_rank: int,
         *,
         x_NC: Tensor,
         packed_NP: Tensor,
@@ -95,7 +95,7 @@ class NcclExchange:
     ) -> None:
         self._open_group = open_group
         self._rank = rank
-        self._slots = slots_per_rank
+        self._seats = seats_per_rank
         self._x_NC = x_NC
         self._packed_NP = packed_NP
         self._tokens_R = tokens_R
@@ -104,12 +104,12 @@ class NcclExchange:
     def receive(self) -> Received:
         """Return the rows that have reached this rank, as `Exchange.receive` says."""
         ids_NK, weights_NK = self._packed_NP.chunk(2, 1)
-        slots_NK = ids_NK - self._rank * self._slots
-        is_elsewhere_NK = (slots_NK < 0) | (slots_NK >= self._slots)
+        seats_NK = ids_NK - self._rank * self._seats
+        is_elsewhere_NK = (seats_NK < 0) | (seats_NK >= self._seats)
         return Received(
             self._x_NC,
             weights_NK.contiguous().view(torch.float32),
-            slots_NK.masked_fill_(is_elsewhere_NK, -1),
+            seats_NK.masked_fill_(is_elsewhere_NK, -1),
         )
 
     def send_back(self, out_NC: Tensor) -> None:

@@ -30,8 +30,8 @@ class DispatchShape:
     """What buffers are made for; the same on every rank."""
 
     num_ranks: int
-    slots_per_rank: int
-    """The physical experts of a rank, empty slots included; rank r's start at r x this."""
+    seats_per_rank: int
+    """The physical experts of a rank, empty seats included; rank r's start at r x this."""
     hidden_size: int
     experts_per_token: int
     max_tokens: int
@@ -58,7 +58,7 @@ class Received:
     weights_NK: Tensor
     """The weight of each row's experts, float32."""
     local_ids_NK: Tensor
-    """The slots on this rank of each row's experts, int32 or int64; -1: not here."""
+    """The seats on this rank of each row's experts, int32 or int64; -1: not here."""
 
 
 class Exchange(Protocol):

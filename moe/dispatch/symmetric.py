@@ -195,7 +195,7 @@ def layout_of(rank: int, shape: DispatchShape) -> TokenLayout:
         rank=rank,
         num_ranks=shape.num_ranks,
         max_tokens=max(shape.max_tokens, shape.max_low_latency_tokens),
-        slots_per_rank=shape.slots_per_rank,
+        seats_per_rank=shape.seats_per_rank,
     )
 
 

@@ -2,7 +2,7 @@
 
 This is the low-latency contract of DeepEP, which NIXL-EP and Mooncake EP share. A rank's token
 arrives once per expert of that rank; each expert has R x M places, of which the first
-`num_rows_S` hold rows; the combine weighs them. Legend: S slots of this rank, R ranks, M most
+`num_rows_S` hold rows; the combine weighs them. Legend: S seats of this rank, R ranks, M most
 tokens that a rank sends at once, P = R x M places of an expert, else as in `protocol`.
 """
 
@@ -24,7 +24,7 @@ from raydix.moe.dispatch.protocol import (
 
 _HIDDEN_SIZES = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
 _MAX_EXPERTS_PER_TOKEN = 11
-_MAX_SLOTS = 1024
+_MAX_SEATS = 1024
 MAX_TOKENS_AT_ONCE = 1024
 """The number of tokens up to which the libraries' kernels can count."""
 MAX_BUFFER_BYTES = 4 * 2**30
@@ -37,7 +37,7 @@ class Landed:
 
     x_SPC: Tensor
     num_rows_S: Tensor
-    """The number of rows of each slot, int32, on the device."""
+    """The number of rows of each seat, int32, on the device."""
     handle: Any
     """The library's own record of the dispatch, which its combine takes."""
 
@@ -184,15 +184,15 @@ class _Rows:
 
     def __init__(self, shape: DispatchShape, max_tokens: int, device: torch.device) -> None:
         num_places = shape.num_ranks * max_tokens
-        self._slots_S1 = torch.arange(shape.slots_per_rank, device=device).view(-1, 1)
+        self._seats_S1 = torch.arange(shape.seats_per_rank, device=device).view(-1, 1)
         self._places_P = torch.arange(num_places, device=device)
         self._nobody = torch.tensor(-1, device=device)
-        self.ones_N1 = torch.ones(shape.slots_per_rank * num_places, 1, device=device)
+        self.ones_N1 = torch.ones(shape.seats_per_rank * num_places, 1, device=device)
 
     def local_ids(self, num_rows_S: Tensor) -> Tensor:
-        """The slot of each place in use, [S x P, 1]; -1 for the others."""
+        """The seat of each place in use, [S x P, 1]; -1 for the others."""
         is_used_SP = self._places_P < num_rows_S.view(-1, 1)
-        return torch.where(is_used_SP, self._slots_S1, self._nobody).view(-1, 1)
+        return torch.where(is_used_SP, self._seats_S1, self._nobody).view(-1, 1)
 
 
 class _Blocks:
@@ -240,7 +240,7 @@ class _Parts:
         # All ranks take as many parts, the ones with fewer tokens some empty ones.
         for start in range(0, max(*tokens_R, 1), max_tokens):
             counts = [min(max(count - start, 0), max_tokens) for count in tokens_R]
-            max_rows = sum(counts) * min(shape.experts_per_token, shape.slots_per_rank)
+            max_rows = sum(counts) * min(shape.experts_per_token, shape.seats_per_rank)
             part = tokens.part(start, max_tokens)
             landed = buffer.dispatch(part.x_TC, part.ids_TK)
             self._parts.append(_Part(part, landed, max_rows))
@@ -273,26 +273,26 @@ class _Part:
         self._tokens = tokens
         self._handle = landed.handle
         self._shape_SPC = landed.x_SPC.shape
-        num_slots, num_places, _ = self._shape_SPC
+        num_seats, num_places, _ = self._shape_SPC
 
-        # Row n belongs to the first slot whose rows, and those before it, are more than n.
+        # Row n belongs to the first seat whose rows, and those before it, are more than n.
         ends_S = landed.num_rows_S.long().cumsum(0)
         rows_N = torch.arange(max_rows, device=ends_S.device)
-        slots_N = torch.searchsorted(ends_S, rows_N, right=True)
-        is_used_N = slots_N < num_slots
-        slots_N = slots_N.clamp(max=num_slots - 1)
+        seats_N = torch.searchsorted(ends_S, rows_N, right=True)
+        is_used_N = seats_N < num_seats
+        seats_N = seats_N.clamp(max=num_seats - 1)
         starts_S = ends_S - landed.num_rows_S
-        places_N = slots_N * num_places + rows_N - starts_S[slots_N]
+        places_N = seats_N * num_places + rows_N - starts_S[seats_N]
 
         # Rows of nobody read the first place, and are written behind the last one.
-        self.local_ids_N = torch.where(is_used_N, slots_N, -1)
-        self._targets_N = torch.where(is_used_N, places_N, num_slots * num_places)
+        self.local_ids_N = torch.where(is_used_N, seats_N, -1)
+        self._targets_N = torch.where(is_used_N, places_N, num_seats * num_places)
         self.x_NC = landed.x_SPC.flatten(0, 1)[torch.where(is_used_N, places_N, 0)]
 
     def send_back(self, buffer: ExpertMajorBuffer, out_NC: Tensor) -> Tensor:
         """Put the rows into their places and combine."""
-        num_slots, num_places, hidden_size = self._shape_SPC
-        out_XC = out_NC.new_empty(num_slots * num_places + 1, hidden_size)
+        num_seats, num_places, hidden_size = self._shape_SPC
+        out_XC = out_NC.new_empty(num_seats * num_places + 1, hidden_size)
         out_XC[self._targets_N] = out_NC
         tokens = self._tokens
         return buffer.combine(
@@ -308,8 +308,8 @@ def expert_major_obstacle(shape: DispatchShape) -> str | None:
         return f"its kernels are for hidden_size {_HIDDEN_SIZES}, here is {shape.hidden_size}"
     if shape.experts_per_token > _MAX_EXPERTS_PER_TOKEN:
         return f"a token can have {_MAX_EXPERTS_PER_TOKEN} experts, here {shape.experts_per_token}"
-    if shape.slots_per_rank > _MAX_SLOTS:
-        return f"a rank can have {_MAX_SLOTS} experts, here are {shape.slots_per_rank}"
+    if shape.seats_per_rank > _MAX_SEATS:
+        return f"a rank can have {_MAX_SEATS} experts, here are {shape.seats_per_rank}"
     if shape.max_low_latency_tokens > MAX_TOKENS_AT_ONCE:
         return (
             f"its kernels take {MAX_TOKENS_AT_ONCE} tokens at once, the low-latency form is to "

@@ -36,7 +36,7 @@ def mooncake_ep_obstacle(shape: DispatchShape) -> str | None:
     """Why the kernels cannot serve this; None if they can."""
     if shape.max_low_latency_tokens == 0:
         return "it serves the low-latency form alone, which no step of this engine takes"
-    num_experts = shape.num_ranks * shape.slots_per_rank
+    num_experts = shape.num_ranks * shape.seats_per_rank
     # Rows follow two words of each expert, and are moved 16 bytes at a time: the device would fail.
     if num_experts % 2:
         return f"all ranks together must have an even number of experts, here are {num_experts}"
@@ -54,7 +54,7 @@ def connect_mooncake_ep(
     library = importlib.import_module("mooncake.mooncake_ep_buffer")
 
     max_tokens = low_latency_tokens(shape)
-    num_experts = shape.num_ranks * shape.slots_per_rank
+    num_experts = shape.num_ranks * shape.seats_per_rank
     num_bytes = int(
         kernels.get_ep_buffer_size_hint(max_tokens, shape.hidden_size, shape.num_ranks, num_experts)
     )
@@ -81,7 +81,7 @@ class MooncakeEpBuffer:
         self, buffer: Any, shape: DispatchShape, max_tokens: int, device: torch.device
     ) -> None:
         self._buffer = buffer
-        self._num_experts = shape.num_ranks * shape.slots_per_rank
+        self._num_experts = shape.num_ranks * shape.seats_per_rank
         self._is_alive_R = torch.ones(shape.num_ranks, dtype=torch.int32, device=device)
         self.max_tokens = max_tokens
 

@@ -84,8 +84,8 @@ class MoriDispatcher:
         # Behind the rows that have come there is what earlier exchanges left.
         num_rows = sum(sizes.tokens_R)
         is_row_N = torch.arange(num_rows, device=ids_MK.device) < count_1
-        local_NK = ids_MK[:num_rows] - self._rank * self._shape.slots_per_rank
-        is_here_NK = (local_NK >= 0) & (local_NK < self._shape.slots_per_rank)
+        local_NK = ids_MK[:num_rows] - self._rank * self._shape.seats_per_rank
+        is_here_NK = (local_NK >= 0) & (local_NK < self._shape.seats_per_rank)
         local_NK = torch.where(is_here_NK & is_row_N.view(-1, 1), local_NK, -1)
         received = Received(x_MC[:num_rows], weights_MK[:num_rows], local_NK)
         return _MoriExchange(operation, received, ids_TK)
@@ -111,7 +111,7 @@ class _Turns:
             scale_type_size=1,
             max_token_type_size=shape.dtype.itemsize,
             max_num_inp_token_per_rank=max_tokens,
-            num_experts_per_rank=shape.slots_per_rank,
+            num_experts_per_rank=shape.seats_per_rank,
             num_experts_per_token=shape.experts_per_token,
             kernel_type=ops.EpDispatchCombineKernelType.IntraNode,
             gpu_per_node=shape.num_ranks,

@@ -34,7 +34,7 @@ def connect_nixl_ep(
     import nixl_ep
 
     def bytes_of(max_tokens: int) -> int:
-        num_experts = shape.num_ranks * shape.slots_per_rank
+        num_experts = shape.num_ranks * shape.seats_per_rank
         return int(
             nixl_ep.Buffer.get_low_latency_buffer_size_hint(
                 max_tokens, shape.hidden_size, shape.num_ranks, num_experts
@@ -46,7 +46,7 @@ def connect_nixl_ep(
         buffer = nixl_ep.Buffer(
             rank=rank, tcp_store_group=group, timeout_ms=_TIMEOUT_MS, explicitly_destroy=True
         )
-        buffer.update_memory_buffers(shape.num_ranks, shape.slots_per_rank, bytes_of(max_tokens))
+        buffer.update_memory_buffers(shape.num_ranks, shape.seats_per_rank, bytes_of(max_tokens))
         buffer.connect_ranks(list(range(shape.num_ranks)))
         group.swap(None)
         return NixlEpBuffer(buffer, shape, max_tokens)
@@ -63,7 +63,7 @@ class NixlEpBuffer:
 
     def __init__(self, buffer: Any, shape: DispatchShape, max_tokens: int) -> None:
         self._buffer = buffer
-        self._num_experts = shape.num_ranks * shape.slots_per_rank
+        self._num_experts = shape.num_ranks * shape.seats_per_rank
         self.max_tokens = max_tokens
 
     def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:

@@ -22,7 +22,7 @@ EXPERT_METRICS = (
     counter(
         "expert_moves_total",
         Unit.COUNT,
-        "Experts that were copied into slots while serving.",
+        "Experts that were copied into seats while serving.",
         Figure("expert_moves"),
     ),
     gauge(

@@ -187,7 +187,7 @@ def _expert_ranks(
         max_tokens=-(-max_tokens // parallel.tp),
         max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,
         redundant_per_rank=config.experts.redundant_per_rank,
-        spare_slots=config.experts.spare_per_rank,
+        spare_seats=config.experts.spare_per_rank,
         memory=place.expert_memory,
     )
 

@@ -28,7 +28,7 @@ class ExpertsSection(Section):
     )
     host_store: bool = Field(
         True,
-        description="Keep all experts in the node's memory, too: slots are filled from there when "
+        description="Keep all experts in the node's memory, too: seats are filled from there when "
         "experts move and when ranks are made again. false: no rebalancing, and such ranks read "
         "the checkpoint again.",
     )
@@ -48,7 +48,7 @@ class ExpertsSection(Section):
         0, description="Experts of each layer that a rank holds beyond its share."
     )
     spare_per_rank: Annotated[int, Field(ge=0)] = Field(
-        1, description="Empty slots of each layer and rank, where moved experts land."
+        1, description="Empty seats of each layer and rank, where moved experts land."
     )
     copies_per_step: Count = Field(
         2, description="Most experts that a rank starts to copy beside one step."
@@ -70,7 +70,7 @@ class ExpertsSection(Section):
             )
         if not self.spare_per_rank:
             raise ValueError(
-                f"experts.rebalance {self.rebalance} needs an empty slot to move experts to, and "
+                f"experts.rebalance {self.rebalance} needs an empty seat to move experts to, and "
                 "experts.spare_per_rank is 0. Set it to 1, or experts.rebalance to none."
             )
         return self

@@ -98,7 +98,7 @@ class PageCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertCopies:
-    """Experts to be copied from the host store into slots: one entry per copy.
+    """Experts to be copied from the host store into seats: one entry per copy.
 
     Every rank of a step group gets all of them, and carries out its own.
     """
@@ -110,7 +110,7 @@ class ExpertCopies:
     experts: Int32Array = field(default_factory=empty)
     ranks: Int32Array = field(default_factory=empty)
     """The ranks of the step group, counted from 0."""
-    slots: Int32Array = field(default_factory=empty)
+    seats: Int32Array = field(default_factory=empty)
 
     def __len__(self) -> int:
         return len(self.copy_ids)
@@ -118,7 +118,7 @@ class ExpertCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChange:
-    """Which expert each slot of the step group holds in some layers, from this plan's rows on.
+    """Which expert each seat of the step group holds in some layers, from this plan's rows on.
 
     Ranks derive their routes from it. Rows of one step find their experts even where some ranks
     have made a change and others have not.
@@ -127,7 +127,7 @@ class PlacementChange:
     version: int
     layers: Int32Array
     experts: Int32Array
-    """The expert in each slot, rank after rank, of one of these layers after the other; -1: nothing
+    """The expert in each seat, rank after rank, of one of these layers after the other; -1: nothing
     is sent there.
     """
     demand: Int32Array

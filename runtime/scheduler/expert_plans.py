@@ -1,6 +1,6 @@
 """Where a step group's experts should be: pure, but slow, and so worked out in another process.
 
-Legend: L layers with experts, E experts, P slots of all ranks.
+Legend: L layers with experts, E experts, P seats of all ranks.
 """
 
 import dataclasses
@@ -65,13 +65,13 @@ def plan_experts(current: Placement, rows_LE: FloatArray, facts: ExpertFacts) ->
             wanted = eplb_placement(
                 rows_LE,
                 facts.num_ranks,
-                slots_per_rank=current.slots_per_rank,
-                spare_slots=facts.spare_per_rank,
+                seats_per_rank=current.seats_per_rank,
+                spare_seats=facts.spare_per_rank,
             )
             after = imbalance(rank_costs(wanted, costs_CLEN))
             moves = num_moves(current, wanted)
         case Rebalance.INCREMENTAL:
-            plan = rebalance(current, costs_CLEN, PlannerLimits(spare_slots=facts.spare_per_rank))
+            plan = rebalance(current, costs_CLEN, PlannerLimits(spare_seats=facts.spare_per_rank))
             gate = Gate(stable_steps=facts.stable_steps, copy_bytes_per_s=facts.copy_bytes_per_s)
             if not gate.is_worth(plan, expert_bytes=facts.time.expert_bytes):
                 return ExpertPlan(placement=None, imbalance_before=before, imbalance_after=before)

@@ -45,9 +45,9 @@ class PeerMemory:
         groups = [group for group in range(len(num_pages)) if shard.is_shared(group)]
         shapes = [(num_pages[group] + 1, shard.page_bytes(group)) for group in groups]
         starts = np.cumsum([0, *(_align(pages * page_bytes) for pages, page_bytes in shapes)])
-        first_slots = np.cumsum([0, *(pages for pages, _ in shapes)])
+        first_marks = np.cumsum([0, *(pages for pages, _ in shapes)])
 
-        size_bytes = int(starts[-1]) + 8 * int(first_slots[-1]) * shard.num_ranks
+        size_bytes = int(starts[-1]) + 8 * int(first_marks[-1]) * shard.num_ranks
         if os.fstat(fd).st_size < size_bytes:
             os.ftruncate(fd, size_bytes)
         buffer = mmap.mmap(fd, size_bytes)
@@ -59,7 +59,7 @@ class PeerMemory:
         """The bytes of each shared group, `[page, byte]`."""
         table = np.frombuffer(buffer, dtype=np.int64, offset=int(starts[-1]))
         self._marks = table.reshape(-1, shard.num_ranks)
-        self._first_slots = dict(zip(groups, first_slots.tolist(), strict=False))
+        self._first_marks = dict(zip(groups, first_marks.tolist(), strict=False))
 
     @classmethod
     def create(cls, shard: KvShard, num_pages: Sequence[int]) -> "PeerMemory":
@@ -85,7 +85,7 @@ class PeerMemory:
 
     def marks(self, shared: SharedLoad) -> NDArray[np.int64]:
         """How far each rank is with a load, by rank: a view."""
-        row: NDArray[np.int64] = self._marks[self._first_slots[shared.group] + shared.page_id]
+        row: NDArray[np.int64] = self._marks[self._first_marks[shared.group] + shared.page_id]
         return row
 
     def close(self) -> None:

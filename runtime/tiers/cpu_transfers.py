@@ -1,6 +1,6 @@
 """Page copies on the host, in threads, in an order as scrambled as a GPU's copy streams may show.
 
-Legend: X pages, H KV heads, 2 (key, value), S slots per page, D head dim.
+Legend: X pages, H KV heads, 2 (key, value), S tokens per page, D head dim.
 """
 
 import logging

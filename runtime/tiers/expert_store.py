@@ -1,4 +1,4 @@
-"""All experts of a model in a node's shared memory: what slots are filled from.
+"""All experts of a model in a node's shared memory: what seats are filled from.
 
 The memory is a memfd of the Supervisor, which outlives every rank: whatever rank dies, all experts
 stay at hand, and nothing is left behind when the Supervisor ends.

@@ -1,6 +1,6 @@
 """The bytes of L1: one tensor of pages per KV group, each a rank's part of a canonical page.
 
-Legend: P pages, L layers of the group, H KV heads of the rank, 2 (key, value), S slots per page,
+Legend: P pages, L layers of the group, H KV heads of the rank, 2 (key, value), S tokens per page,
 D head dim, E numbers of a head's state.
 """
 

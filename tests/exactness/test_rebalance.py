@@ -113,12 +113,12 @@ async def test_comparison_fails_on_an_expert_that_is_taken_for_another(
     references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies that bring the expert before the one that was ordered."""
-    fill_slot = StoredExperts.fill_slot
+    fill_seat = StoredExperts.fill_seat
 
-    def fill_wrongly(self: StoredExperts, layer: int, slot: int, expert: LogicalExpertId) -> None:
-        fill_slot(self, layer, slot, LogicalExpertId(max(expert - 1, 0)))
+    def fill_wrongly(self: StoredExperts, layer: int, seat: int, expert: LogicalExpertId) -> None:
+        fill_seat(self, layer, seat, LogicalExpertId(max(expert - 1, 0)))
 
-    monkeypatch.setattr(StoredExperts, "fill_slot", fill_wrongly)
+    monkeypatch.setattr(StoredExperts, "fill_seat", fill_wrongly)
     reference = references(Family.QWEN3_MOE)
     experts = {**EAGER, "rebalance": "deepseek"}
     config = engine_config(reference.folder, tmp_path, parallel={"dp": 2, "ep": 2}, experts=experts)

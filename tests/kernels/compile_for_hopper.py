@@ -229,7 +229,7 @@ def compile_fp8() -> None:
     told = compile_kernel(
         kv_write._rotate_and_write,
         write | nothing,
-        types | tables | {"slots_ptr": "*i64", "qkv_stride": "i32", "eps": "fp32"},
+        types | tables | {"cells_ptr": "*i64", "qkv_stride": "i32", "eps": "fp32"},
         num_warps=4,
         launch_pdl=True,
         enable_fp_fusion=False,
@@ -267,13 +267,13 @@ def compile_states() -> None:
 def compile_scaled_weights() -> None:
     """Compile all variants that multiply by float8 in blocks, in bf16."""
     scales = ("scales_ptr", "x_scales_ptr", "hidden_scales_ptr", "weights_ptr")
-    columns = ("slots_ptr", "num_blocks_ptr", *(f"block_{each}_ptr" for each in _BLOCK_COLUMNS))
+    columns = ("pairs_ptr", "num_blocks_ptr", *(f"block_{each}_ptr" for each in _BLOCK_COLUMNS))
     strides = ("x_stride", "expert_stride", "row_stride", "block_stride", "size", "num_blocks")
     types = {
         **dict.fromkeys(("x", "x_ptr", "out_ptr", "hidden_ptr", "bias_ptr"), "*bf16"),
         **dict.fromkeys(scales, "*fp32"),
         **dict.fromkeys(columns, "*i32"),
-        **dict.fromkeys((*strides, "steps", "num_slots", "inputs", "intermediate"), "i32"),
+        **dict.fromkeys((*strides, "steps", "num_pairs", "inputs", "intermediate"), "i32"),
     }
     rounded = types | {"numbers_ptr": "*fp8e4nv"}
     told = compile_kernel(

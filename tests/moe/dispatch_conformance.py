@@ -31,7 +31,7 @@ from raydix.moe.dispatch.protocol import (
 WAIT_S = 60
 SMALL = DispatchShape(
     num_ranks=2,
-    slots_per_rank=5,
+    seats_per_rank=5,
     hidden_size=32,
     experts_per_token=3,
     max_tokens=40,
@@ -160,13 +160,13 @@ def draw(setting: Setting, each: Round, rank: int) -> Sent:
 def _choose(
     shape: DispatchShape, choice: Choice, num_tokens: int, generator: torch.Generator
 ) -> Tensor:
-    num_experts = shape.num_ranks * shape.slots_per_rank
+    num_experts = shape.num_ranks * shape.seats_per_rank
     scores_TE = torch.rand(num_tokens, num_experts, generator=generator)
     # A token's experts are different ones.
-    if choice is Choice.FIRST_RANK and shape.slots_per_rank >= shape.experts_per_token:
-        scores_TE[:, : shape.slots_per_rank] += 1
-    if choice is Choice.LAST_RANK and shape.slots_per_rank >= shape.experts_per_token:
-        scores_TE[:, -shape.slots_per_rank :] += 1
+    if choice is Choice.FIRST_RANK and shape.seats_per_rank >= shape.experts_per_token:
+        scores_TE[:, : shape.seats_per_rank] += 1
+    if choice is Choice.LAST_RANK and shape.seats_per_rank >= shape.experts_per_token:
+        scores_TE[:, -shape.seats_per_rank :] += 1
     ids_TK = scores_TE.topk(shape.experts_per_token, dim=1).indices
 
     if choice is Choice.SOME_NOWHERE:
@@ -184,9 +184,9 @@ def _choose(
 def run_experts(exchange: Exchange, rank: int, setting: Setting) -> None:
     """What the layer does between dispatch and combine."""
     received = exchange.receive()
-    slots = setting.shape.slots_per_rank
+    seats = setting.shape.seats_per_rank
     gate_up_EIC, down_ECI = _experts(setting, setting.shape.dtype)
-    own = slice(rank * slots, (rank + 1) * slots)
+    own = slice(rank * seats, (rank + 1) * seats)
     out_NC = fused_experts(
         received.x_NC,
         gate_up_EIC[own],
@@ -226,7 +226,7 @@ def _experts(setting: Setting, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Weights of all physical experts, as the model's dtype rounds them."""
     shape = setting.shape
     num_experts, hidden, size = (
-        shape.num_ranks * shape.slots_per_rank,
+        shape.num_ranks * shape.seats_per_rank,
         shape.hidden_size,
         _INTERMEDIATE_SIZE,
     )

@@ -25,7 +25,7 @@ from tests.moe.test_dispatch_gpus import replay
 
 SHAPE = DispatchShape(
     num_ranks=NUM_RANKS,
-    slots_per_rank=5,
+    seats_per_rank=5,
     hidden_size=2048,
     experts_per_token=3,
     max_tokens=150,

@@ -1,4 +1,4 @@
-"""Ranks that hold experts in slots and obey a migration, each at its own time."""
+"""Ranks that hold experts in seats and obey a migration, each at its own time."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from raydix.moe.migration import Copy, Migration, Orders, Pacing
 from raydix.moe.placement import EMPTY, Placement
 
 
-def random_wanted(rng: np.random.Generator, current: Placement, *, spare_slots: int) -> Placement:
+def random_wanted(rng: np.random.Generator, current: Placement, *, spare_seats: int) -> Placement:
     """Another placement: experts anywhere, with replicas where there is room."""
-    num_ranks, slots = current.num_ranks, current.slots_per_rank - spare_slots
-    experts_LRS = np.full((current.num_layers, num_ranks, current.slots_per_rank), EMPTY)
+    num_ranks, seats = current.num_ranks, current.seats_per_rank - spare_seats
+    experts_LRS = np.full((current.num_layers, num_ranks, current.seats_per_rank), EMPTY)
     for layer in experts_LRS:
         held: list[list[int]] = [[] for _ in range(num_ranks)]
-        more = rng.integers(current.num_experts, size=int(rng.integers(0, num_ranks * slots)))
+        more = rng.integers(current.num_experts, size=int(rng.integers(0, num_ranks * seats)))
         for expert in [*rng.permutation(current.num_experts), *more]:
-            free = [own for own in held if len(own) < slots and expert not in own]
+            free = [own for own in held if len(own) < seats and expert not in own]
             if free:
                 free[rng.integers(len(free))].append(int(expert))
         for rank, own in enumerate(held):
-            layer[rank, rng.permutation(current.slots_per_rank)[: len(own)]] = own
+            layer[rank, rng.permutation(current.seats_per_rank)[: len(own)]] = own
     experts_LP = experts_LRS.reshape(current.num_layers, -1)
     return Placement(experts_LP, current.num_experts, num_ranks)
 
@@ -47,7 +47,7 @@ class Ack:
 
 
 class World:
-    """A migration and the ranks of its group. `slots` is what is really in each slot, or None."""
+    """A migration and the ranks of its group. `seats` is what is really in each seat, or None."""
 
     def __init__(self, placement: Placement, pacing: Pacing, kind: type[Migration]) -> None:
         self.migration = kind(placement, pacing=pacing)
@@ -55,7 +55,7 @@ class World:
         self.acks: list[Ack] = []
         self.next_step = 0
         self.ranks = [ModelRank(placement) for _ in range(placement.num_ranks)]
-        self.slots: dict[tuple[int, int], int | None] = {
+        self.seats: dict[tuple[int, int], int | None] = {
             (int(layer), int(physical)): int(placement.experts_LP[layer, physical])
             for layer, physical in np.argwhere(placement.experts_LP != EMPTY)
         }
@@ -68,21 +68,21 @@ class World:
         return orders
 
     def receive(self, index: int) -> None:
-        """A rank takes its next plan: it routes anew, and its slots are being written."""
+        """A rank takes its next plan: it routes anew, and its seats are being written."""
         rank = self.ranks[index]
         rank.last_step, orders = rank.inbox.popleft()
         if orders.flip is not None:
             rank.placement = orders.flip.placement
         for copy in orders.copies:
-            if copy.physical // rank.placement.slots_per_rank == index:
+            if copy.physical // rank.placement.seats_per_rank == index:
                 rank.copying.append(copy)
-                self.slots[copy.layer, copy.physical] = None
+                self.seats[copy.layer, copy.physical] = None
 
     def land(self, index: int, num_copies: int) -> None:
         rank = self.ranks[index]
         copies, rank.copying = rank.copying[:num_copies], rank.copying[num_copies:]
         for copy in copies:
-            self.slots[copy.layer, copy.physical] = copy.expert
+            self.seats[copy.layer, copy.physical] = copy.expert
         self.acks.append(Ack(index, copies=tuple(copies)))
 
     def finish(self, index: int) -> None:
@@ -126,5 +126,5 @@ class World:
             routed_LP = rank.placement.experts_LP
             for layer, physical in np.argwhere(routed_LP != EMPTY).tolist():
                 expert = int(routed_LP[layer, physical])
-                found = self.slots.get((layer, physical))
-                assert found == expert, f"layer {layer}: slot {physical} has {found}, not {expert}"
+                found = self.seats.get((layer, physical))
+                assert found == expert, f"layer {layer}: seat {physical} has {found}, not {expert}"

@@ -32,9 +32,9 @@ def fill(bank: ExpertBank) -> None:
         part.fill(torch.randn(part.whole_shape, generator=generator))
 
 
-def output(bank: ExpertBank, slot: int) -> torch.Tensor:
+def output(bank: ExpertBank, seat: int) -> torch.Tensor:
     x = torch.ones(1, HIDDEN)
-    out: torch.Tensor = bank(x, torch.ones(1, 1), torch.tensor([[slot]]))
+    out: torch.Tensor = bank(x, torch.ones(1, 1), torch.tensor([[seat]]))
     return out
 
 
@@ -47,23 +47,23 @@ def test_banks_name_the_same_wholes_wherever_experts_live() -> None:
     }
 
 
-def test_an_expert_computes_the_same_in_any_slot_of_any_bank() -> None:
+def test_an_expert_computes_the_same_in_any_seat_of_any_bank() -> None:
     every, some = make_bank([0, 1, 2, 3, 4]), make_bank([3, None, 1])
     fill(every)
     fill(some)
 
-    assert (some.slot_of(LogicalExpertId(3)), some.slot_of(LogicalExpertId(0))) == (0, None)
+    assert (some.seat_of(LogicalExpertId(3)), some.seat_of(LogicalExpertId(0))) == (0, None)
     assert torch.equal(output(some, 0), output(every, 3))
     assert torch.equal(output(some, 2), output(every, 1))
 
 
-def test_an_empty_slot_holds_numbers() -> None:
+def test_an_empty_seat_holds_numbers() -> None:
     bank = make_bank([3, None, 1])
 
     assert all(not tensor.any() for tensor in bank.tensors(1))
 
 
-def test_a_slot_takes_another_expert_at_the_same_address() -> None:
+def test_a_seat_takes_another_expert_at_the_same_address() -> None:
     source, bank = make_bank([0, 1, 2, 3, 4]), make_bank([3, None, 1])
     fill(source)
     address = bank.gate_up.matrix_OC.data_ptr()

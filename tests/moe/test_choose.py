@@ -79,7 +79,7 @@ class Counted:
 def test_each_exchange_takes_the_fastest_backend_for_its_size() -> None:
     shape = DispatchShape(
         num_ranks=1,
-        slots_per_rank=6,
+        seats_per_rank=6,
         hidden_size=32,
         experts_per_token=3,
         max_tokens=100,

@@ -75,7 +75,7 @@ def test_conformance_fails_on_an_expert_of_another_rank(tmp_path: Path) -> None:
 
 
 class _Misplaced:
-    """Sends every token to the same slot of the next rank."""
+    """Sends every token to the same seat of the next rank."""
 
     captured_forms: frozenset[DispatchForm] = frozenset()
 
@@ -84,7 +84,7 @@ class _Misplaced:
         self.close = dispatcher.close
 
     def send(self, x, weights, ids, sizes):  # type: ignore[no-untyped-def]
-        ids = (ids + SHAPE.slots_per_rank) % (2 * SHAPE.slots_per_rank)
+        ids = (ids + SHAPE.seats_per_rank) % (2 * SHAPE.seats_per_rank)
         return self._dispatcher.send(x, weights, ids, sizes)
 
 

@@ -22,7 +22,7 @@ from tests.moe.gpu_ranks import NUM_RANKS, Body, run_on_gpus
 Connect = Callable[[Store, int, DispatchShape, torch.device], Dispatcher]
 SMALL = DispatchShape(
     num_ranks=NUM_RANKS,
-    slots_per_rank=5,
+    seats_per_rank=5,
     hidden_size=64,
     experts_per_token=3,
     max_tokens=150,
@@ -31,7 +31,7 @@ SMALL = DispatchShape(
 )
 WIDE = DispatchShape(
     num_ranks=NUM_RANKS,
-    slots_per_rank=128,
+    seats_per_rank=128,
     hidden_size=7168,
     experts_per_token=8,
     max_tokens=1000,
@@ -99,18 +99,18 @@ class Layers:
 
     def expected(self, x_TC: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """The same bits, without any other rank."""
-        slots = self._shape.slots_per_rank
+        seats = self._shape.seats_per_rank
         for _ in range(_NUM_LAYERS):
             total_TC = torch.zeros_like(x_TC, dtype=torch.float32)
             for rank in range(self._shape.num_ranks):
-                local_TK = ids_TK - rank * slots
-                local_TK = local_TK.where((local_TK >= 0) & (local_TK < slots), -1)
+                local_TK = ids_TK - rank * seats
+                local_TK = local_TK.where((local_TK >= 0) & (local_TK < seats), -1)
                 total_TC += self._scaled(x_TC, weights_TK, local_TK, rank)
             x_TC = total_TC.to(x_TC.dtype)
         return x_TC
 
     def _scaled(self, x_NC: Tensor, weights_NK: Tensor, ids_NK: Tensor, rank: int) -> Tensor:
-        scales_NK = (ids_NK + rank * self._shape.slots_per_rank) / 256 + 0.5
+        scales_NK = (ids_NK + rank * self._shape.seats_per_rank) / 256 + 0.5
         scale_N1 = (weights_NK * scales_NK).where(ids_NK >= 0, 0.0).sum(1, keepdim=True)
         return (x_NC.float() * scale_N1).where(scale_N1 > 0, 0.0).to(x_NC.dtype)
 
@@ -128,7 +128,7 @@ class Batch:
 
     def draw(self) -> "Batch":
         """Other values, some tokens going nowhere."""
-        num_experts = self._shape.num_ranks * self._shape.slots_per_rank
+        num_experts = self._shape.num_ranks * self._shape.seats_per_rank
         num_tokens = len(self.x_TC)
         self.x_TC.normal_()
         self.weights_TK.uniform_(0.1, 0.3)

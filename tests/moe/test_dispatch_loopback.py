@@ -7,7 +7,7 @@ from tests.moe.dispatch_conformance import Round, Setting, check_round, check_tw
 
 SHAPE = DispatchShape(
     num_ranks=1,
-    slots_per_rank=6,
+    seats_per_rank=6,
     hidden_size=32,
     experts_per_token=3,
     max_tokens=100,

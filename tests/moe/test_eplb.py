@@ -107,8 +107,8 @@ def test_experts_in_order_are_as_uneven_as_published() -> None:
     assert balances(demand_LR) == [0.4800, 0.4201]
 
 
-def test_a_second_copy_on_a_rank_becomes_an_empty_slot() -> None:
-    placement = eplb_placement(LOADS, 8, slots_per_rank=3, spare_slots=1, num_groups=3, num_nodes=2)
+def test_a_second_copy_on_a_rank_becomes_an_empty_seat() -> None:
+    placement = eplb_placement(LOADS, 8, seats_per_rank=3, spare_seats=1, num_groups=3, num_nodes=2)
 
     # The global plan has expert 1 of layer 0 twice on the last GPU, expert 8 of layer 1 on GPU 6.
     assert placement.experts_LP[0, -3:].tolist() == [1, -1, -1]

@@ -48,10 +48,10 @@ def on_ranks(
     placement: Placement, file: Path, x_R: list[torch.Tensor], routed: Placement | None = None
 ) -> list[torch.Tensor]:
     """Each rank's output for its own rows. `routed`: what rows are sent by, if not `placement`."""
-    num_ranks, slots = placement.num_ranks, placement.slots_per_rank
+    num_ranks, seats = placement.num_ranks, placement.seats_per_rank
     shape = DispatchShape(
         num_ranks=num_ranks,
-        slots_per_rank=slots,
+        seats_per_rank=seats,
         hidden_size=HIDDEN,
         experts_per_token=TOP_K,
         max_tokens=100,
@@ -61,7 +61,7 @@ def on_ranks(
     sizes = DispatchSizes(tuple(len(x) for x in x_R))
 
     def be_rank(rank: int) -> torch.Tensor:
-        held = placement.experts_LP[0, rank * slots : (rank + 1) * slots].tolist()
+        held = placement.experts_LP[0, rank * seats : (rank + 1) * seats].tolist()
         own = routes(routed or placement, rank, np.ones((1, NUM_EXPERTS)))
         layer = make_layer(
             LayerExperts(
@@ -87,7 +87,7 @@ def test_each_rank_gets_what_one_with_all_experts_computes(
 ) -> None:
     torch.manual_seed(sum(num_rows))
     placement = initial_placement(
-        1, NUM_EXPERTS, len(num_rows), redundant_per_rank=redundant, spare_slots=spare
+        1, NUM_EXPERTS, len(num_rows), redundant_per_rank=redundant, spare_seats=spare
     )
     x_R = [torch.randn(rows, HIDDEN) for rows in num_rows]
     whole = make_layer(own_experts(NUM_EXPERTS, RankShare()))
@@ -99,7 +99,7 @@ def test_each_rank_gets_what_one_with_all_experts_computes(
 
 
 def test_comparison_fails_if_two_experts_have_each_others_place(tmp_path: Path) -> None:
-    """The control of the test above: rank 0's slots hold each other's expert."""
+    """The control of the test above: rank 0's seats hold each other's expert."""
     placement = initial_placement(1, NUM_EXPERTS, 2)
     swapped_LP = placement.experts_LP.copy()
     swapped_LP[0, [0, 1]] = swapped_LP[0, [1, 0]]

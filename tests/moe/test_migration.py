@@ -33,7 +33,7 @@ class MigrationMachine(RuleBasedStateMachine):
     )
     def begin(self, num_ranks: int, num_experts: int, redundant: int) -> None:
         placement = initial_placement(
-            2, num_experts, num_ranks, redundant_per_rank=redundant, spare_slots=1
+            2, num_experts, num_ranks, redundant_per_rank=redundant, spare_seats=1
         )
         self.world = World(placement, PACING, self.kind)
         self.wanted: Placement | None = None
@@ -43,7 +43,7 @@ class MigrationMachine(RuleBasedStateMachine):
     def want(self, seed: int) -> None:
         """Take up a plan."""
         placement = self.world.migration.placement
-        self.wanted = random_wanted(np.random.default_rng(seed), placement, spare_slots=1)
+        self.wanted = random_wanted(np.random.default_rng(seed), placement, spare_seats=1)
         self.world.migration.start(self.wanted)
 
     @rule()
@@ -51,7 +51,7 @@ class MigrationMachine(RuleBasedStateMachine):
         """Plan a step for all ranks."""
         orders = self.world.plan()
         per_rank = Counter(
-            copy.physical // self.world.migration.placement.slots_per_rank for copy in orders.copies
+            copy.physical // self.world.migration.placement.seats_per_rank for copy in orders.copies
         )
         assert max(per_rank.values(), default=0) <= PACING.max_copies_per_step
 
@@ -116,12 +116,12 @@ class FlipsBeforeAllHaveLanded(Migration):
         return True
 
 
-class ReusesASlotAfterTheFirstRankHasFlipped(Migration):
+class ReusesASeatAfterTheFirstRankHasFlipped(Migration):
     def _have_all_flipped(self) -> bool:
         return True
 
 
-class ReusesASlotAtOnce(Migration):
+class ReusesASeatAtOnce(Migration):
     def _commit(self, experts_LP: np.ndarray, step: int) -> object:
         self._states_LP[experts_LP == EMPTY] = 0
         return super()._commit(experts_LP, step)
@@ -131,8 +131,8 @@ class ReusesASlotAtOnce(Migration):
     "mutant",
     [
         FlipsBeforeAllHaveLanded,
-        ReusesASlotAfterTheFirstRankHasFlipped,
-        ReusesASlotAtOnce,
+        ReusesASeatAfterTheFirstRankHasFlipped,
+        ReusesASeatAtOnce,
     ],
 )
 def test_the_machine_finds_a_migration_that(mutant: type[Migration]) -> None:
@@ -150,8 +150,8 @@ def test_the_machine_finds_a_migration_that(mutant: type[Migration]) -> None:
         )
 
 
-def migration_of(slots: list[int], num_ranks: int) -> Migration:
-    return Migration(Placement(np.array([slots]), max(slots) + 1, num_ranks), pacing=PACING)
+def migration_of(seats: list[int], num_ranks: int) -> Migration:
+    return Migration(Placement(np.array([seats]), max(seats) + 1, num_ranks), pacing=PACING)
 
 
 def test_experts_change_places_by_one_flip_once_both_copies_have_landed() -> None:
@@ -173,7 +173,7 @@ def test_experts_change_places_by_one_flip_once_both_copies_have_landed() -> Non
     assert (third.flip.version, third.flip.layers) == (1, (0,))
 
 
-def test_a_plan_is_open_until_the_slots_it_leaves_are_free_on_every_rank() -> None:
+def test_a_plan_is_open_until_the_seats_it_leaves_are_free_on_every_rank() -> None:
     migration = migration_of([0, 1, 0, EMPTY], 2)
     migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2))
 
@@ -189,18 +189,18 @@ def test_a_plan_is_open_until_the_slots_it_leaves_are_free_on_every_rank() -> No
     ("current", "wanted"),
     [([0, 1, 2, 0, 1, 3], [0, 2, 3, 0, 1, 2]), ([0, 1, EMPTY, 2, 3, 0], [0, 1, 2, 3, 1, EMPTY])],
 )
-def test_a_rank_without_an_empty_slot_before_or_after_cannot_take_an_expert(
+def test_a_rank_without_an_empty_seat_before_or_after_cannot_take_an_expert(
     current: list[int], wanted: list[int]
 ) -> None:
     migration = migration_of(current, 2)
 
-    with pytest.raises(ValueError, match=r"layer 0: rank [01] has no empty slot for expert [123]"):
+    with pytest.raises(ValueError, match=r"layer 0: rank [01] has no empty seat for expert [123]"):
         migration.start(Placement(np.array([wanted]), 4, 2))
     assert not migration.is_open
 
 
 def test_copies_keep_the_pace_of_each_rank() -> None:
-    placement = initial_placement(6, 4, 2, spare_slots=1)
+    placement = initial_placement(6, 4, 2, spare_seats=1)
     swapped = Placement(placement.experts_LP[:, [3, 1, 2, 0, 4, 5]], 4, 2)
     migration = Migration(placement, pacing=Pacing(max_copies_per_step=2, max_open_copies=3))
     migration.start(swapped)

@@ -10,8 +10,8 @@ def random_placement(
     rng: np.random.Generator, *, num_ranks: int, num_experts: int, num_layers: int, num_more: int
 ) -> Placement:
     """Each expert on one rank, and `num_more` more copies wherever there is room."""
-    slots = -(-num_experts // num_ranks) + -(-num_more // num_ranks) + 1
-    experts_LRS = np.full((num_layers, num_ranks, slots), EMPTY)
+    seats = -(-num_experts // num_ranks) + -(-num_more // num_ranks) + 1
+    experts_LRS = np.full((num_layers, num_ranks, seats), EMPTY)
     for layer in experts_LRS:
         for expert in [*rng.permutation(num_experts), *rng.integers(num_experts, size=num_more)]:
             free = [r for r in range(num_ranks) if EMPTY in layer[r] and expert not in layer[r]]
@@ -21,19 +21,19 @@ def random_placement(
     return Placement(experts_LRS.reshape(num_layers, -1), num_experts, num_ranks)
 
 
-def test_first_placement_is_contiguous_and_even_and_leaves_spare_slots_empty() -> None:
-    placement = initial_placement(2, 7, 3, redundant_per_rank=1, spare_slots=1)
+def test_first_placement_is_contiguous_and_even_and_leaves_spare_seats_empty() -> None:
+    placement = initial_placement(2, 7, 3, redundant_per_rank=1, spare_seats=1)
 
     expected = [0, 1, 2, 3, EMPTY, 3, 4, 5, EMPTY, EMPTY, 5, 6, 0, EMPTY, EMPTY]
     assert placement.experts_LP.tolist() == [expected, expected]
-    assert placement.slots_per_rank == 5
+    assert placement.seats_per_rank == 5
     assert placement.num_empty_LR.tolist() == [[1, 2, 2]] * 2
     assert placement.replicas(0, 3) == (3, 5)
     assert placement.num_replicas_LE[1].tolist() == [2, 1, 1, 2, 1, 2, 1]
 
 
 def test_one_rank_holds_every_expert_once_whatever_redundancy_is_asked() -> None:
-    placement = initial_placement(1, 4, 1, redundant_per_rank=2, spare_slots=1)
+    placement = initial_placement(1, 4, 1, redundant_per_rank=2, spare_seats=1)
 
     assert placement.experts_LP.tolist() == [[0, 1, 2, 3, EMPTY, EMPTY, EMPTY]]
 
@@ -41,8 +41,8 @@ def test_one_rank_holds_every_expert_once_whatever_redundancy_is_asked() -> None
 @pytest.mark.parametrize(
     ("experts", "complaint"),
     [
-        ([[0, 1, 1, EMPTY]], "expert 2 of layer 0 is in no slot"),
-        ([[0, 0, 1, 2]], "1 slots repeat"),
+        ([[0, 1, 1, EMPTY]], "expert 2 of layer 0 is in no seat"),
+        ([[0, 0, 1, 2]], "1 seats repeat"),
         ([[0, 1, 2, 3]], "experts 0 to 3; expected -1 to 2"),
         ([[0, 1, 2]], "a multiple of the 2 ranks"),
     ],
@@ -92,7 +92,7 @@ def routed_demand(placement: Placement, demand_LE: np.ndarray) -> np.ndarray:
             count = found.counts_LE[layer, expert]
             for physical in found.table_LER[layer, expert, :count]:
                 share = demand_LE[layer, expert] / placement.num_ranks / count
-                demand_LR[layer, physical // placement.slots_per_rank] += share
+                demand_LR[layer, physical // placement.seats_per_rank] += share
     return demand_LR
 
 

@@ -12,7 +12,7 @@ from raydix.moe.placement import EMPTY, Placement, initial_placement
 from raydix.moe.planner import Gate, PlannerLimits, Rebalance, num_moves, rebalance
 from tests.moe.migration_world import random_wanted
 
-LIMITS = PlannerLimits(balance=0.985, max_moves=24, spare_slots=1)
+LIMITS = PlannerLimits(balance=0.985, max_moves=24, spare_seats=1)
 
 
 def drifting_demand(sigma: float, num_steps: int) -> list[np.ndarray]:
@@ -24,7 +24,7 @@ def drifting_demand(sigma: float, num_steps: int) -> list[np.ndarray]:
 
 
 def eplb(demand_LE: np.ndarray) -> Placement:
-    return eplb_placement(demand_LE, 4, slots_per_rank=19, spare_slots=1)
+    return eplb_placement(demand_LE, 4, seats_per_rank=19, spare_seats=1)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_drifting_loads_are_followed_with_few_moves(
 
 def test_a_plan_counts_its_moves_and_costs() -> None:
     demand_LE = drifting_demand(0.4, 1)[1]
-    current = initial_placement(12, 64, 4, redundant_per_rank=2, spare_slots=1)
+    current = initial_placement(12, 64, 4, redundant_per_rank=2, spare_seats=1)
 
     plan = rebalance(current, replica_rows(demand_LE, 4), LIMITS)
 
@@ -63,7 +63,7 @@ def test_a_plan_counts_its_moves_and_costs() -> None:
 @pytest.mark.parametrize("max_moves", [0, 2, 7])
 def test_no_layer_moves_more_than_the_cap(max_moves: int) -> None:
     demand_LE = drifting_demand(0.4, 1)[1]
-    current = initial_placement(12, 64, 4, redundant_per_rank=2, spare_slots=1)
+    current = initial_placement(12, 64, 4, redundant_per_rank=2, spare_seats=1)
 
     plan = rebalance(current, replica_rows(demand_LE, 4), replace(LIMITS, max_moves=max_moves))
 
@@ -72,19 +72,19 @@ def test_no_layer_moves_more_than_the_cap(max_moves: int) -> None:
     assert (plan.num_moves > 0) == (max_moves > 0)
 
 
-@pytest.mark.parametrize("spare_slots", [1, 2])
-def test_spare_slots_stay_empty(spare_slots: int) -> None:
+@pytest.mark.parametrize("spare_seats", [1, 2])
+def test_spare_seats_stay_empty(spare_seats: int) -> None:
     demand_LE = drifting_demand(0.4, 1)[1]
-    current = initial_placement(12, 64, 4, spare_slots=3)
+    current = initial_placement(12, 64, 4, spare_seats=3)
 
-    plan = rebalance(current, replica_rows(demand_LE, 4), replace(LIMITS, spare_slots=spare_slots))
+    plan = rebalance(current, replica_rows(demand_LE, 4), replace(LIMITS, spare_seats=spare_seats))
 
-    assert plan.placement.num_empty_LR.min() == spare_slots
+    assert plan.placement.num_empty_LR.min() == spare_seats
 
 
 def test_level_ranks_and_a_rank_alone_are_left_as_they_are() -> None:
     for num_ranks in (1, 2):
-        current = initial_placement(2, 8, num_ranks, spare_slots=1)
+        current = initial_placement(2, 8, num_ranks, spare_seats=1)
         plan = rebalance(current, replica_rows(np.ones((2, 8)), num_ranks), LIMITS)
         assert np.array_equal(plan.placement.experts_LP, current.experts_LP)
 
@@ -106,8 +106,8 @@ def test_an_expert_hotter_than_a_rank_comes_to_more_ranks_though_all_places_are_
 @pytest.mark.parametrize("seed", range(6))
 def test_no_layer_becomes_slower_whatever_the_cap(seed: int, max_moves: int) -> None:
     rng = np.random.default_rng(seed)
-    first = initial_placement(8, 10, 4, redundant_per_rank=2, spare_slots=2)
-    current = random_wanted(rng, first, spare_slots=1)
+    first = initial_placement(8, 10, 4, redundant_per_rank=2, spare_seats=2)
+    current = random_wanted(rng, first, spare_seats=1)
     rows_LE = rng.gamma(0.3, size=(8, 10)) * 50
     # Both costs decide, each in some layers.
     costs_CLEN = replace(TIME, flops_per_s=2e4).replica_seconds(rows_LE, 4)

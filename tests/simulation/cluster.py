@@ -1,6 +1,6 @@
 """A whole engine on a virtual clock: a real Scheduler's core around modelled GPU ranks.
 
-Bytes are modelled, not just counted: a page holds, per slot, the hash of all tokens up to that
+Bytes are modelled, not just counted: a page holds, per cell, the hash of all tokens up to that
 place. A rank reads what its block table names, so that a page reused, published or loaded too early
 shows as a `WrongHit`. Every delay is drawn from one seeded generator: the order of copies, steps
 and messages differs with the seed.

@@ -1,4 +1,4 @@
-"""The experts of a modelled rank: what each slot holds, and where its rows are sent.
+"""The experts of a modelled rank: what each seat holds, and where its rows are sent.
 
 Legend: L layers with experts, E experts, R ranks of the step group.
 """
@@ -20,22 +20,22 @@ _SKEW_S = 0.7
 
 
 class LostExpert(AssertionError):
-    """A row was sent to a slot that holds another expert than it wants."""
+    """A row was sent to a seat that holds another expert than it wants."""
 
 
 class ExpertCopy(NamedTuple):
-    """An expert on its way from the store into a slot of this rank."""
+    """An expert on its way from the store into a seat of this rank."""
 
     copy_id: int
     layer: int
-    slot: int
+    seat: int
     expert: int
 
 
 class SimulatedExperts:
-    """Owns: what one rank's slots hold, its routes, and its counts of rows.
+    """Owns: what one rank's seats hold, its routes, and its counts of rows.
 
-    A step reads every slot that rows of any rank are sent to, from its start, when all ranks have
+    A step reads every seat that rows of any rank are sent to, from its start, when all ranks have
     come to it, until this rank has done it.
     """
 
@@ -48,22 +48,22 @@ class SimulatedExperts:
             settings.num_experts,
             settings.facts.num_ranks,
             redundant_per_rank=settings.redundant_per_rank,
-            spare_slots=settings.facts.spare_per_rank,
+            spare_seats=settings.facts.spare_per_rank,
         )
         self._num_steps = 0
         self._demand_LE = np.zeros((settings.num_layers, settings.num_experts), np.int32)
         self._read: defaultdict[int, set[tuple[int, int, int]]] = defaultdict(set)
-        """Layer, slot, and the expert that it has to hold, by step."""
+        """Layer, seat, and the expert that it has to hold, by step."""
         self.num_copies = 0
         self._copied: list[int] = []
         self.restore()
 
     def restore(self) -> None:
-        """Go back to the start; nobody reads a slot of this rank."""
-        slots = self._initial.slots_per_rank
-        own = slice(self._rank * slots, (self._rank + 1) * slots)
+        """Go back to the start; nobody reads a seat of this rank."""
+        seats = self._initial.seats_per_rank
+        own = slice(self._rank * seats, (self._rank + 1) * seats)
         self.held = self._initial.experts_LP[:, own].tolist()
-        """The expert in each slot, by layer."""
+        """The expert in each seat, by layer."""
         found = routes(self._initial, self._rank, np.ones(self._demand_LE.shape))
         self._table_LER, self._counts_LE = found.table_LER.copy(), found.counts_LE.copy()
         self._demand_LE[:] = 0
@@ -72,17 +72,17 @@ class SimulatedExperts:
         self._read.clear()
 
     def begin_copies(self, copies: ExpertCopies) -> list[ExpertCopy]:
-        """Begin the copies of this rank: their slots hold nothing of use any more."""
-        columns = (copies.copy_ids, copies.layers, copies.slots, copies.experts, copies.ranks)
+        """Begin the copies of this rank: their seats hold nothing of use any more."""
+        columns = (copies.copy_ids, copies.layers, copies.seats, copies.experts, copies.ranks)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         own = [ExpertCopy(*row[:4]) for row in rows if row[4] == self._rank]
         for copy in own:
-            self.held[copy.layer][copy.slot] = _BEING_WRITTEN
+            self.held[copy.layer][copy.seat] = _BEING_WRITTEN
         return own
 
     def end_copy(self, copy: ExpertCopy) -> None:
         """All bytes of the expert are there."""
-        self.held[copy.layer][copy.slot] = copy.expert
+        self.held[copy.layer][copy.seat] = copy.expert
         self.num_copies += 1
         self._copied.append(copy.copy_id)
 
@@ -107,20 +107,20 @@ class SimulatedExperts:
     def send_rows(
         self, step: int, hashes: Iterable[int], peers: Sequence["SimulatedExperts"], now_s: float
     ) -> None:
-        """Rows of a step are sent; its ranks will have read their slots when they are done."""
+        """Rows of a step are sent; its ranks will have read their seats when they are done."""
         for row, value in enumerate(hashes):
             for layer, expert in self._choose(value, now_s):
                 self._demand_LE[layer, expert] += 1
                 entry = row % self._counts_LE[layer, expert]
                 physical = int(self._table_LER[layer, expert, entry])
                 assert physical != EMPTY, f"expert {expert} has no route on rank {self._rank}"
-                rank, slot = divmod(physical, self._initial.slots_per_rank)
-                peers[rank].expect(step, layer, slot, expert)
+                rank, seat = divmod(physical, self._initial.seats_per_rank)
+                peers[rank].expect(step, layer, seat, expert)
 
-    def expect(self, step: int, layer: int, slot: int, expert: int) -> None:
-        """Rows are sent to a slot of this rank."""
-        self._read[step].add((layer, slot, expert))
-        self._check(layer, slot, expert)
+    def expect(self, step: int, layer: int, seat: int, expert: int) -> None:
+        """Rows are sent to a seat of this rank."""
+        self._read[step].add((layer, seat, expert))
+        self._check(layer, seat, expert)
 
     def end_step(self, step: int, is_met: bool) -> Int32Array:
         """Note that the rank has done a step. Returns the demand when it is due."""
@@ -143,9 +143,9 @@ class SimulatedExperts:
                 # The square root of an even draw: the higher, the likelier.
                 yield layer, (int(draw**0.5) + popular) % num_experts
 
-    def _check(self, layer: int, slot: int, expert: int) -> None:
-        held = self.held[layer][slot]
+    def _check(self, layer: int, seat: int, expert: int) -> None:
+        held = self.held[layer][seat]
         if held != expert:
             raise LostExpert(
-                f"rank {self._rank}, layer {layer}, slot {slot} holds {held}; rows want {expert}"
+                f"rank {self._rank}, layer {layer}, seat {seat} holds {held}; rows want {expert}"
             )

@@ -7,7 +7,7 @@ from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 from tests.simulation.modelled_tokens import WrongHit, kv_of
 
 Pages = list[list[list[int | None]]]
-"""Per KV group and page, what each slot of it holds."""
+"""Per KV group and page, what each cell of it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,6 @@ class ModelledRow:
                     content = kv_of(self.hashes[position], group)
                     place = position % layout.page_size
                     # A state tells of its last token alone: what it told before is gone.
-                    slots = slice(None) if is_state else slice(place, place + 1)
+                    cells = slice(None) if is_state else slice(place, place + 1)
                     held = pages[group][page]
-                    held[slots] = [content] * len(held[slots])
+                    held[cells] = [content] * len(held[cells])

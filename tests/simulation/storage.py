@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
 PagePart = tuple[int | None, ...]
-"""What one rank's part of a page holds, per slot."""
+"""What one rank's part of a page holds, per cell."""
 _Name = tuple[int, PageKey]
 """An object's group and key."""
 _REDIAL_S = 0.01

@@ -65,7 +65,7 @@ def flip_before_all_are_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_a_source_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot is filled anew as soon as ranks have been told not to route to it."""
+    """A seat is filled anew as soon as ranks have been told not to route to it."""
     commit = Migration._commit
 
     def commit_and_free(self: Migration, experts_LP: Any, step: int) -> Any:

@@ -130,9 +130,9 @@ def _weight_bytes(config: EngineConfig, model: "ModelSizes") -> int:
         raise ConfigError(
             f"parallel.ep is {ep}, but the model has no experts. Set parallel.ep to 1."
         )
-    num_slots = -(-model.num_experts // ep) + experts.redundant_per_rank + experts.spare_per_rank
-    slot_bytes = model.all_expert_bytes // model.num_experts
-    return model.rank_bytes - model.rank_expert_bytes + num_slots * slot_bytes
+    num_seats = -(-model.num_experts // ep) + experts.redundant_per_rank + experts.spare_per_rank
+    seat_bytes = model.all_expert_bytes // model.num_experts
+    return model.rank_bytes - model.rank_expert_bytes + num_seats * seat_bytes
 
 
 def _step_bytes(config: EngineConfig, step_tokens: int, hidden_size: int, vocab_size: int) -> int:

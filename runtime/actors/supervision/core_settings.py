@@ -44,7 +44,7 @@ class _ExpertSpeed:
     flops_per_s: float
     link_bytes_per_s: float
     copy_bytes_per_s: float
-    """The speed of copies from the host store into slots, through pinned halves."""
+    """The speed of copies from the host store into seats, through pinned halves."""
 
 
 _EXPERT_SPEED = {

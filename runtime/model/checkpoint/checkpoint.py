@@ -137,7 +137,7 @@ def load_model(
     fingerprint = None if stored is None else stored.weight_fingerprint
     if stored is not None and fingerprint is not None:
         load_weights(decoder, config, folder, is_wanted=_is_not_of_experts)
-        stored.fill_slots()
+        stored.fill_seats()
     else:
         fingerprint = load_weights(decoder, config, folder)
         if stored is not None:

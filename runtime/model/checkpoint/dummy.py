@@ -84,7 +84,7 @@ def make_dummy_model(
         part.fill(_draw(name, part, dtype, generator) if given is None else given)
 
     if stored is not None and has_experts:
-        stored.fill_slots()
+        stored.fill_seats()
     elif stored is not None:
         stored.fill_store(fingerprint)
 

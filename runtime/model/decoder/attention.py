@@ -1,7 +1,7 @@
 """Attention over paged KV.
 
 Legend: T tokens of the step, R rows, C hidden, X heads of queries, keys and values x D, Q query
-heads, D head dim, P pages, L layers of the group, H KV heads, 2 keys and values, S slots per page,
+heads, D head dim, P pages, L layers of the group, H KV heads, 2 keys and values, S tokens per page,
 N pages of a block table.
 """
 
@@ -34,7 +34,7 @@ class GroupBatch:
     """The cache itself, as of `make_pools`; page 0 is padding."""
     block_tables_RN: Tensor
     """int32, page ids per row."""
-    slot_mapping_T: Tensor
+    cells_T: Tensor
     """int64, page * S + offset where each token's keys and values go; to page 0 if not kept."""
     page_size: int
     """S, which a pool of states does not tell."""
@@ -180,7 +180,7 @@ class Attention(nn.Module):
                 self._norm(),
                 group.pool,
                 self.layer_in_group,
-                group.slot_mapping_T,
+                group.cells_T,
                 kv_scales_2H=self._form.scales_of(group.pool),
             )
         else:

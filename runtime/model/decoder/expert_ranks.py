@@ -30,7 +30,7 @@ class ExpertRanks:
     """The most tokens of a rank in a dispatch, as in `DispatchShape`; so is the next."""
     max_low_latency_tokens: int
     redundant_per_rank: int = 0
-    spare_slots: int = 0
+    spare_seats: int = 0
     memory: ExpertMemory | None = None
     """Where the node's store of all experts is; None: there is none."""
 
@@ -64,21 +64,21 @@ def place_experts(
         )
     # All layers have as many: they share a dispatcher.
     [(num_experts, experts_per_token)] = counts
-    _require_use_for_slots(ranks, num_experts)
+    _require_use_for_seats(ranks, num_experts)
 
     placement = initial_placement(
         len(layers),
         num_experts,
         ranks.size,
         redundant_per_rank=ranks.redundant_per_rank,
-        spare_slots=ranks.spare_slots,
+        spare_seats=ranks.spare_seats,
     )
     even_demand_LE = np.ones((len(layers), num_experts))
     device_routes = DeviceRoutes(routes(placement, ranks.rank, even_demand_LE), device)
     dispatcher = ranks.connect(
         DispatchShape(
             num_ranks=ranks.size,
-            slots_per_rank=placement.slots_per_rank,
+            seats_per_rank=placement.seats_per_rank,
             hidden_size=spec.hidden_size,
             experts_per_token=experts_per_token,
             max_tokens=ranks.max_tokens,
@@ -105,22 +105,22 @@ def place_experts(
     )
 
 
-def _require_use_for_slots(ranks: ExpertRanks, num_experts: int) -> None:
-    """Raise ConfigError if slots take memory that no expert could ever use."""
+def _require_use_for_seats(ranks: ExpertRanks, num_experts: int) -> None:
+    """Raise ConfigError if seats take memory that no expert could ever use."""
     # A rank never holds an expert twice; the smallest share leaves the most to hold beside it.
     others = num_experts - num_experts // ranks.size
-    asked = {"redundant_per_rank": ranks.redundant_per_rank, "spare_per_rank": ranks.spare_slots}
-    for name, slots in asked.items():
-        if slots > others:
+    asked = {"redundant_per_rank": ranks.redundant_per_rank, "spare_per_rank": ranks.spare_seats}
+    for name, seats in asked.items():
+        if seats > others:
             raise ConfigError(
-                f"experts.{name} is {slots}; expected at most {others}: of {num_experts} experts "
+                f"experts.{name} is {seats}; expected at most {others}: of {num_experts} experts "
                 f"a rank's own share is {num_experts // ranks.size} or more, and it holds none "
                 f"twice. Set experts.{name} to {others} or less."
             )
 
 
 def _held(placement: Placement, layer: int, rank: int) -> tuple[LogicalExpertId | None, ...]:
-    """What the slots of a rank hold."""
-    slots = placement.slots_per_rank
-    held = placement.experts_LP[layer, rank * slots : (rank + 1) * slots].tolist()
+    """What the seats of a rank hold."""
+    seats = placement.seats_per_rank
+    held = placement.experts_LP[layer, rank * seats : (rank + 1) * seats].tolist()
     return tuple(None if expert == EMPTY else LogicalExpertId(expert) for expert in held)

@@ -149,7 +149,7 @@ class LatentAttention(nn.Module):
         if before_cache is not None:
             before_cache()
 
-        self._ops.write_latent(latent_TD, group.pool, self.layer_in_group, group.slot_mapping_T)
+        self._ops.write_latent(latent_TD, group.pool, self.layer_in_group, group.cells_T)
         out_TQV = self._attend(nope_TQB, rope_TQE, group, batch.rows)
         return self._ops.linear(out_TQV.flatten(1), self.output)
 

@@ -1,4 +1,4 @@
-"""An expert's weights as one run of bytes, copied into a slot and out of it.
+"""An expert's weights as one run of bytes, copied into a seat and out of it.
 
 Legend: B bytes of an expert.
 """
@@ -19,26 +19,26 @@ class ExpertCopier(Protocol):
     """Copies whole experts. For one thread at a time."""
 
     def wait_for_device(self) -> None:
-        """Wait for all that other streams do, which may still write slots."""
+        """Wait for all that other streams do, which may still write seats."""
 
-    def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
-        """Copy host memory into a slot's tensors. Returns once it is there for every stream."""
+    def to_seat(self, expert_B: Tensor, seat: Sequence[Tensor]) -> None:
+        """Copy host memory into a seat's tensors. Returns once it is there for every stream."""
 
-    def from_slot(self, slot: Sequence[Tensor], expert_B: Tensor) -> None:
-        """Copy a slot's tensors, which nothing writes, into host memory."""
+    def from_seat(self, seat: Sequence[Tensor], expert_B: Tensor) -> None:
+        """Copy a seat's tensors, which nothing writes, into host memory."""
 
 
-def expert_bytes(slot: Sequence[Tensor]) -> int:
-    """Bytes of an expert whose slot has these tensors."""
-    return sum(map(_aligned, slot))
+def expert_bytes(seat: Sequence[Tensor]) -> int:
+    """Bytes of an expert whose seat has these tensors."""
+    return sum(map(_aligned, seat))
 
 
 def pieces(
-    expert_B: Tensor, slot: Sequence[Tensor], max_bytes: int
+    expert_B: Tensor, seat: Sequence[Tensor], max_bytes: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Corresponding runs of bytes of both, of at most so many."""
     start = 0
-    for tensor in slot:
+    for tensor in seat:
         flat = tensor.view(-1).view(torch.uint8)
         for at in range(0, len(flat), max_bytes):
             part = flat[at : at + max_bytes]
@@ -51,19 +51,19 @@ def _aligned(tensor: Tensor) -> int:
 
 
 class HostCopier:
-    """An `ExpertCopier` for slots in host memory."""
+    """An `ExpertCopier` for seats in host memory."""
 
     def wait_for_device(self) -> None:
         """Return at once: what host memory is written by has been done."""
 
-    def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
-        """Copy an expert's bytes into the slot's tensors."""
-        for stored, held in pieces(expert_B, slot, expert_B.nbytes):
+    def to_seat(self, expert_B: Tensor, seat: Sequence[Tensor]) -> None:
+        """Copy an expert's bytes into the seat's tensors."""
+        for stored, held in pieces(expert_B, seat, expert_B.nbytes):
             held.copy_(stored)
 
-    def from_slot(self, slot: Sequence[Tensor], expert_B: Tensor) -> None:
-        """Copy the slot's tensors into an expert's bytes."""
-        for stored, held in pieces(expert_B, slot, expert_B.nbytes):
+    def from_seat(self, seat: Sequence[Tensor], expert_B: Tensor) -> None:
+        """Copy the seat's tensors into an expert's bytes."""
+        for stored, held in pieces(expert_B, seat, expert_B.nbytes):
             stored.copy_(held)
 
 
@@ -74,7 +74,7 @@ class _Half:
 
 
 class BouncingCopier:
-    """An `ExpertCopier` for slots on a CUDA device, on a stream of its own.
+    """An `ExpertCopier` for seats on a CUDA device, on a stream of its own.
 
     Owns: a small pinned buffer of two halves. While one is on the bus, the host works on the other;
     the store, which is many times as large, need not be pinned.
@@ -97,10 +97,10 @@ class BouncingCopier:
         """Wait for all streams of the device."""
         torch.cuda.synchronize(self._device)
 
-    def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
+    def to_seat(self, expert_B: Tensor, seat: Sequence[Tensor]) -> None:
         """Copy an expert to the device through two halves of pinned memory, in turns."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            for number, (stored, held) in enumerate(pieces(expert_B, slot, _HALF_BYTES)):
+            for number, (stored, held) in enumerate(pieces(expert_B, seat, _HALF_BYTES)):
                 half = self._halves[number % 2]
                 half.done.synchronize()
                 bounced = half.pinned_B[: len(stored)]
@@ -109,11 +109,11 @@ class BouncingCopier:
                 half.done.record(self._stream)
             self._stream.synchronize()
 
-    def from_slot(self, slot: Sequence[Tensor], expert_B: Tensor) -> None:
+    def from_seat(self, seat: Sequence[Tensor], expert_B: Tensor) -> None:
         """Copy an expert from the device through two halves of pinned memory, in turns."""
         last: tuple[_Half, Tensor] | None = None
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            for number, (stored, held) in enumerate(pieces(expert_B, slot, _HALF_BYTES)):
+            for number, (stored, held) in enumerate(pieces(expert_B, seat, _HALF_BYTES)):
                 half = self._halves[number % 2]
                 half.pinned_B[: len(held)].copy_(held, non_blocking=True)
                 half.done.record(self._stream)
@@ -131,5 +131,5 @@ def _finish(last: tuple[_Half, Tensor] | None) -> None:
 
 
 def make_copier(device: torch.device) -> ExpertCopier:
-    """Make the copier for slots on this device."""
+    """Make the copier for seats on this device."""
     return BouncingCopier(device) if device.type == "cuda" else HostCopier()

@@ -1,4 +1,4 @@
-"""A thread beside the steps that brings experts into slots."""
+"""A thread beside the steps that brings experts into seats."""
 
 import logging
 import queue
@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExpertMove:
-    """An expert of the store is to be in a slot, to which nobody routes."""
+    """An expert of the store is to be in a seat, to which nobody routes."""
 
     layer: int
     expert: LogicalExpertId
-    slot: int
+    seat: int
     copy_id: int | None = None
     """The id by which the copy is asked for; None: nobody asks for it."""
 
@@ -61,11 +61,11 @@ class ExpertMover:
     def _run(self) -> None:
         while (move := self._moves.get()) is not None:
             try:
-                self._stored.fill_slot(move.layer, move.slot, move.expert)
+                self._stored.fill_seat(move.layer, move.seat, move.expert)
                 if move.copy_id is not None:
                     self._copied.append(move.copy_id)
             except Exception as error:
-                logger.exception("cannot bring an expert into its slot: %s", move)
+                logger.exception("cannot bring an expert into its seat: %s", move)
                 self._on_error(error)
             finally:
                 self._moves.task_done()

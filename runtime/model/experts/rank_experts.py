@@ -1,6 +1,6 @@
 """What a rank does about experts beside its steps: take up routes, move experts, count their rows.
 
-Legend: L layers with experts, E logical experts, X layers whose routes change, P slots of all
+Legend: L layers with experts, E logical experts, X layers whose routes change, P seats of all
 ranks.
 """
 
@@ -92,7 +92,7 @@ class RankExperts:
         Whoever plans next knows no other. Returns once every expert is in its place.
         """
         if self._mover is not None:
-            # First what is ordered: it changes what slots hold.
+            # First what is ordered: it changes what seats hold.
             self._mover.drain()
             self._mover.start(self._moves_back())
             self._mover.drain()
@@ -144,18 +144,18 @@ class RankExperts:
             yield ExpertMove(
                 layer=int(copies.layers[index]),
                 expert=LogicalExpertId(int(copies.experts[index])),
-                slot=int(copies.slots[index]),
+                seat=int(copies.seats[index]),
                 copy_id=int(copies.copy_ids[index]),
             )
 
     def _moves_back(self) -> Iterator[ExpertMove]:
-        """The copies to every slot that holds something else than at the start."""
+        """The copies to every seat that holds something else than at the start."""
         assert self._stored is not None, "what moves has a store"
         placement, rank = self._experts.placement, self._experts.ranks.rank
-        own = slice(rank * placement.slots_per_rank, (rank + 1) * placement.slots_per_rank)
+        own = slice(rank * placement.seats_per_rank, (rank + 1) * placement.seats_per_rank)
         for layer, experts in enumerate(placement.experts_LP[:, own].tolist()):
-            for slot, (now, first) in enumerate(
+            for seat, (now, first) in enumerate(
                 zip(self._stored.held(layer), experts, strict=True)
             ):
                 if first not in (EMPTY, now):
-                    yield ExpertMove(layer, LogicalExpertId(first), slot)
+                    yield ExpertMove(layer, LogicalExpertId(first), seat)

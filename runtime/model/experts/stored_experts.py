@@ -1,4 +1,4 @@
-"""A rank's slots and the node's store of all experts: each fills the other."""
+"""A rank's seats and the node's store of all experts: each fills the other."""
 
 import hashlib
 import logging
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 _NUM_THREADS = {"cpu": 1, "cuda": 4}
 """The number of threads that copy while a rank loads."""
 _Place = tuple[int, int, LogicalExpertId]
-"""Layer, slot, and the expert that it holds or is to hold."""
+"""Layer, seat, and the expert that it holds or is to hold."""
 
 
 class StoredExperts:
-    """Owns: this rank's mapping of the store. The slots belong to their banks.
+    """Owns: this rank's mapping of the store. The seats belong to their banks.
 
     For one thread at a time. `banks`: those of the layers with experts, in order.
     """
@@ -40,29 +40,29 @@ class StoredExperts:
         """The fingerprint of the whole checkpoint, if the store holds all of its experts."""
         return self._store.weight_fingerprint if self._store.is_complete else None
 
-    def fill_slot(self, layer: int, slot: int, expert: LogicalExpertId) -> None:
-        """Bring an expert from the store into a slot that no rank routes to.
+    def fill_seat(self, layer: int, seat: int, expert: LogicalExpertId) -> None:
+        """Bring an expert from the store into a seat that no rank routes to.
 
         Returns once it is there for every stream.
         """
         bank = self._banks[layer]
         # Neither the one nor the other until it is all there.
-        bank.hold(slot, None)
-        self._load(self._copiers[0], (layer, slot, expert))
-        bank.hold(slot, expert)
+        bank.hold(seat, None)
+        self._load(self._copiers[0], (layer, seat, expert))
+        bank.hold(seat, expert)
 
-    def fill_slots(self) -> None:
-        """Bring every expert that is to be in a slot, before any step."""
+    def fill_seats(self) -> None:
+        """Bring every expert that is to be in a seat, before any step."""
         self._each(self._held(), self._load)
 
     def fill_store(self, weight_fingerprint: bytes) -> None:
-        """Put in what slots hold, as it was loaded, and the store lacks."""
+        """Put in what seats hold, as it was loaded, and the store lacks."""
         held = [each for each in self._held() if not self._store.is_filled(each[0], each[2])]
         self._each(held, self._keep)
         self._store.set_weight_fingerprint(weight_fingerprint)
 
     def held(self, layer: int) -> tuple[LogicalExpertId | None, ...]:
-        """What the slots of a layer hold."""
+        """What the seats of a layer hold."""
         return self._banks[layer].held
 
     def close(self) -> None:
@@ -71,15 +71,15 @@ class StoredExperts:
 
     def _held(self) -> list[_Place]:
         return [
-            (layer, slot, expert)
+            (layer, seat, expert)
             for layer, bank in enumerate(self._banks)
-            for slot, expert in enumerate(bank.held)
+            for seat, expert in enumerate(bank.held)
             if expert is not None
         ]
 
     def _each(self, places: list[_Place], copy: Callable[[ExpertCopier, _Place], None]) -> None:
         """Copy all of these, in several threads: one alone cannot fill the bus."""
-        # Slots were just made: they may not have been cleared, or filled, yet.
+        # Seats were just made: they may not have been cleared, or filled, yet.
         self._copiers[0].wait_for_device()
         num_threads = len(self._copiers)
 
@@ -92,19 +92,19 @@ class StoredExperts:
                 pass
 
     def _load(self, copier: ExpertCopier, place: _Place) -> None:
-        layer, slot, expert = place
+        layer, seat, expert = place
         stored_B = torch.from_numpy(self._store.expert(layer, expert))
-        copier.to_slot(stored_B, self._banks[layer].tensors(slot))
+        copier.to_seat(stored_B, self._banks[layer].tensors(seat))
 
     def _keep(self, copier: ExpertCopier, place: _Place) -> None:
-        layer, slot, expert = place
+        layer, seat, expert = place
         stored_B = torch.from_numpy(self._store.expert(layer, expert))
-        copier.from_slot(self._banks[layer].tensors(slot), stored_B)
+        copier.from_seat(self._banks[layer].tensors(seat), stored_B)
         self._store.mark_filled(layer, expert)
 
 
 def open_stored_experts(decoder: Decoder, source: bytes) -> StoredExperts | None:
-    """The node's store, for the slots of a decoder; None if there is none.
+    """The node's store, for the seats of a decoder; None if there is none.
 
     `source`: what the weights are read or drawn from, without reading them. Raises as
     `ExpertStore.open`.

@@ -1,6 +1,6 @@
 """How long steps take whole, in halves, and with nothing but their exchanges: for the gate.
 
-Legend: X rows that this rank sends, K experts per token, P slots with experts, of all ranks.
+Legend: X rows that this rank sends, K experts per token, P seats with experts, of all ranks.
 """
 
 import logging

@@ -122,14 +122,12 @@ class InputMaker:
         groups = []
         for pool, table_XN in zip(self._pools, self._slots.tables_XN, strict=True):
             pages_T = table_XN.view(-1)[columns["page_index_T"]]
-            slot_mapping_T = torch.add(
-                columns["page_offset_T"], pages_T, alpha=self._slots.page_size
-            )
+            cells_T = torch.add(columns["page_offset_T"], pages_T, alpha=self._slots.page_size)
             groups.append(
                 GroupBatch(
                     pool=pool,
                     block_tables_RN=table_XN,
-                    slot_mapping_T=slot_mapping_T,
+                    cells_T=cells_T,
                     page_size=self._slots.page_size,
                 )
             )

@@ -1,6 +1,6 @@
 """A step group's experts: where they are, how much they are asked for, when and how they move.
 
-Legend: L layers with experts, E experts, P slots of all ranks.
+Legend: L layers with experts, E experts, P seats of all ranks.
 """
 
 import itertools
@@ -47,7 +47,7 @@ class ExpertBalance:
             settings.num_experts,
             self._num_ranks,
             redundant_per_rank=settings.redundant_per_rank,
-            spare_slots=settings.facts.spare_per_rank,
+            spare_seats=settings.facts.spare_per_rank,
         )
         self._copy_ids = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -164,7 +164,7 @@ class ExpertBalance:
         }
 
     def check(self) -> None:
-        """Raise AccountingError unless slots and copies agree with the migration."""
+        """Raise AccountingError unless seats and copies agree with the migration."""
         self._migration.check()
 
     @property
@@ -198,14 +198,14 @@ class ExpertBalance:
     def _columns(self, copies: dict[int, Copy]) -> ExpertCopies:
         if not copies:
             return ExpertCopies()
-        slots_per_rank = self._initial.slots_per_rank
-        places = [divmod(copy.physical, slots_per_rank) for copy in copies.values()]
+        seats_per_rank = self._initial.seats_per_rank
+        places = [divmod(copy.physical, seats_per_rank) for copy in copies.values()]
         return ExpertCopies(
             copy_ids=int32_array(copies),
             layers=int32_array(copy.layer for copy in copies.values()),
             experts=int32_array(copy.expert for copy in copies.values()),
             ranks=int32_array(rank for rank, _ in places),
-            slots=int32_array(slot for _, slot in places),
+            seats=int32_array(seat for _, seat in places),
         )
 
     def _change(self, flip: Flip) -> PlacementChange:

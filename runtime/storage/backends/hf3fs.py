@@ -16,7 +16,7 @@ from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.backends.slab import SlabName, SlabPlace
 from raydix.runtime.storage.backends.slab_folder import SlabFolder
-from raydix.runtime.storage.backends.usrbio import MAX_IOS, SHARED_MEMORY, SlotIo, UsrbioArena
+from raydix.runtime.storage.backends.usrbio import MAX_IOS, SHARED_MEMORY, ExtentIo, UsrbioArena
 from raydix.runtime.storage.batches import compare_length, move_in_parts
 from raydix.runtime.storage.capacity.room import Reservation, Room
 from raydix.runtime.storage.capacity.stored_bound import open_room
@@ -27,7 +27,7 @@ from raydix.runtime.storage.namespace import Namespace
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """One object of a part of a batch, on its way between its page and its slot."""
+    """One object of a part of a batch, on its way between its page and its extent."""
 
     position: int
     ref: ObjectRef
@@ -122,11 +122,11 @@ class Hf3fsBackend:
             ]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Read slots straight into the arena."""
+        """Read extents straight into the arena."""
         return self._move(refs, deadline_s, self._get)
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Write pages straight from the arena into slots without a name; then publish them."""
+        """Write pages straight from the arena into extents without a name; then publish them."""
         return self._move(refs, deadline_s, self._put)
 
     def _move(
@@ -157,7 +157,7 @@ class Hf3fsBackend:
                     self._slabs.start_read(place)
                     transfers.append(_Transfer(position, ref, name, place))
 
-        # Without the lock: a slot that is being read keeps its bytes, whatever becomes of its name.
+        # Without the lock: an extent that is read keeps its bytes, whatever becomes of its name.
         try:
             results = self._arena.read(self._ios(transfers))
         finally:
@@ -209,14 +209,14 @@ class Hf3fsBackend:
                 ref = refs[position]
                 try:
                     with self._lock:
-                        place = self._slabs.take_slot(len(ref.page))
+                        place = self._slabs.take_extent(len(ref.page))
                 except OSError as error:
                     statuses[position] = self._counts.os_error(error)
                     continue
                 transfers.append(_Transfer(position, ref, self._name(ref.name), place))
             results = self._arena.write(self._ios(transfers))
         finally:
-            # Slots that were taken are given back even if no I/O began.
+            # Extents that were taken are given back even if no I/O began.
             results += [-errno.EIO] * (len(transfers) - len(results))
             self._publish(transfers, results, reservation)
 
@@ -242,9 +242,9 @@ class Hf3fsBackend:
             )
         self._counts.add("objects_written", len(new))
 
-    def _ios(self, transfers: Sequence[_Transfer]) -> list[SlotIo]:
+    def _ios(self, transfers: Sequence[_Transfer]) -> list[ExtentIo]:
         return [
-            SlotIo(
+            ExtentIo(
                 arena_offset=transfer.ref.offset,
                 size_bytes=transfer.place.size_bytes,
                 fd=self._slabs.fd(transfer.place),
@@ -260,7 +260,7 @@ class Hf3fsBackend:
         return ObjectStatus.OK if result == size_bytes else if_short
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """Take names off the index; who is reading a slot keeps its bytes."""
+        """Take names off the index; who is reading an extent keeps its bytes."""
         with self._lock:
             return [self._delete(self._name(name)) for name in names]
 
@@ -295,7 +295,7 @@ class Hf3fsBackend:
         return self._counts.last_error
 
     def check(self) -> None:
-        """Raises AccountingError if slots, index and bytes on record disagree."""
+        """Raises AccountingError if extents, index and bytes on record disagree."""
         self._room.check()
         with self._lock:
             self._slabs.check()

@@ -1,4 +1,4 @@
-"""Objects in slots of large files: which slot holds which object, now and after a restart."""
+"""Objects in extents of large files: which extent holds which object, now and after a restart."""
 
 import logging
 import os
@@ -15,9 +15,9 @@ from raydix.runtime.storage.file_modes import OWNER_ALONE
 
 logger = logging.getLogger(__name__)
 
-SLOT_ALIGNMENT_BYTES = 4096
-_GROWTH_SLOTS = 64
-"""The number of slots by which a slab file grows at a time."""
+EXTENT_ALIGNMENT_BYTES = 4096
+_GROWTH_EXTENTS = 64
+"""The number of extents by which a slab file grows at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,86 +42,86 @@ class SlabName:
 class SlabPlace:
     """Where an object's bytes are."""
 
-    slot_bytes: int
-    slot: int
+    extent_bytes: int
+    extent: int
     size_bytes: int
 
     @property
     def offset(self) -> int:
-        """The offset of the slot in the slab file, in bytes."""
-        return self.slot * self.slot_bytes
+        """The offset of the extent in the slab file, in bytes."""
+        return self.extent * self.extent_bytes
 
 
-def slot_bytes_for(size_bytes: int) -> int:
-    """The size of slot that an object goes into."""
-    return -(-size_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
+def extent_bytes_for(size_bytes: int) -> int:
+    """The size of extent that an object goes into."""
+    return -(-size_bytes // EXTENT_ALIGNMENT_BYTES) * EXTENT_ALIGNMENT_BYTES
 
 
 class Slab:
-    """Owns: one file of equal slots, and which of them are free.
+    """Owns: one file of equal extents, and which of them are free.
 
-    A slot that is given back while someone reads it is handed out again only after the last reader
-    is done.
+    An extent that is given back while someone reads it is handed out again only after the last
+    reader is done.
     """
 
-    def __init__(self, path: Path, slot_bytes: int) -> None:
-        """Open or create the file; all its slots are free until `claim`."""
-        self.slot_bytes = slot_bytes
+    def __init__(self, path: Path, extent_bytes: int) -> None:
+        """Open or create the file; all its extents are free until `claim`."""
+        self.extent_bytes = extent_bytes
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ALONE.file)
-        self._num_slots = os.fstat(self.fd).st_size // slot_bytes
+        self._num_extents = os.fstat(self.fd).st_size // extent_bytes
         self._taken: set[int] = set()
-        self._free = list(range(self._num_slots - 1, -1, -1))
+        self._free = list(range(self._num_extents - 1, -1, -1))
         self._readers: Counter[int] = Counter()
         self._given_back: set[int] = set()
 
-    def claim(self, slots: Iterable[int]) -> None:
-        """Mark slots as taken, as the log says that they are."""
-        self._taken = set(slots)
-        self._num_slots = max(self._num_slots, max(self._taken, default=-1) + 1)
+    def claim(self, extents: Iterable[int]) -> None:
+        """Mark extents as taken, as the log says that they are."""
+        self._taken = set(extents)
+        self._num_extents = max(self._num_extents, max(self._taken, default=-1) + 1)
         self._free = [
-            slot for slot in range(self._num_slots - 1, -1, -1) if slot not in self._taken
+            extent for extent in range(self._num_extents - 1, -1, -1) if extent not in self._taken
         ]
 
     def take(self) -> int:
-        """A free slot; the file grows if there is none. Raises OSError if it cannot."""
+        """A free extent; the file grows if there is none. Raises OSError if it cannot."""
         if not self._free:
-            num_slots = self._num_slots + _GROWTH_SLOTS
-            os.ftruncate(self.fd, num_slots * self.slot_bytes)
-            self._free = list(range(num_slots - 1, self._num_slots - 1, -1))
-            self._num_slots = num_slots
-        slot = self._free.pop()
-        self._taken.add(slot)
-        return slot
+            num_extents = self._num_extents + _GROWTH_EXTENTS
+            os.ftruncate(self.fd, num_extents * self.extent_bytes)
+            self._free = list(range(num_extents - 1, self._num_extents - 1, -1))
+            self._num_extents = num_extents
+        extent = self._free.pop()
+        self._taken.add(extent)
+        return extent
 
-    def give_back(self, slot: int) -> None:
-        """Free a slot whose object is gone."""
-        self._taken.remove(slot)
-        if self._readers[slot]:
-            self._given_back.add(slot)
+    def give_back(self, extent: int) -> None:
+        """Free an extent whose object is gone."""
+        self._taken.remove(extent)
+        if self._readers[extent]:
+            self._given_back.add(extent)
         else:
-            self._free.append(slot)
+            self._free.append(extent)
 
-    def start_read(self, slot: int) -> None:
-        """Keep the slot's bytes until `end_read`."""
-        self._readers[slot] += 1
+    def start_read(self, extent: int) -> None:
+        """Keep the extent's bytes until `end_read`."""
+        self._readers[extent] += 1
 
-    def end_read(self, slot: int) -> None:
+    def end_read(self, extent: int) -> None:
         """End a read that `start_read` began."""
-        self._readers[slot] -= 1
-        if not self._readers[slot]:
-            del self._readers[slot]
-            if slot in self._given_back:
-                self._given_back.remove(slot)
-                self._free.append(slot)
+        self._readers[extent] -= 1
+        if not self._readers[extent]:
+            del self._readers[extent]
+            if extent in self._given_back:
+                self._given_back.remove(extent)
+                self._free.append(extent)
 
     def check(self) -> None:
-        """Raises AccountingError unless every slot is taken, free, or given back under a reader."""
+        """Raises AccountingError unless extents are taken, free, or given back under readers."""
         states = [*self._taken, *self._free, *self._given_back]
-        if sorted(states) != list(range(self._num_slots)) or not self._given_back <= set(
+        if sorted(states) != list(range(self._num_extents)) or not self._given_back <= set(
             self._readers
         ):
             raise AccountingError(
-                f"slab of {self._num_slots} slots: {len(self._taken)} taken, "
+                f"slab of {self._num_extents} extents: {len(self._taken)} taken, "
                 f"{len(self._free)} free, "
                 f"{len(self._given_back)} given back under {len(self._readers)} readers"
             )
@@ -132,7 +132,7 @@ class Slab:
 
 
 _RECORD = struct.Struct("<HHIII8s32s")
-"""A log record: is it there, group, slot bytes, slot, size, namespace, key; then a CRC-32."""
+"""A log record: is it there, group, extent bytes, extent, size, namespace, key; then a CRC-32."""
 _RECORD_BYTES = _RECORD.size + 4
 _COMPACT_SLACK_RECORDS = 10_000
 
@@ -140,7 +140,7 @@ _COMPACT_SLACK_RECORDS = 10_000
 class SlabIndex:
     """Owns: the places of all objects, and the append-only log that tells them after a restart.
 
-    A removal is logged before its slot may be written again, and an object after it is whole, so
+    A removal is logged before its extent may be written again, and an object after it is whole, so
     that a process that is killed leaves no name with other bytes. Nothing is synced: what a power
     loss leaves fails verification.
     """
@@ -178,7 +178,7 @@ class SlabIndex:
         """Take objects off the index; returns their places, which may be used again.
 
         A removal that cannot be logged is still made: after a restart the object fails
-        verification, or gives way to the one that was written into its slot.
+        verification, or gives way to the one that was written into its extent.
         """
         places = {name: self._places.pop(name) for name in names}
 
@@ -245,11 +245,11 @@ class SlabIndex:
 
 
 def _record(name: SlabName, place: SlabPlace | None) -> bytes:
-    slot_bytes, slot, size = (
-        (0, 0, 0) if place is None else (place.slot_bytes, place.slot, place.size_bytes)
+    extent_bytes, extent, size = (
+        (0, 0, 0) if place is None else (place.extent_bytes, place.extent, place.size_bytes)
     )
     fields = _RECORD.pack(
-        place is not None, name.group, slot_bytes, slot, size, name.namespace, name.key
+        place is not None, name.group, extent_bytes, extent, size, name.namespace, name.key
     )
     return fields + zlib.crc32(fields).to_bytes(4, "little")
 
@@ -263,7 +263,7 @@ def _write_all(fd: int, data: bytes) -> None:
 def _replay(path: Path) -> dict[SlabName, SlabPlace]:
     """The place of each object, by the log.
 
-    Of two names in one slot the later one holds: the removal of the other got lost.
+    Of two names in one extent the later one holds: the removal of the other got lost.
     """
     places: dict[SlabName, SlabPlace] = {}
     owners: dict[tuple[int, int], SlabName] = {}
@@ -271,15 +271,15 @@ def _replay(path: Path) -> dict[SlabName, SlabPlace]:
     for name, place in _records(path):
         former = places.pop(name, None)
         if former is not None:
-            del owners[former.slot_bytes, former.slot]
+            del owners[former.extent_bytes, former.extent]
         if place is None:
             continue
 
-        slot = place.slot_bytes, place.slot
-        if slot in owners:
-            del places[owners[slot]]
+        extent = place.extent_bytes, place.extent
+        if extent in owners:
+            del places[owners[extent]]
         places[name] = place
-        owners[slot] = name
+        owners[extent] = name
     return places
 
 
@@ -290,6 +290,6 @@ def _records(path: Path) -> Iterator[tuple[SlabName, SlabPlace | None]]:
         crc = data[start + _RECORD.size : start + _RECORD_BYTES]
         if zlib.crc32(fields).to_bytes(4, "little") != crc:
             return
-        is_there, group, slot_bytes, slot, size, namespace, key = _RECORD.unpack(fields)
+        is_there, group, extent_bytes, extent, size, namespace, key = _RECORD.unpack(fields)
         name = SlabName(namespace, group, PageKey(key))
-        yield name, SlabPlace(slot_bytes, slot, size) if is_there else None
+        yield name, SlabPlace(extent_bytes, extent, size) if is_there else None

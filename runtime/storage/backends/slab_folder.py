@@ -1,4 +1,4 @@
-"""A folder of slab files: which object has which slot, for one engine at a time."""
+"""A folder of slab files: which object has which extent, for one engine at a time."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from raydix.runtime.storage.backends.slab import (
     SlabIndex,
     SlabName,
     SlabPlace,
-    slot_bytes_for,
+    extent_bytes_for,
 )
 from raydix.runtime.storage.file_modes import OWNER_ALONE
 
@@ -39,26 +39,26 @@ class SlabFolder:
             self._index = SlabIndex(path / "index.log")
             undo.callback(self._index.close)
             undo.callback(self._close_slabs)
-            self._claim_slots()
+            self._claim_extents()
             self._undo = undo.pop_all()
 
-    def _claim_slots(self) -> None:
+    def _claim_extents(self) -> None:
         taken: dict[int, list[int]] = {}
         for _, place in self._index:
-            taken.setdefault(place.slot_bytes, []).append(place.slot)
-        for slot_bytes, slots in taken.items():
-            self._slab(slot_bytes).claim(slots)
+            taken.setdefault(place.extent_bytes, []).append(place.extent)
+        for extent_bytes, extents in taken.items():
+            self._slab(extent_bytes).claim(extents)
 
-    def _slab(self, slot_bytes: int) -> Slab:
-        if slot_bytes not in self._slabs:
-            slab = Slab(self._path / f"slots-{slot_bytes}.slab", slot_bytes)
+    def _slab(self, extent_bytes: int) -> Slab:
+        if extent_bytes not in self._slabs:
+            slab = Slab(self._path / f"slots-{extent_bytes}.slab", extent_bytes)
             try:
                 self._usrbio.register_fd(slab.fd)
             except BaseException:
                 slab.close()
                 raise
-            self._slabs[slot_bytes] = slab
-        return self._slabs[slot_bytes]
+            self._slabs[extent_bytes] = slab
+        return self._slabs[extent_bytes]
 
     def __contains__(self, name: SlabName) -> bool:
         return name in self._index
@@ -71,26 +71,26 @@ class SlabFolder:
         return self._index.find(name)
 
     def fd(self, place: SlabPlace) -> int:
-        """The file that a slot is in."""
-        return self._slabs[place.slot_bytes].fd
+        """The file that an extent is in."""
+        return self._slabs[place.extent_bytes].fd
 
     def start_read(self, place: SlabPlace) -> None:
-        """Somebody reads a slot: its bytes stay until `end_read`."""
-        self._slabs[place.slot_bytes].start_read(place.slot)
+        """Somebody reads an extent: its bytes stay until `end_read`."""
+        self._slabs[place.extent_bytes].start_read(place.extent)
 
     def end_read(self, place: SlabPlace) -> None:
         """End a read that `start_read` began."""
-        self._slabs[place.slot_bytes].end_read(place.slot)
+        self._slabs[place.extent_bytes].end_read(place.extent)
 
-    def take_slot(self, size_bytes: int) -> SlabPlace:
-        """A slot that no name points at. Raises OSError."""
-        slot_bytes = slot_bytes_for(size_bytes)
-        return SlabPlace(slot_bytes, self._slab(slot_bytes).take(), size_bytes)
+    def take_extent(self, size_bytes: int) -> SlabPlace:
+        """An extent that no name points at. Raises OSError."""
+        extent_bytes = extent_bytes_for(size_bytes)
+        return SlabPlace(extent_bytes, self._slab(extent_bytes).take(), size_bytes)
 
     def publish(
         self, taken: Sequence[tuple[SlabName, SlabPlace]], is_whole: Sequence[bool]
     ) -> dict[SlabName, SlabPlace]:
-        """Enter the objects that are in their slots whole, and give the other slots back.
+        """Enter the objects that are in their extents whole, and give the other extents back.
 
         A name that another writer has entered meanwhile keeps its object. Returns the new
         objects. Raises OSError, and enters none, if the log cannot grow.
@@ -106,7 +106,7 @@ class SlabFolder:
             new = {}
             raise
         finally:
-            # Two writers of one name have a slot each; the second one's is free again.
+            # Two writers of one name have an extent each; the second one's is free again.
             self._give_back(place for name, place in taken if new.get(name) != place)
         return new
 
@@ -116,10 +116,10 @@ class SlabFolder:
 
     def _give_back(self, places: Iterable[SlabPlace]) -> None:
         for place in places:
-            self._slabs[place.slot_bytes].give_back(place.slot)
+            self._slabs[place.extent_bytes].give_back(place.extent)
 
     def check(self) -> None:
-        """Raises AccountingError unless every slot is accounted for."""
+        """Raises AccountingError unless every extent is accounted for."""
         for slab in self._slabs.values():
             slab.check()
 
@@ -135,7 +135,7 @@ class SlabFolder:
 
 
 def _lock(folder: Path) -> int:
-    """The descriptor that holds the lock: two engines would overwrite each other's slots."""
+    """The descriptor that holds the lock: two engines would overwrite each other's extents."""
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ALONE.file)
 
     try:

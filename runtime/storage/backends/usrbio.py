@@ -21,7 +21,7 @@ _WAIT = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class SlotIo:
+class ExtentIo:
     """One read into, or write from, `size_bytes` of the arena at `arena_offset`."""
 
     arena_offset: int
@@ -60,15 +60,15 @@ class UsrbioArena:
         finally:
             (SHARED_MEMORY / name).unlink()
 
-    def read(self, ios: Sequence[SlotIo]) -> list[int]:
+    def read(self, ios: Sequence[ExtentIo]) -> list[int]:
         """Bytes read or -errno, one per I/O. When it returns, 3FS touches none of the pages."""
         return self._transfer(ios, is_read=True)
 
-    def write(self, ios: Sequence[SlotIo]) -> list[int]:
+    def write(self, ios: Sequence[ExtentIo]) -> list[int]:
         """Bytes written or -errno, one per I/O. When it returns, 3FS touches none of the pages."""
         return self._transfer(ios, is_read=False)
 
-    def _transfer(self, ios: Sequence[SlotIo], is_read: bool) -> list[int]:
+    def _transfer(self, ios: Sequence[ExtentIo], is_read: bool) -> list[int]:
         assert len(ios) <= MAX_IOS
         results = [0] * len(ios)
         if not ios:

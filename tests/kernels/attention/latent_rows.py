@@ -11,7 +11,7 @@ LAYER, NUM_LAYERS = 1, 2
 
 
 class LatentRows:
-    """Rows of given contexts, whose last `num_tokens` are queries; unused slots hold NaN."""
+    """Rows of given contexts, whose last `num_tokens` are queries; unused cells hold NaN."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class LatentRows:
         pool = torch.randn(num_pages + 1, NUM_LAYERS, page_size, dim)
         pool[0] = torch.nan
         for table_N, context in zip(tables_RN, contexts, strict=True):
-            slots = torch.arange(context, max_pages * page_size)
-            pool[table_N[slots // page_size], :, slots % page_size] = torch.nan
+            cells = torch.arange(context, max_pages * page_size)
+            pool[table_N[cells // page_size], :, cells % page_size] = torch.nan
 
         firsts = [sum(num_tokens[:row]) for row in range(len(num_tokens))]
         self.rows = tuple(

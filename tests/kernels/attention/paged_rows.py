@@ -26,7 +26,7 @@ FORMS: dict[str, dict[str, Any]] = {
 class PagedRows:
     """Rows of given contexts, whose last `num_tokens` are queries.
 
-    Unused slots hold NaN, and so does page 0, which stands for pages behind the window.
+    Unused cells hold NaN, and so does page 0, which stands for pages behind the window.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class PagedRows:
         pool = torch.randn(num_pages + 1, NUM_LAYERS, num_heads, 2, page_size, self.dim)
         pool[0] = torch.nan
         for row, (table_N, context) in enumerate(zip(tables_RN, contexts, strict=True)):
-            slots = torch.arange(context, max_pages * page_size)
-            pool[table_N[slots // page_size], :, :, :, slots % page_size] = torch.nan
+            cells = torch.arange(context, max_pages * page_size)
+            pool[table_N[cells // page_size], :, :, :, cells % page_size] = torch.nan
 
             if window is not None:
                 first_position = context - num_tokens[row]

@@ -14,7 +14,7 @@ from tests.moe.dispatch_conformance import Round, Setting, compare, draw, rounds
 
 SHAPE = DispatchShape(
     num_ranks=2,
-    slots_per_rank=4,
+    seats_per_rank=4,
     hidden_size=16,
     experts_per_token=2,
     max_tokens=12,

@@ -11,7 +11,7 @@ from raydix.kernels.dispatch.token_push import push_outputs, push_tokens
 from raydix.kernels.reference import token_push as reference
 from tests.kernels.dispatch.token_ranks import layouts, make_arrivals, make_buffers
 
-SLOTS, CHOICES, HIDDEN, MAX_TOKENS = 5, 3, 40, 150
+SEATS, CHOICES, HIDDEN, MAX_TOKENS = 5, 3, 40, 150
 TOKENS = {"two": (130, 7), "three": (3, 0, 70), "one": (33,)}
 MANY_TOKENS = (700, 300)
 """More than programs that wait for themselves."""
@@ -42,11 +42,11 @@ def compare_with_twin(
     tokens_R: tuple[int, ...], id_dtype: torch.dtype, device: torch.device, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    ranks = layouts(len(tokens_R), max(tokens_R) + 20, SLOTS)
+    ranks = layouts(len(tokens_R), max(tokens_R) + 20, SEATS)
     ours, theirs = (make_buffers(ranks[0], HIDDEN, CHOICES, dtype, device) for _ in range(2))
     arrivals = [make_arrivals(device) for _ in ranks]
     first_rows = [sum(tokens_R[:rank]) for rank in range(len(tokens_R))]
-    ids = [draw_ids(num, len(ranks) * SLOTS, generator).to(device, id_dtype) for num in tokens_R]
+    ids = [draw_ids(num, len(ranks) * SEATS, generator).to(device, id_dtype) for num in tokens_R]
     outs = [torch.randn(sum(tokens_R), HIDDEN, generator=generator).to(device, dtype) for _ in ids]
 
     for layout, ids_TK, first_row in zip(ranks, ids, first_rows, strict=True):
@@ -76,7 +76,7 @@ def compare_with_twin(
 
 
 def test_counts_wrap_around(device: torch.device) -> None:
-    (layout,) = layouts(1, MAX_TOKENS, SLOTS)
+    (layout,) = layouts(1, MAX_TOKENS, SEATS)
     (own,) = make_buffers(layout, HIDDEN, CHOICES, torch.float32, device)
     arrivals = make_arrivals(device)
     last = (1 << 31) - 1
@@ -94,7 +94,7 @@ def test_counts_wrap_around(device: torch.device) -> None:
 @pytest.mark.gpu
 def test_who_gives_up_waits_for_nobody() -> None:
     device = torch.device("cuda")
-    layout = layouts(2, MAX_TOKENS, SLOTS)[0]
+    layout = layouts(2, MAX_TOKENS, SEATS)[0]
     own = make_buffers(layout, HIDDEN, CHOICES, torch.float32, device)[0]
     arrivals = make_arrivals(device)
     out_NC = torch.zeros(2, HIDDEN, device=device)
@@ -111,7 +111,7 @@ def test_who_gives_up_waits_for_nobody() -> None:
 
 
 def test_odd_tokens_are_refused(device: torch.device) -> None:
-    (layout,) = layouts(1, MAX_TOKENS, SLOTS)
+    (layout,) = layouts(1, MAX_TOKENS, SEATS)
     buffers = make_buffers(layout, HIDDEN, CHOICES, torch.float32, device)
     x_TC = torch.zeros(2, HIDDEN, device=device)
     weights_TK = torch.zeros(2, CHOICES, device=device)

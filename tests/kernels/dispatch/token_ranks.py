@@ -5,11 +5,11 @@ import torch
 from raydix.kernels.dispatch.token_buffers import Arrivals, TokenBuffers, TokenLayout
 
 
-def layouts(num_ranks: int, max_tokens: int, slots_per_rank: int) -> list[TokenLayout]:
+def layouts(num_ranks: int, max_tokens: int, seats_per_rank: int) -> list[TokenLayout]:
     """The layouts of all ranks."""
     return [
         TokenLayout(
-            rank=rank, num_ranks=num_ranks, max_tokens=max_tokens, slots_per_rank=slots_per_rank
+            rank=rank, num_ranks=num_ranks, max_tokens=max_tokens, seats_per_rank=seats_per_rank
         )
         for rank in range(num_ranks)
     ]

@@ -16,7 +16,7 @@ def random_weight(
 ) -> ScaledWeight:
     """A matrix, or a bank of some, whose products with numbers around 1 are around 1.
 
-    shape: of the matrix, with slots in front or not. bias: its dtype; None: there is none.
+    shape: of the matrix, with seats in front or not. bias: its dtype; None: there is none.
     """
     generator = torch.Generator(device).manual_seed(seed)
     numbers = torch.randn(shape, generator=generator, device=device).to(torch.float8_e4m3fn)

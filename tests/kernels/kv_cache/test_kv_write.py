@@ -12,7 +12,7 @@ from raydix.kernels.reference import kv_write as reference
 from raydix.kernels.reference.norm import rms_norm
 
 PAGE, LAYERS, LAYER, TOKENS, EPS = 4, 3, 1, 6, 1e-6
-SLOTS = (9, 22, -1, 4, 31, 18)
+CELLS = (9, 22, -1, 4, 31, 18)
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def seed() -> None:
 
 
 class Inputs:
-    """Projections of a step, with `heads` = (query heads, KV heads, head dim), tables and slots.
+    """Projections of a step, with `heads` = (query heads, KV heads, head dim), tables and cells.
 
     `rotary`: how many dims of a head are rotated; None: all. `pool_dtype`: None: `dtype`.
     """
@@ -51,7 +51,7 @@ class Inputs:
         self.norm = QkNorm(q_weight_D=weights[0], k_weight_D=weights[1], eps=EPS)
         shape = (8, LAYERS, num_heads, 2, PAGE, head_dim)
         self.pool = torch.full(shape, 7.0).to(device, pool_dtype or dtype)
-        self.slots = torch.tensor(SLOTS, device=device)
+        self.cells = torch.tensor(CELLS, device=device)
 
     def expected(
         self, norm: QkNorm | None, kv_scales: torch.Tensor | None = None
@@ -64,22 +64,22 @@ class Inputs:
             q = rms_norm(q, norm.q_weight_D, norm.eps)
             k = rms_norm(k, norm.k_weight_D, norm.eps)
         q, k = (reference.apply_rope(x, self.rope.cos_XR, self.rope.sin_XR) for x in (q, k))
-        pool, kept = self.pool.clone(), self.slots >= 0
-        reference.write_kv(k[kept], v[kept], pool, LAYER, self.slots[kept], kv_scales_2H=kv_scales)
+        pool, kept = self.pool.clone(), self.cells >= 0
+        reference.write_kv(k[kept], v[kept], pool, LAYER, self.cells[kept], kv_scales_2H=kv_scales)
         return q, pool
 
 
 @pytest.mark.parametrize(
     "heads", [(32, 4, 128), (6, 2, 80), (2, 2, 64), (8, 1, 16), (8, 1, 512), (4, 2, 192)]
 )
-def test_queries_are_rotated_and_keys_and_values_reach_their_slots(
+def test_queries_are_rotated_and_keys_and_values_reach_their_cells(
     device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     inputs = Inputs(heads, device, dtype)
     expected_q, expected_pool = inputs.expected(None)
     before = inputs.qkv.clone()
 
-    q = rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+    q = rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.cells)
 
     assert torch.equal(q, expected_q)
     assert torch.equal(inputs.qkv, before)
@@ -95,7 +95,7 @@ def test_dims_past_the_rotated_ones_are_left_as_they_are(
     inputs = Inputs(heads, device, dtype, rotary)
     expected_q, expected_pool = inputs.expected(None)
 
-    q = rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+    q = rotate_and_write_kv(inputs.qkv, inputs.rope, None, inputs.pool, LAYER, inputs.cells)
 
     assert torch.equal(q, expected_q)
     assert torch.equal(inputs.pool, expected_pool)
@@ -111,7 +111,7 @@ def test_queries_and_keys_are_normed_first(
     expected_q, expected_pool = inputs.expected(inputs.norm)
 
     out_q = rotate_and_write_kv(
-        inputs.qkv, inputs.rope, inputs.norm, inputs.pool, LAYER, inputs.slots
+        inputs.qkv, inputs.rope, inputs.norm, inputs.pool, LAYER, inputs.cells
     )
 
     # A sum in another order may round to the other side; the sum of two such products may cancel.
@@ -133,7 +133,7 @@ def test_positions_choose_rows_of_the_tables(device: torch.device) -> None:
         positions_T=order.argsort(),
     )
 
-    q = rotate_and_write_kv(inputs.qkv, rope, None, inputs.pool, LAYER, inputs.slots)
+    q = rotate_and_write_kv(inputs.qkv, rope, None, inputs.pool, LAYER, inputs.cells)
 
     assert torch.equal(q, expected_q)
     assert torch.equal(inputs.pool, expected_pool)
@@ -145,7 +145,7 @@ def test_summands_are_added_and_rounded_first(device: torch.device, dtype: torch
     inputs.qkv = (summands[0] + summands[1] + summands[2]).to(dtype)
     expected_q, expected_pool = inputs.expected(None)
 
-    q = rotate_and_write_kv(summands, inputs.rope, None, inputs.pool, LAYER, inputs.slots)
+    q = rotate_and_write_kv(summands, inputs.rope, None, inputs.pool, LAYER, inputs.cells)
 
     assert torch.equal(q, expected_q)
     assert torch.equal(inputs.pool, expected_pool)
@@ -159,7 +159,7 @@ def assert_fp8_pool(inputs: Inputs, norm: QkNorm | None, scales: torch.Tensor | 
     expected_q, expected_pool = inputs.expected(norm, scales)
 
     q = rotate_and_write_kv(
-        inputs.qkv, inputs.rope, norm, inputs.pool, LAYER, inputs.slots, kv_scales_2H=scales
+        inputs.qkv, inputs.rope, norm, inputs.pool, LAYER, inputs.cells, kv_scales_2H=scales
     )
 
     assert torch.equal(q, expected_q)
@@ -205,31 +205,31 @@ def test_numbers_are_rounded_to_fp8_as_the_twin_rounds_them(
 def test_bad_inputs_are_refused() -> None:
     good = Inputs((4, 2, 16), torch.device("cpu"), torch.float32)
 
-    for qkv, pool, layer, slots in [
-        (good.qkv.half(), good.pool.half(), 0, good.slots),
-        (good.qkv, good.pool.bfloat16(), 0, good.slots),
-        (good.qkv[:, :-1], good.pool, 0, good.slots),
-        (good.qkv[:, : 5 * 16], good.pool, 0, good.slots),
-        (good.qkv, good.pool[:, :, :1], 0, good.slots),
-        (good.qkv, good.pool, LAYERS, good.slots),
-        (good.qkv, good.pool, 0, good.slots[1:]),
-        (good.qkv, good.pool, 0, good.slots.float()),
+    for qkv, pool, layer, cells in [
+        (good.qkv.half(), good.pool.half(), 0, good.cells),
+        (good.qkv, good.pool.bfloat16(), 0, good.cells),
+        (good.qkv[:, :-1], good.pool, 0, good.cells),
+        (good.qkv[:, : 5 * 16], good.pool, 0, good.cells),
+        (good.qkv, good.pool[:, :, :1], 0, good.cells),
+        (good.qkv, good.pool, LAYERS, good.cells),
+        (good.qkv, good.pool, 0, good.cells[1:]),
+        (good.qkv, good.pool, 0, good.cells.float()),
     ]:
         with pytest.raises(ValueError, match=r"expected|match|not among"):
-            rotate_and_write_kv(qkv, good.rope, good.norm, pool, layer, slots)
+            rotate_and_write_kv(qkv, good.rope, good.norm, pool, layer, cells)
 
     for scales in (torch.ones(2, 3), torch.ones(2, 2).double(), torch.ones(3)):
         with pytest.raises(ValueError, match="Scales of keys and values"):
             rotate_and_write_kv(
-                good.qkv, good.rope, None, good.pool, 0, good.slots, kv_scales_2H=scales
+                good.qkv, good.rope, None, good.pool, 0, good.cells, kv_scales_2H=scales
             )
 
     for rope, norm in [
         (replace(good.rope, cos_XR=good.rope.cos_XR.half()), good.norm),
         (replace(good.rope, sin_XR=good.rope.sin_XR[1:]), good.norm),
         (replace(good.rope, sin_XR=good.rope.sin_XR[:, :8].contiguous()), good.norm),
-        (replace(good.rope, positions_T=good.slots[1:]), good.norm),
+        (replace(good.rope, positions_T=good.cells[1:]), good.norm),
         (good.rope, replace(good.norm, q_weight_D=good.norm.q_weight_D[1:])),
     ]:
         with pytest.raises(ValueError, match="expected"):
-            rotate_and_write_kv(good.qkv, rope, norm, good.pool, 0, good.slots)
+            rotate_and_write_kv(good.qkv, rope, norm, good.pool, 0, good.cells)

@@ -9,19 +9,19 @@ from raydix.kernels.reference import latent_attention as reference
 DIM, PAGE, LAYER = 40, 4, 1
 
 
-@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
-def test_latents_land_in_their_slots_and_nowhere_else(
-    device: torch.device, dtype: torch.dtype, slot_dtype: torch.dtype
+@pytest.mark.parametrize("cell_dtype", [torch.int32, torch.int64])
+def test_latents_land_in_their_cells_and_nowhere_else(
+    device: torch.device, dtype: torch.dtype, cell_dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     pool = torch.randn(6, 2, PAGE, DIM).to(device, dtype)
     # A slice of a projection's output: contiguous in D alone.
     latent = torch.randn(5, 2 * DIM).to(device, dtype)[:, DIM:]
-    slots = torch.tensor([5, 23, 11, 8, 4], device=device)
+    cells = torch.tensor([5, 23, 11, 8, 4], device=device)
     expected = pool.clone()
-    reference.write_latent(latent, expected, LAYER, slots)
+    reference.write_latent(latent, expected, LAYER, cells)
 
-    write_latent(latent, pool, LAYER, slots.to(slot_dtype))
+    write_latent(latent, pool, LAYER, cells.to(cell_dtype))
 
     torch.testing.assert_close(pool, expected, atol=0, rtol=0)
 
@@ -42,14 +42,14 @@ def test_padded_tokens_write_nothing(device: torch.device) -> None:
         ({"latent_TD": torch.zeros(2, DIM, dtype=torch.bfloat16)}, "Latents are"),
         ({"pool_PLSD": torch.zeros(3, PAGE, DIM)}, "expected contiguous"),
         ({"pool_PLSD": torch.zeros(3, 1, PAGE, DIM)}, "Layer 1 is not"),
-        ({"slot_mapping_T": torch.zeros(3, dtype=torch.int64)}, "The slot mapping"),
+        ({"cells_T": torch.zeros(3, dtype=torch.int64)}, "The cells"),
     ],
 )
 def test_impossible_inputs_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
     inputs = {
         "latent_TD": torch.zeros(2, DIM),
         "pool_PLSD": torch.zeros(3, 2, PAGE, DIM),
-        "slot_mapping_T": torch.zeros(2, dtype=torch.int64),
+        "cells_T": torch.zeros(2, dtype=torch.int64),
     } | change
 
     with pytest.raises(ValueError, match=message):

@@ -193,8 +193,8 @@ def test_a_captured_graph_follows_its_inputs() -> None:
 
 def test_buckets_cover_every_number_of_rows() -> None:
     rows = [
-        choose_tiles(slots, 128, torch.bfloat16).block_rows
-        for slots in (1, 1024, 4096, 16384, 1 << 20)
+        choose_tiles(pairs, 128, torch.bfloat16).block_rows
+        for pairs in (1, 1024, 4096, 16384, 1 << 20)
     ]
 
     assert rows == sorted(rows)

@@ -24,7 +24,7 @@ def used(blocks: ExpertBlocks) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     "shape", [(1, 128, 8), (16, 128, 8), (130, 128, 8), (300, 8, 2), (50, 3, 3), (1100, 20, 4)]
 )
-def test_slots_are_sorted_by_expert_and_cut_into_blocks(
+def test_pairs_are_sorted_by_expert_and_cut_into_blocks(
     device: torch.device, shape: tuple[int, int, int], block_rows: int
 ) -> None:
     num_tokens, num_experts, choices = shape
@@ -32,8 +32,8 @@ def test_slots_are_sorted_by_expert_and_cut_into_blocks(
 
     blocks = permute_by_expert(expert_ids.to(device), num_experts, block_rows)
 
-    slots = expert_ids.flatten().long().argsort(stable=True)
-    assert torch.equal(blocks.slots_X.cpu().long(), slots)
+    pairs = expert_ids.flatten().long().argsort(stable=True)
+    assert torch.equal(blocks.pairs_X.cpu().long(), pairs)
     ends = expert_ids.flatten().bincount(minlength=num_experts).cumsum(0).tolist()
     expected = [
         (expert, first, min(first + block_rows, end))
@@ -56,8 +56,8 @@ def test_choices_without_an_expert_are_left_out(device: torch.device, num_tokens
 
     blocks = permute_by_expert(expert_ids.to(device), 4, 16)
 
-    expected = [slot for slot in expert_ids.flatten().argsort(stable=True).tolist() if kept[slot]]
-    assert blocks.slots_X[: len(expected)].tolist() == expected
+    expected = [pair for pair in expert_ids.flatten().argsort(stable=True).tolist() if kept[pair]]
+    assert blocks.pairs_X[: len(expected)].tolist() == expected
     assert used(blocks)[-1][2] == len(expected)
 
 

@@ -71,10 +71,10 @@ def test_the_fused_write_is_norm_rotation_and_write() -> None:
         sin_XR=torch.randn(9, DIM // 2).repeat(1, 2),
         positions_T=torch.tensor([8, 0, 3]),
     )
-    slots = torch.tensor([17, 33, 40])
+    cells = torch.tensor([17, 33, 40])
     pool, expected_pool = torch.zeros(2, 11, LAYERS, HEADS, 2, PAGE, DIM).unbind()
 
-    out = rotate_and_write_kv(qkv, rope, norm, pool, 1, slots)
+    out = rotate_and_write_kv(qkv, rope, norm, pool, 1, cells)
 
     q, k, v = qkv.view(3, -1, DIM).split((2 * HEADS, HEADS, HEADS), dim=1)
     cos, sin = rope.cos_XR[rope.positions_T], rope.sin_XR[rope.positions_T]
@@ -82,6 +82,6 @@ def test_the_fused_write_is_norm_rotation_and_write() -> None:
         apply_rope(rms_norm(x, weight, 1e-6), cos, sin)
         for x, weight in ((q, norm.q_weight_D), (k, norm.k_weight_D))
     ]
-    write_kv(rotated[1], v, expected_pool, 1, slots)
+    write_kv(rotated[1], v, expected_pool, 1, cells)
     assert torch.equal(out, rotated[0])
     assert torch.equal(pool, expected_pool)

@@ -69,8 +69,8 @@ def test_latent_attention_matches_the_definition(
     latents = [torch.randn(context, DIM) for context in contexts]
     for row, context in enumerate(contexts):
         positions = torch.arange(context)
-        slots = tables[row, positions // PAGE].long() * PAGE + positions % PAGE
-        reference.write_latent(latents[row], pool, 1, slots)
+        cells = tables[row, positions // PAGE].long() * PAGE + positions % PAGE
+        reference.write_latent(latents[row], pool, 1, cells)
     q = torch.randn(sum(num_tokens), HEADS, DIM)
 
     out = attend(q, pool, tables, make_rows(num_tokens, contexts))
@@ -98,7 +98,7 @@ def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_write_touches_its_slots_and_the_padding_page_alone() -> None:
+def test_a_write_touches_its_cells_and_the_padding_page_alone() -> None:
     pool = torch.zeros(5, LAYERS, PAGE, DIM)
     latent = torch.randn(3, DIM)
 

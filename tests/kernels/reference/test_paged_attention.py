@@ -72,8 +72,8 @@ def test_paged_attention_matches_the_definition(
     v = [torch.randn(context, HEADS, DIM) for context in contexts]
     for row, context in enumerate(contexts):
         positions = torch.arange(context)
-        slots = tables[row, positions // PAGE].long() * PAGE + positions % PAGE
-        write_kv(k[row], v[row], pool, 1, slots)
+        cells = tables[row, positions // PAGE].long() * PAGE + positions % PAGE
+        write_kv(k[row], v[row], pool, 1, cells)
     q = torch.randn(sum(num_tokens), HEADS * GROUP, DIM)
     if form.window is not None:
         # Pages behind the window have left: their entries name the padding page, which holds NaN.

@@ -113,8 +113,8 @@ def test_a_token_is_the_same_whatever_is_beside_it() -> None:
     torch.testing.assert_close(scaled_linear(louder, weight)[0], scaled_linear(x, weight)[0])
 
 
-def random_bank(slots: int, outputs: int, inputs: int) -> ScaledWeight:
-    each = [random_weight(outputs, inputs) for _ in range(slots)]
+def random_bank(seats: int, outputs: int, inputs: int) -> ScaledWeight:
+    each = [random_weight(outputs, inputs) for _ in range(seats)]
     numbers = torch.stack([weight.numbers.matrix_OC for weight in each])
     scales = torch.stack([weight.scales_BD / 16 for weight in each])
     return ScaledWeight(Weight(numbers, None), scales, BLOCK)
@@ -127,8 +127,8 @@ def test_an_expert_rounds_its_inputs_and_its_hidden_layer() -> None:
 
     out = scaled_experts(x, gate_up, down, weights, ids, form=SiluGlu())
 
-    hidden = glu(scaled_linear(x[:1], gate_up.slot(2)), SiluGlu())
-    torch.testing.assert_close(out[:1], 0.5 * scaled_linear(hidden, down.slot(2)))
+    hidden = glu(scaled_linear(x[:1], gate_up.seat(2)), SiluGlu())
+    torch.testing.assert_close(out[:1], 0.5 * scaled_linear(hidden, down.seat(2)))
     assert not out[1].any()
 
 
@@ -140,6 +140,6 @@ def test_experts_are_near_those_of_the_restored_matrices() -> None:
 
     out = scaled_experts(x, gate_up, down, weights, ids, form=SiluGlu())
 
-    floats = [torch.stack([restored(bank.slot(s)) for s in range(4)]) for bank in (gate_up, down)]
+    floats = [torch.stack([restored(bank.seat(s)) for s in range(4)]) for bank in (gate_up, down)]
     expected = fused_experts(x, *floats, weights, ids, form=SiluGlu(), biases=None)
     assert 0.005 < float((out - expected).norm() / expected.norm()) < 0.08

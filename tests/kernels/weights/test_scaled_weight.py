@@ -96,7 +96,7 @@ def test_one_product_takes_matrices_that_a_checkpoint_has_apart() -> None:
     assert torch.equal(scaled_linear(x, stacked), expected)
 
 
-def test_a_slot_of_a_bank_is_a_matrix_with_its_scales() -> None:
+def test_a_seat_of_a_bank_is_a_matrix_with_its_scales() -> None:
     torch.manual_seed(0)
     bank = ScaledWeight(
         Weight(torch.zeros(3, 8, 20).to(torch.float8_e4m3fn), None), torch.zeros(3, 2, 3), BLOCK
@@ -104,9 +104,9 @@ def test_a_slot_of_a_bank_is_a_matrix_with_its_scales() -> None:
     wholes, x = random_wholes(16, 20, bias=False), torch.randn(5, 20)
 
     parts = bank.row_parts(RankShare(1, 2), 16)
-    fill({name: part.slot(2) for name, part in parts.items()}, wholes)
+    fill({name: part.seat(2) for name, part in parts.items()}, wholes)
 
-    assert torch.equal(scaled_linear(x, bank.slot(2)), scaled_linear(x, whole(wholes))[:, 8:])
+    assert torch.equal(scaled_linear(x, bank.seat(2)), scaled_linear(x, whole(wholes))[:, 8:])
     assert not bank.numbers.matrix_OC[:2].float().any()
 
 

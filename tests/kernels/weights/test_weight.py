@@ -85,14 +85,14 @@ def test_ranks_with_columns_add_up_to_the_output_with_one_bias() -> None:
     torch.testing.assert_close(torch.stack(outputs).sum(0), expected)
 
 
-def test_the_slots_of_a_bank_are_filled_one_by_one() -> None:
+def test_the_seats_of_a_bank_are_filled_one_by_one() -> None:
     bank = Weight(torch.zeros(3, 6, 4), torch.zeros(3, 6))
     apart = [random_wholes(6, 4) for _ in range(2)]
 
     gate_and_up = bank.split((3, 3))
     for view, wholes in zip(gate_and_up, apart, strict=True):
         parts = view.row_parts(RankShare(1, 2), 6)
-        fill({name: part.slot(1) for name, part in parts.items()}, wholes)
+        fill({name: part.seat(1) for name, part in parts.items()}, wholes)
 
     assert bank.bias_O is not None
     assert torch.equal(bank.matrix_OC[1], torch.cat([each["weight"][3:] for each in apart]))

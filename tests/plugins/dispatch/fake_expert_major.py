@@ -36,17 +36,17 @@ class FakeExpertMajorBuffer:
         assert x_TC.shape == (ids_TK.shape[0], shape.hidden_size)
         assert ids_TK.shape[0] <= self.max_tokens
 
-        slots, places = shape.slots_per_rank, shape.num_ranks * self.max_tokens
-        x_SPC = torch.full((slots, places, shape.hidden_size), torch.nan, dtype=shape.dtype)
-        origins: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
+        seats, places = shape.seats_per_rank, shape.num_ranks * self.max_tokens
+        x_SPC = torch.full((seats, places, shape.hidden_size), torch.nan, dtype=shape.dtype)
+        origins: list[list[tuple[int, int]]] = [[] for _ in range(seats)]
         sent = self._board.post(f"{self._name} dispatch", self._rank, (x_TC, ids_TK))
         for source in reversed(range(shape.num_ranks)):
             x_UC, ids_UK = sent[source]
             for token, expert in zip(*_pairs(ids_UK), strict=True):
-                if expert // slots != self._rank:
+                if expert // seats != self._rank:
                     continue
-                rows = origins[expert % slots]
-                x_SPC[expert % slots, len(rows)] = x_UC[token]
+                rows = origins[expert % seats]
+                x_SPC[expert % seats, len(rows)] = x_UC[token]
                 rows.append((source, token))
         counts_S = torch.tensor([len(rows) for rows in origins], dtype=torch.int32)
         return Landed(x_SPC, counts_S, origins)
@@ -56,7 +56,7 @@ class FakeExpertMajorBuffer:
         shape = self._shape
         places = shape.num_ranks * self.max_tokens
         assert out_SPC.is_contiguous()
-        assert out_SPC.shape == (shape.slots_per_rank, places, shape.hidden_size)
+        assert out_SPC.shape == (shape.seats_per_rank, places, shape.hidden_size)
         assert out_SPC.dtype == shape.dtype
         assert weights_TK.is_contiguous()
         assert weights_TK.dtype == torch.float32
@@ -65,13 +65,13 @@ class FakeExpertMajorBuffer:
         parts = self._board.post(f"{self._name} combine", self._rank, (out_SPC, handle))
         sums_TC = torch.zeros(ids_TK.shape[0], shape.hidden_size)
         for rank, (out, origins) in enumerate(parts):
-            for slot, rows in enumerate(origins):
+            for seat, rows in enumerate(origins):
                 for place, (source, token) in enumerate(rows):
                     if source != self._rank:
                         continue
-                    is_expert_K = ids_TK[token] == rank * shape.slots_per_rank + slot
+                    is_expert_K = ids_TK[token] == rank * shape.seats_per_rank + seat
                     weight = weights_TK[token][is_expert_K].sum()
-                    sums_TC[token] += weight * out[slot, place].float()
+                    sums_TC[token] += weight * out[seat, place].float()
         return sums_TC.to(shape.dtype)
 
 

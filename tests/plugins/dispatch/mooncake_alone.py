@@ -19,8 +19,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-NUM_RANKS, SLOTS, HIDDEN, TOP_K, TOKENS = 2, 5, 2048, 3, 24
-NUM_EXPERTS = NUM_RANKS * SLOTS
+NUM_RANKS, SEATS, HIDDEN, TOP_K, TOKENS = 2, 5, 2048, 3, 24
+NUM_EXPERTS = NUM_RANKS * SEATS
 ROUNDS = 200
 TOLERANCE = 0.02
 """The largest error, as a part of the largest value."""
@@ -58,7 +58,7 @@ class Library:
         num_bytes = kernels.get_ep_buffer_size_hint(TOKENS, HIDDEN, NUM_RANKS, NUM_EXPERTS)
         self._buffer = library.Buffer(dist.group.WORLD, num_bytes)
         self._is_alive_R = torch.ones(NUM_RANKS, dtype=torch.int32, device="cuda")
-        self._own = slice(rank * SLOTS, (rank + 1) * SLOTS)
+        self._own = slice(rank * SEATS, (rank + 1) * SEATS)
 
     def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> tuple[Tensor, Any]:
         x_SPC, _, handle, _, _ = self._buffer.dispatch(

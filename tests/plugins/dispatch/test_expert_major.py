@@ -37,7 +37,7 @@ from tests.plugins.dispatch.fake_expert_major import FakeExpertMajorBuffer
 SERVED = replace(
     SMALL,
     hidden_size=7168,
-    slots_per_rank=128,
+    seats_per_rank=128,
     experts_per_token=8,
     max_tokens=4096,
     max_low_latency_tokens=126,
@@ -126,7 +126,7 @@ def test_a_closed_dispatcher_refuses_rows() -> None:
         ({"dtype": torch.float32}, "bfloat16 alone"),
         ({"hidden_size": 2880}, "hidden_size .*, here is 2880"),
         ({"experts_per_token": 12}, "11 experts, here 12"),
-        ({"slots_per_rank": 1025}, "1024 experts, here are 1025"),
+        ({"seats_per_rank": 1025}, "1024 experts, here are 1025"),
         ({"max_low_latency_tokens": 1028}, "1024 tokens at once"),
     ],
 )
@@ -138,7 +138,7 @@ def test_shapes_that_kernels_lack_are_refused(change: dict[str, object], reason:
 
 
 def test_mooncake_ep_is_refused_what_its_kernels_cannot_do() -> None:
-    odd = replace(SERVED, num_ranks=3, slots_per_rank=5)
+    odd = replace(SERVED, num_ranks=3, seats_per_rank=5)
     obstacle_of = MOONCAKE_EP.load_adapter().shape_obstacle
 
     assert obstacle_of(odd) == (

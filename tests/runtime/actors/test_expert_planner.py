@@ -36,7 +36,7 @@ def _facts(policy: Rebalance = Rebalance.INCREMENTAL) -> ExpertFacts:
 
 
 def _wanted(rows: list[float]) -> PlanExperts:
-    current = initial_placement(4, len(rows), 2, spare_slots=1)
+    current = initial_placement(4, len(rows), 2, spare_seats=1)
     rows_LE = np.tile(np.array(rows), (4, 1))
     wanted = PlanningWanted(number=7, current=current, rows_per_step_LE=rows_LE)
     return PlanExperts(step_group=0, wanted=wanted)

@@ -56,7 +56,7 @@ def test_experts_move_for_ever(start: int) -> None:
     group = ExpertBalance(SETTINGS)
     group._copy_ids = itertools.count(start)
     current = group._migration.placement.experts_LP
-    per_rank = group._initial.slots_per_rank
+    per_rank = group._initial.seats_per_rank
     wanted = current.copy()
     wanted[0, 0], wanted[0, per_rank] = current[0, per_rank], current[0, 0]
     group._due = Placement(wanted, SETTINGS.num_experts, 2)

@@ -39,7 +39,7 @@ def load_rank(load: Load, folder: Path, size: int, rank: int) -> LoadedModel:
         connect=connect,
         max_tokens=64,
         max_low_latency_tokens=0,
-        spare_slots=1,
+        spare_seats=1,
     )
     return load(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks)
 
@@ -60,11 +60,11 @@ def test_ranks_divide_the_experts_and_keep_the_fingerprint(load: Load, tmp_path:
             for rank in ranks:
                 layer = rank.decoder.layers[index].mlp
                 assert isinstance(layer, MoeLayer)
-                for slot, expert in enumerate(layer.experts.held):
+                for seat, expert in enumerate(layer.experts.held):
                     if expert is not None:
                         seen.append(expert)
                         pairs = zip(
-                            layer.experts.tensors(slot),
+                            layer.experts.tensors(seat),
                             whole.mlp.experts.tensors(expert),
                             strict=True,
                         )
@@ -79,7 +79,7 @@ def test_a_model_without_experts_cannot_divide_them(tmp_path: Path) -> None:
         load_rank(load_model, tmp_path, 2, 0)
 
 
-def test_dispatchers_are_made_for_the_slots_of_a_rank(tmp_path: Path) -> None:
+def test_dispatchers_are_made_for_the_seats_of_a_rank(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, Family.QWEN3_MOE, seed=1)
     shapes: list[DispatchShape] = []
 
@@ -94,19 +94,19 @@ def test_dispatchers_are_made_for_the_slots_of_a_rank(tmp_path: Path) -> None:
         max_tokens=64,
         max_low_latency_tokens=8,
         redundant_per_rank=1,
-        spare_slots=2,
+        spare_seats=2,
     )
     model = make_dummy_model(tmp_path, device=CPU, dtype=torch.float32, expert_ranks=ranks)
 
-    # Six experts on four ranks: two each at most, a redundant one, two spare slots.
-    assert [shape.slots_per_rank for shape in shapes] == [5]
+    # Six experts on four ranks: two each at most, a redundant one, two spare seats.
+    assert [shape.seats_per_rank for shape in shapes] == [5]
     assert (shapes[0].max_tokens, shapes[0].max_low_latency_tokens) == (64, 8)
     assert model.decoder.experts is not None
     assert set(model.decoder.experts.by_layer) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("redundant", "spare"), [(5, 0), (0, 5)])
-def test_slots_that_no_expert_could_use_are_refused(
+def test_seats_that_no_expert_could_use_are_refused(
     tmp_path: Path, redundant: int, spare: int
 ) -> None:
     make_checkpoint(tmp_path, Family.QWEN3_MOE, seed=1)
@@ -120,7 +120,7 @@ def test_slots_that_no_expert_could_use_are_refused(
             max_tokens=8,
             max_low_latency_tokens=0,
             redundant_per_rank=redundant,
-            spare_slots=spare,
+            spare_seats=spare,
         )
         make_dummy_model(tmp_path, device=CPU, dtype=torch.float32, expert_ranks=ranks)
 
@@ -133,7 +133,7 @@ def test_slots_that_no_expert_could_use_are_refused(
 def test_a_library_that_is_not_here_is_refused_by_every_rank(tmp_path: Path) -> None:
     shape = DispatchShape(
         num_ranks=2,
-        slots_per_rank=4,
+        seats_per_rank=4,
         hidden_size=2048,
         experts_per_token=2,
         max_tokens=8,

@@ -15,7 +15,7 @@ from tests.moe.gpu_ranks import NUM_RANKS, run_on_gpus
 
 SHAPE = DispatchShape(
     num_ranks=1,
-    slots_per_rank=4,
+    seats_per_rank=4,
     hidden_size=8,
     experts_per_token=2,
     max_tokens=4,

@@ -60,7 +60,7 @@ def _load(folder: Path, rank: int, memory: ExpertMemory) -> LoadedModel:
         connect=lambda shape: LOOPBACK,
         max_tokens=16,
         max_low_latency_tokens=0,
-        spare_slots=1,
+        spare_seats=1,
         memory=memory,
     )
     return load_model(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks, config=config)
@@ -83,7 +83,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
 
 def _copies(*rows: tuple[int, int, int, int, int]) -> ExpertCopies:
     columns = map(int32_array, zip(*rows, strict=True))
-    names = ("copy_ids", "layers", "experts", "ranks", "slots")
+    names = ("copy_ids", "layers", "experts", "ranks", "seats")
     return ExpertCopies(**dict(zip(names, columns, strict=True)))
 
 
@@ -119,7 +119,7 @@ def test_routes_change_in_place_in_the_layers_that_the_plan_names(world: World) 
     before, address = world.table(), world.model.routes.table_LER.data_ptr()
     experts_LP = world.model.placement.experts_LP.copy()
     spare = world.bank(1, 1).held.index(None)
-    first = world.model.placement.slots_per_rank
+    first = world.model.placement.seats_per_rank
     experts_LP[1, first + spare] = 2
     experts_LP[1, 2] = -1
     placement = Placement(experts_LP, world.model.placement.num_experts, 2)
@@ -149,7 +149,7 @@ def test_everything_goes_back_to_where_it_was_at_the_start(world: World) -> None
     table, held = world.table(), world.bank(1, 0).held
     spare = held.index(None)
     experts_LP = world.model.placement.experts_LP.copy()
-    first = world.model.placement.slots_per_rank
+    first = world.model.placement.seats_per_rank
     experts_LP[0, [0, first, first + spare]] = [held[0], 0, 1]
     changed = _change(Placement(experts_LP, world.model.placement.num_experts, 2), [0])
     copies = _copies((1, 0, 0, 1, 0), (2, 0, 1, 1, spare))

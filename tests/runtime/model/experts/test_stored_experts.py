@@ -1,4 +1,4 @@
-"""Ranks fill the node's store while they load, and later ones fill their slots from there."""
+"""Ranks fill the node's store while they load, and later ones fill their seats from there."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ def _load(folder: Path, rank: int, memory: ExpertMemory | None, load=load_model)
         connect=lambda shape: LOOPBACK,
         max_tokens=16,
         max_low_latency_tokens=0,
-        spare_slots=1,
+        spare_seats=1,
         memory=memory,
     )
     return load(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks)
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_was_replaced_is_refused(tmp_path: Path, memory: Exper
         _load(tmp_path, 1, memory)
 
 
-def test_any_expert_can_be_brought_into_a_spare_slot(tmp_path: Path, memory: ExpertMemory) -> None:
+def test_any_expert_can_be_brought_into_a_spare_seat(tmp_path: Path, memory: ExpertMemory) -> None:
     make_checkpoint(tmp_path, Family.GPT_OSS, seed=1)
     ranks = [_load(tmp_path, rank, memory) for rank in range(2)]
     banks = [
@@ -118,7 +118,7 @@ def test_any_expert_can_be_brought_into_a_spare_slot(tmp_path: Path, memory: Exp
     stored = ranks[0].stored_experts
     assert stored is not None
 
-    stored.fill_slot(1, spare, theirs)
+    stored.fill_seat(1, spare, theirs)
 
     moved, origin = banks[0][1].tensors(spare), banks[1][1].tensors(1)
     assert len(moved) == 4

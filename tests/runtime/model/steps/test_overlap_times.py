@@ -30,7 +30,7 @@ def load_rank(folder: Path, dispatcher: RecordingDispatcher) -> LoadedModel:
         return dispatcher
 
     ranks = ExpertRanks(
-        rank=0, size=2, connect=connect, max_tokens=64, max_low_latency_tokens=0, spare_slots=1
+        rank=0, size=2, connect=connect, max_tokens=64, max_low_latency_tokens=0, spare_seats=1
     )
     return make_dummy_model(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks)
 

@@ -49,7 +49,7 @@ class Group:
         self.balance = ExpertBalance(settings)
         self.step = 0
         self.held = [row.tolist() for row in self.balance._migration.placement.experts_LP]
-        """What each slot holds, by layer."""
+        """What each seat holds, by layer."""
         self.routed = [list(row) for row in self.held]
         self.versions: list[int] = []
 
@@ -66,7 +66,7 @@ class Group:
             assert set(experts) - {EMPTY} == set(range(8))
 
         for i in range(len(copies)):
-            place = int(copies.ranks[i]) * 5 + int(copies.slots[i])
+            place = int(copies.ranks[i]) * 5 + int(copies.seats[i])
             assert self.routed[copies.layers[i]][place] == EMPTY
             self.held[copies.layers[i]][place] = int(copies.experts[i])
         for rank in range(2):

@@ -7,7 +7,7 @@ from typing import Any
 from raydix.ids import PageKey
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.backends.hf3fs import Hf3fsBackend
-from raydix.runtime.storage.backends.slab import SlabName, SlabPlace, slot_bytes_for
+from raydix.runtime.storage.backends.slab import SlabName, SlabPlace, extent_bytes_for
 from tests.runtime.storage.backends.hf3fs_emulator import UsrbioEmulator
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
 
@@ -39,7 +39,7 @@ class Hf3fsStore(Store):
         _, place = self._find(name)
         if place is None:
             return None
-        return (self.path / f"slots-{place.slot_bytes}.slab").read_bytes()[place.offset :][
+        return (self.path / f"slots-{place.extent_bytes}.slab").read_bytes()[place.offset :][
             : place.size_bytes
         ]
 
@@ -47,12 +47,12 @@ class Hf3fsStore(Store):
         slab_name, place = self._find(name)
         assert place is not None
         assert self.backend is not None
-        assert slot_bytes_for(len(data) or 1) == place.slot_bytes
+        assert extent_bytes_for(len(data) or 1) == place.extent_bytes
         self.backend._slabs._index.add(
-            [(slab_name, SlabPlace(place.slot_bytes, place.slot, len(data)))]
+            [(slab_name, SlabPlace(place.extent_bytes, place.extent, len(data)))]
         )
         self.backend._room.add({str(slab_name): len(data)})
-        with open(self.path / f"slots-{place.slot_bytes}.slab", "r+b") as file:
+        with open(self.path / f"slots-{place.extent_bytes}.slab", "r+b") as file:
             os.pwrite(file.fileno(), data, place.offset)
 
     def check(self, backend: StorageBackend) -> None:

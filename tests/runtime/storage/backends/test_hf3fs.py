@@ -158,7 +158,7 @@ def test_read_under_way_is_waited_for_whatever_its_deadline(
     bench.close()
 
 
-def test_failures_while_slots_are_taken_or_published_leak_no_room(
+def test_failures_while_extents_are_taken_or_published_leak_no_room(
     usrbio: UsrbioEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = Hf3fsBackend(usrbio.mount / "l3", 4 * OBJECT_BYTES, usrbio)

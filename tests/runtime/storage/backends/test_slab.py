@@ -1,4 +1,4 @@
-"""Slots and their index: what is handed out when, and what a restart finds."""
+"""Extents and their index: what is handed out when, and what a restart finds."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from raydix.runtime.storage.backends.slab import (
     SlabIndex,
     SlabName,
     SlabPlace,
-    slot_bytes_for,
+    extent_bytes_for,
 )
 from tests.descriptors import descriptors_of
 
@@ -24,34 +24,34 @@ def name(number: int) -> SlabName:
     return SlabName(b"n" * 8, number % 3, PageKey(number.to_bytes(32, "big")))
 
 
-def place(slot: int) -> SlabPlace:
-    return SlabPlace(4096, slot, 4000 + slot)
+def place(extent: int) -> SlabPlace:
+    return SlabPlace(4096, extent, 4000 + extent)
 
 
 def test_name_survives_as_text() -> None:
     assert SlabName.parse(str(name(7))) == name(7)
 
 
-@pytest.mark.parametrize(("size", "slot"), [(1, 4096), (4096, 4096), (4097, 8192)])
-def test_slots_are_multiples_of_a_memory_page(size: int, slot: int) -> None:
-    assert slot_bytes_for(size) == slot
+@pytest.mark.parametrize(("size", "extent"), [(1, 4096), (4096, 4096), (4097, 8192)])
+def test_extents_are_multiples_of_a_memory_page(size: int, extent: int) -> None:
+    assert extent_bytes_for(size) == extent
 
 
-def test_slot_given_back_under_a_reader_is_not_handed_out(tmp_path: Path) -> None:
+def test_extent_given_back_under_a_reader_is_not_handed_out(tmp_path: Path) -> None:
     slab = Slab(tmp_path / "slab", 4096)
-    slot = slab.take()
-    slab.start_read(slot)
-    slab.start_read(slot)
-    slab.give_back(slot)
+    extent = slab.take()
+    slab.start_read(extent)
+    slab.start_read(extent)
+    slab.give_back(extent)
 
     taken = {slab.take() for _ in range(100)}
-    assert slot not in taken
+    assert extent not in taken
 
-    slab.end_read(slot)
+    slab.end_read(extent)
     slab.check()
-    assert slot not in {slab.take() for _ in range(100)}
-    slab.end_read(slot)
-    assert slab.take() == slot
+    assert extent not in {slab.take() for _ in range(100)}
+    slab.end_read(extent)
+    assert slab.take() == extent
     slab.check()
     slab.close()
 
@@ -65,10 +65,10 @@ def test_random_use_keeps_the_books(tmp_path: Path) -> None:
     for _ in range(2000):
         match rng.choice("tgre"):
             case "t":
-                slot = slab.take()
-                assert slot not in taken
-                assert slot not in reads
-                taken.append(slot)
+                extent = slab.take()
+                assert extent not in taken
+                assert extent not in reads
+                taken.append(extent)
             case "g" if taken:
                 slab.give_back(taken.pop(rng.randrange(len(taken))))
             case "r" if taken:
@@ -84,7 +84,7 @@ def test_slab_notices_books_that_do_not_add_up(tmp_path: Path) -> None:
     slab = Slab(tmp_path / "slab", 4096)
     slab.take()
     slab._free.pop()
-    with pytest.raises(AccountingError, match="64 slots: 1 taken, 62 free"):
+    with pytest.raises(AccountingError, match="64 extents: 1 taken, 62 free"):
         slab.check()
     slab.close()
 
@@ -140,8 +140,8 @@ def test_log_of_removals_is_compacted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(SlabIndex(path)) == [(name(99), place(0))]
 
 
-def test_of_two_names_in_one_slot_the_later_one_is_left_after_a_restart(tmp_path: Path) -> None:
-    """The first one's removal was not logged, and its slot was used again."""
+def test_of_two_names_in_one_extent_the_later_one_is_left_after_a_restart(tmp_path: Path) -> None:
+    """The first one's removal was not logged, and its extent was used again."""
     index = SlabIndex(tmp_path / "index.log")
     index.add([(name(1), place(1)), (name(2), place(2))])
     index._append = lambda records: None  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ def test_of_two_names_in_one_slot_the_later_one_is_left_after_a_restart(tmp_path
     again.close()
 
 
-def test_slab_that_cannot_grow_loses_no_slots(
+def test_slab_that_cannot_grow_loses_no_extents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slab = Slab(tmp_path / "slab", 4096)

@@ -1,4 +1,4 @@
-"""A folder of slabs: one engine at a time, and every slot free or named."""
+"""A folder of slabs: one engine at a time, and every extent free or named."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def name(number: int) -> SlabName:
 def test_folder_is_one_engines_until_it_is_closed(tmp_path: Path) -> None:
     usrbio = Registered()
     first = SlabFolder(tmp_path, usrbio)
-    first.take_slot(SIZE_BYTES)
+    first.take_extent(SIZE_BYTES)
     with pytest.raises(ConfigError, match="in use by another engine"):
         SlabFolder(tmp_path, usrbio)
 
@@ -41,24 +41,26 @@ def test_folder_is_one_engines_until_it_is_closed(tmp_path: Path) -> None:
     SlabFolder(tmp_path, usrbio).close()
 
 
-def test_only_new_and_whole_objects_are_published_and_other_slots_are_free(tmp_path: Path) -> None:
+def test_only_new_and_whole_objects_are_published_and_other_extents_are_free(
+    tmp_path: Path,
+) -> None:
     folder = SlabFolder(tmp_path, Registered())
-    taken = [(name(number), folder.take_slot(SIZE_BYTES)) for number in (1, 1, 2)]
+    taken = [(name(number), folder.take_extent(SIZE_BYTES)) for number in (1, 1, 2)]
 
     new = folder.publish(taken, [True, True, False])
 
     assert new == {name(1): taken[0][1]}
     assert folder.find(name(2)) is None
     folder.check()
-    assert {folder.take_slot(SIZE_BYTES), folder.take_slot(SIZE_BYTES)} == {
+    assert {folder.take_extent(SIZE_BYTES), folder.take_extent(SIZE_BYTES)} == {
         place for _, place in taken[1:]
     }
     folder.close()
 
 
-def test_objects_are_in_their_slots_after_a_restart(tmp_path: Path) -> None:
+def test_objects_are_in_their_extents_after_a_restart(tmp_path: Path) -> None:
     folder = SlabFolder(tmp_path, Registered())
-    taken = [(name(number), folder.take_slot(SIZE_BYTES)) for number in (1, 2)]
+    taken = [(name(number), folder.take_extent(SIZE_BYTES)) for number in (1, 2)]
     folder.publish(taken, [True, True])
     folder.remove([name(2), name(9)])
     folder.close()
@@ -66,6 +68,6 @@ def test_objects_are_in_their_slots_after_a_restart(tmp_path: Path) -> None:
     again = SlabFolder(tmp_path, Registered())
 
     assert dict(again) == {name(1): taken[0][1]}
-    assert again.take_slot(SIZE_BYTES) != taken[0][1]
+    assert again.take_extent(SIZE_BYTES) != taken[0][1]
     again.check()
     again.close()
