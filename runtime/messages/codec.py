@@ -38,6 +38,7 @@ from raydix.runtime.messages.plan import (
     StepResult,
     TransfersDone,
 )
+from raydix.runtime.messages.pulls import OpenStreams, PullPages, TellKeys
 from raydix.runtime.messages.schema import schema_digest
 
 Message = (
@@ -60,6 +61,9 @@ Message = (
     | DeleteObjects
     | CancelBatch
     | ObjectsDone
+    | OpenStreams
+    | PullPages
+    | TellKeys
     | ControlCall
     | ControlResult
     | ControlFailure

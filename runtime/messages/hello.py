@@ -15,6 +15,8 @@ class Role(StrEnum):
     HOST_MEMORY = "host_memory"
     STORAGE = "storage"
     SUPERVISOR = "supervisor"
+    PAGE_STREAM = "page_stream"
+    """No actor: one of the streams by which a HostMemory gets pages from another node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,5 +32,7 @@ class Hello:
     """The rank of a GPU actor; no other actor has one."""
     patience_s: float | None = None
     """How long an answer of a storage actor's backend may take; no other actor says so."""
+    ticket: bytes | None = None
+    """What tells to which link a stream of pages belongs; no actor shows one."""
     seeks: Role | None = None
     """The actor that a client wants, where one address stands for several."""

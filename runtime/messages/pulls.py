@@ -1,14 +1,28 @@
 """What travels between the HostMemories of two nodes, of which one pulls pages from the other.
 
 The one that pulls has dialled. It counts its batches and never uses an id twice; each is answered
-once. `AskExists` is answered by `ObjectsDone` (both in `messages/host.py`), and keys of the other
-side's L2 come as `MirrorUpdate`, all of them first.
+once, a pull by pages over streams of their own (`raydix.runtime.actors.pulls`). `AskExists` is
+answered by `ObjectsDone` (both in `messages/host.py`), and keys of the other side's L2 come as
+`MirrorUpdate`, all of them first.
 """
 
 from dataclasses import dataclass
 
 from raydix.ids import BatchId
 from raydix.runtime.messages.host import AskExists, CancelBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStreams:
+    """Said first by the side that was dialled: open streams of pages, which belong to this link.
+
+    Never stale: the ticket means something while the link is open.
+    """
+
+    port: int
+    """Where they are listened for, on the host that was dialled."""
+    ticket: bytes
+    """What the hello of each stream is to show: which link it belongs to. Drawn at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

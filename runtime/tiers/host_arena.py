@@ -122,7 +122,7 @@ class HostArena:
     def page(self, host_page_id: HostPageId, group: int) -> memoryview:
         """Header and payload of a host page. Raises ValueError if `group` has no such page."""
         start = self.geometry.page_offset(host_page_id, group)
-        return self._bytes[start : start + OBJECT_HEADER_BYTES + self.geometry.payload_bytes[group]]
+        return self._bytes[start : start + self.geometry.object_bytes(group)]
 
     def payload(self, host_page_id: HostPageId, group: int) -> memoryview:
         """The canonical page alone."""

@@ -5,18 +5,17 @@ import logging
 import select
 import socket
 import threading
-import time
 
 from raydix.runtime.actors.links.address import open_connection, parse_address
+from raydix.runtime.actors.links.blocking_handshake import shake_hands
 from raydix.runtime.actors.links.frames import (
     MAX_FRAME_BYTES,
-    MAX_HELLO_BYTES,
     FrameReader,
     FrameTooLarge,
     frame,
 )
-from raydix.runtime.actors.links.handshake import DialerHandshake, HandshakeFailed, new_nonce
-from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
+from raydix.runtime.actors.links.handshake import DialerHandshake, new_nonce
+from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_dialer import retry_delays_s
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
@@ -33,19 +32,13 @@ class BlockingSocketLink:
     def __init__(self, connection: socket.socket, handshake: DialerHandshake) -> None:
         """Carry the handshake out; takes `connection` over. Raises LinkRefused."""
         self._connection = connection
-        self._reader = FrameReader(MAX_HELLO_BYTES)
+        self._reader = FrameReader(MAX_FRAME_BYTES)
         self._scratch = bytearray(_RECEIVE_BYTES)
         self._is_closed = False
         self._send_lock = threading.Lock()
         self._receive_lock = threading.Lock()
 
-        try:
-            self._hello = self._shake(handshake)
-            connection.settimeout(None)
-        except (OSError, LinkClosed, FrameTooLarge, HandshakeFailed) as error:
-            connection.close()
-            raise LinkRefused(f"the handshake with the listener failed: {error}") from error
-        self._reader.accept(MAX_FRAME_BYTES)
+        self._hello = shake_hands(connection, handshake)
 
     @property
     def hello(self) -> Hello:
@@ -112,26 +105,14 @@ class BlockingSocketLink:
         with self._receive_lock, self._send_lock:
             self._connection.close()
 
-    def _shake(self, handshake: DialerHandshake) -> Hello:
-        """Who listens there."""
-        deadline_s = time.monotonic() + HANDSHAKE_S
-        while handshake.peer is None:
-            answer = handshake.take(self._next_body(deadline_s))
-            if answer is not None:
-                self._connection.sendall(frame(answer))
-        return handshake.peer
-
     def _shut(self) -> None:
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _next_body(self, deadline_s: float | None = None) -> bytes:
-        """The next frame's body. Raises OSError past the deadline, even if bytes trickle in."""
+    def _next_body(self) -> bytes:
+        """The next frame's body."""
         while (body := self._reader.take()) is None:
-            if deadline_s is not None:
-                # Not 0, which would mean not to wait.
-                self._connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
             num_bytes = self._connection.recv_into(self._scratch)
             if num_bytes == 0:
                 raise LinkClosed(

@@ -47,6 +47,14 @@ class FrameReader:
         (length,) = _LENGTH.unpack_from(self._buffer)
         return length > self._max_bytes or len(self._buffer) >= _LENGTH.size + length
 
+    @property
+    def num_missing(self) -> int:
+        """The bytes to wait for until `take` can say more: of the length, or of the body."""
+        if len(self._buffer) < _LENGTH.size:
+            return _LENGTH.size - len(self._buffer)
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        return max(0, _LENGTH.size + int(length) - len(self._buffer))
+
     def accept(self, max_bytes: int) -> None:
         """Take bodies of up to `max_bytes` from now on, because the peer is trusted."""
         self._max_bytes = max_bytes

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from raydix.errors import ConfigError
 from raydix.ids import HostPageId
-from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.messages.arrays import Int32Array
 
 ALIGNMENT_BYTES = 4096
@@ -51,6 +51,10 @@ class ArenaGeometry:
     def size_bytes(self) -> int:
         """The bytes of the whole arena."""
         return self.slabs_offset + self.num_slabs * self.slab_bytes
+
+    def object_bytes(self, group: int) -> int:
+        """The bytes of a page of `group` as an object: header and payload."""
+        return OBJECT_HEADER_BYTES + self.payload_bytes[group]
 
     def slab_pages(self, group: int) -> int:
         """The number of host pages that one slab holds while it belongs to `group`."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, assert_never
 from raydix.errors import ConfigError
 from raydix.ids import BatchId, PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
-from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import (
     AskExists,
     CancelBatch,
@@ -269,7 +268,7 @@ class StorageWorker:
         object_bytes = 0
         try:
             if isinstance(order, Transfer):
-                object_bytes = self._object_bytes(order.group)
+                object_bytes = self._arena.geometry.object_bytes(order.group)
             statuses = bytes(self._execute(order, ordered_s))
         except BaseException as error:
             # The top of a thread: an order without an answer would hold its pages for ever. What a
@@ -289,9 +288,6 @@ class StorageWorker:
         except BaseException:  # the top of a thread, which others would wait for
             logger.exception("nobody could be told of batch %d", order.batch_id)
 
-    def _object_bytes(self, group: int) -> int:
-        return OBJECT_HEADER_BYTES + self._arena.geometry.payload_bytes[group]
-
     def _execute(self, order: Order, ordered_s: float) -> list[ObjectStatus]:
         match order:
             case AskExists():
@@ -309,7 +305,7 @@ class StorageWorker:
                 assert_never(order)
 
     def _transfer(self, order: Transfer, deadline_s: float) -> list[ObjectStatus]:
-        object_bytes = self._object_bytes(order.group)
+        object_bytes = self._arena.geometry.object_bytes(order.group)
         refs = self._refs(order, object_bytes)
         slice_objects = -(-_SLICE_BYTES // object_bytes)
         move = self._read if isinstance(order, ReadObjects) else self._write

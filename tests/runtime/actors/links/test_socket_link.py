@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.actors.links import blocking_link, socket_link, socket_listener
+from raydix.runtime.actors.links import blocking_handshake, socket_link, socket_listener
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, frame
 from raydix.runtime.actors.links.handshake import (
@@ -131,7 +131,7 @@ async def test_what_a_frame_may_hold_is_bounded_by_what_its_peer_may_need(
 async def test_a_challenge_that_comes_byte_by_byte_is_not_waited_for(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_link, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(blocking_handshake, "HANDSHAKE_S", 0.2)
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
