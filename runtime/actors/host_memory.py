@@ -1,11 +1,10 @@
 """The HostMemory actor: a shell around `HostMemoryCore` and the node's arena."""
 
 import asyncio
-import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -13,7 +12,8 @@ from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, SchedulerName
 from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
-from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
+from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.numbered_links import NumberedLinks
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
@@ -35,6 +35,7 @@ from raydix.runtime.cache.host.events import (
     ProcessExited,
     RetireStorage,
     SchedulerAttached,
+    SchedulerEnded,
     SchedulerLost,
     SendPages,
     SetGenerations,
@@ -48,6 +49,7 @@ from raydix.runtime.cache.host.events import (
     ToStorage,
     WatchProcess,
 )
+from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.kv_layout import KvLayout
@@ -69,10 +71,11 @@ class HostMemorySetup:
     """What a HostMemory starts with; its incarnations differ only in whether there is L3."""
 
     settings: HostSettings
-    scheduler_address: str
     storage_address: str
     """The address at which HostMemory listens for the storage actor."""
-    secret: bytes
+    storage_secret: bytes
+    former_users: tuple[SchedulerName, ...] = ()
+    """The Schedulers that have used an arena which was taken back; see `FormerArena`."""
 
 
 class HostMemoryActor:
@@ -80,6 +83,8 @@ class HostMemoryActor:
 
     State changes only in a turn, which runs on the actor's event loop and never waits. Links are
     numbered as they come, so that what is meant for one never goes over the next.
+
+    It dials the Scheduler of each engine that it follows, and storage dials it.
     """
 
     def __init__(
@@ -99,9 +104,10 @@ class HostMemoryActor:
         self._core: HostMemoryCore | None = None
         self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
 
-        self._connections = itertools.count(1)
-        self._links: dict[ConnectionId, Link] = {}
-        """The links to the Scheduler and to storage, while they are open."""
+        self._links = NumberedLinks()
+        """The links to Schedulers and to storage, while they are open."""
+        self._followed: dict[SchedulerName, asyncio.Task[None]] = {}
+        """Who stays connected to each Scheduler."""
         self._storage: ConnectionId | None = None
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -137,24 +143,39 @@ class HostMemoryActor:
         return self._arena.location
 
     async def start(self, setup: HostMemorySetup) -> None:
-        """Listen for storage and connect to the Scheduler, whenever it is there."""
+        """Begin to decide within the arena, and listen for storage; nobody is followed yet."""
         if self._arena is None:
             raise AccountingError("HostMemory starts without an arena")
 
         # An adopted arena's generations go on from where they are: old copies may be under way.
-        old_generations = self._arena.generations if self._is_adopted else None
-        self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
+        former = (
+            FormerArena(self._arena.generations, setup.former_users) if self._is_adopted else None
+        )
+        self._core = HostMemoryCore(self._arena.geometry, setup.settings, former)
         self._turns.start(self._core)
         self._page_tokens = setup.settings.page_size
 
         self._listener = await listen(
-            setup.storage_address, self._hello(), setup.secret, self._serve_storage
+            setup.storage_address, self._hello(), setup.storage_secret, self._serve_storage
         )
         spare_long_lived_objects()
-        self._add_task(self._follow_scheduler(setup))
         self._storage_log.start(self.stats)
         if self._exporter is not None:
             self._exporter.start(lambda: read_samples(HOST_METRICS, self.stats()))
+
+    def follow(self, name: SchedulerName, address: str, secret: bytes) -> None:
+        """Stay connected to whichever process of this Scheduler listens at the address.
+
+        `name` is that of one engine's Scheduler, across its restarts, and never of another one.
+        """
+        if name not in self._followed:
+            self._followed[name] = self._add_task(self._dial(name, address, secret))
+
+    def forget(self, name: SchedulerName) -> None:
+        """A Scheduler has ended for good, and every process has exited that copied for it."""
+        if (following := self._followed.pop(name, None)) is not None:
+            following.cancel()
+        self._turns.post(SchedulerEnded(name))
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
@@ -241,30 +262,27 @@ class HostMemoryActor:
             pid=os.getpid(),
         )
 
-    async def _follow_scheduler(self, setup: HostMemorySetup) -> None:
-        """Stay connected to whichever Scheduler listens at the address."""
+    async def _dial(self, name: SchedulerName, address: str, secret: bytes) -> None:
+        """Connect to a Scheduler, again and again, and pass on what it says."""
         while True:
             try:
-                link = await connect(setup.scheduler_address, self._hello(), setup.secret)
+                link = await connect(address, self._hello(), secret)
             except LinkRefused:
                 await asyncio.sleep(_RETRY_S)
                 continue
             except LinkClosed:
                 continue
 
-            connection = self._open(link)
-            self._turns.post(SchedulerAttached(connection, SchedulerName(link.hello.name)))
-            logger.info("linked to the Scheduler")
+            connection = self._links.open(link)
+            self._turns.post(SchedulerAttached(connection, name))
+            logger.info("linked to the Scheduler of %s", link.hello.name)
             try:
-                while True:
-                    message = await link.receive()
-                    if not isinstance(message, ToHost):
-                        break
+                while isinstance(message := await link.receive(), ToHost):
                     self._turns.post(FromScheduler(connection, message))
             except LinkClosed as closed:
                 logger.info("the link to the Scheduler is lost (%s) and dialled again", closed)
-
-            self._close(connection)
+            finally:
+                self._links.close(connection)
             self._turns.post(SchedulerLost(connection))
 
     async def _serve_storage(self, link: Link) -> None:
@@ -274,7 +292,7 @@ class HostMemoryActor:
 
         # A new storage actor takes the place of one that has not been missed yet.
         self._close_storage()
-        connection = self._storage = self._open(link)
+        connection = self._storage = self._links.open(link)
         self._turns.post(StorageAttached(connection, link.hello.pid, link.hello.patience_s))
         self._storage_attached.set()
 
@@ -291,17 +309,9 @@ class HostMemoryActor:
             self._close_storage()
             self._turns.post(StorageLost(connection))
 
-    def _open(self, link: Link) -> ConnectionId:
-        connection = ConnectionId(next(self._connections))
-        self._links[connection] = link
-        return connection
-
-    def _close(self, connection: ConnectionId) -> None:
-        self._links.pop(connection).close()
-
     def _close_storage(self) -> None:
         if self._storage is not None:
-            self._close(self._storage)
+            self._links.close(self._storage)
         self._storage = None
         self._storage_attached.clear()
 
@@ -316,7 +326,7 @@ class HostMemoryActor:
                 assert self._arena is not None, "the core exists only with an arena"
                 self._arena.set_generations(effect.host_page_ids, effect.generations)
             case ToScheduler() | ToStorage():
-                send_if_open(self._links.get(effect.connection), effect.message)
+                self._links.send(effect.connection, effect.message)
             case ToReader() | SendPages() | AskForKeys():
                 raise AccountingError(f"{effect} is for another node, and none is linked")
             case WatchProcess():
@@ -342,10 +352,11 @@ class HostMemoryActor:
             if not flush.done():
                 flush.set_result(num_pages)
 
-    def _add_task(self, coroutine: Any) -> None:
+    def _add_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _running_core(self) -> HostMemoryCore:
         if self._core is None:

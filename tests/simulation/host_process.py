@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from raydix.ids import ConnectionId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.messages.arrays import int32_array
@@ -49,8 +50,9 @@ class HostProcess:
                 storage=node.storage_settings or StorageSettings(),
                 has_storage=node.storage is not None and node.storage.is_in_use,
             ),
-            None if is_first else int32_array(node.generations),
-            num_awaited_schedulers=node.num_engines,
+            None
+            if is_first
+            else FormerArena(int32_array(node.generations), tuple(node.arena_users)),
         )
         self._watch = TouchOrderWatch()
         self._num_slabs_taken = 0

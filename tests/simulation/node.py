@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raydix.ids import SchedulerName
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
@@ -29,16 +30,16 @@ class Node:
         *,
         l2_pages: int,
         storage: StorageSettings | None,
-        num_engines: int = 1,
     ) -> None:
-        """Start with nobody on it; `num_engines` of these settings are to come."""
+        """Start with nobody on it; engines of these settings are to come."""
         self.world = world
         self.name = f"node {len(world.nodes)}"
         self.settings = settings
         self.storage_settings = storage
         self.num_l2_pages = l2_pages
-        self.num_engines = num_engines
         self.engines: list[Cluster] = []
+        self.arena_users: set[SchedulerName] = set()
+        """Who may copy into the arena, as it says itself, whoever is HostMemory."""
         self.num_started = 0
         """How many engines have come, so that no two have one name."""
         layout = settings.layout
@@ -63,7 +64,7 @@ class Node:
         """An engine has come, whose Scheduler is up; the first one finds HostMemory started."""
         self.engines.append(engine)
         self.num_started += 1
-        self.num_engines = max(self.num_engines, len(self.engines))
+        self.arena_users.add(engine.name)
         if self.num_started > 1:
             if self.host_memory is not None:
                 self.host_memory.follow(engine)
@@ -76,7 +77,7 @@ class Node:
     def forget(self, engine: Cluster) -> None:
         """An engine has ended for good, and all its processes have exited."""
         self.engines.remove(engine)
-        self.num_engines -= 1
+        self.arena_users.remove(engine.name)
         self.to_host(host_events.SchedulerEnded(engine.name))
 
     @property

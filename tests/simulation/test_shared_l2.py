@@ -55,7 +55,7 @@ def test_engines_that_share_an_l2_end_exactly(first_seed: int) -> None:
 
 
 def test_an_engine_finds_in_l2_what_another_computed() -> None:
-    node = Node(World(0, Faults()), BASE_SETTINGS, l2_pages=64, storage=None, num_engines=2)
+    node = Node(World(0, Faults()), BASE_SETTINGS, l2_pages=64, storage=None)
     first, second = Cluster(node), Cluster(node)
     prompt = [token % 7 for token in range(41)]
 
@@ -67,7 +67,7 @@ def test_an_engine_finds_in_l2_what_another_computed() -> None:
 
 
 def test_an_engine_that_comes_later_finds_what_was_there_before_it() -> None:
-    node = Node(World(0, Faults()), BASE_SETTINGS, l2_pages=64, storage=None, num_engines=2)
+    node = Node(World(0, Faults()), BASE_SETTINGS, l2_pages=64, storage=None)
     prompt = [token % 7 for token in range(41)]
     first = Cluster(node)
     _ask(first, prompt)

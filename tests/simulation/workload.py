@@ -332,7 +332,6 @@ def _start_engines(workload: Workload, make_rank: MakeRank) -> list[Cluster]:
             workload.settings,
             l2_pages=workload.l2_pages,
             storage=workload.storage,
-            num_engines=workload.num_engines,
         )
     for node in world.nodes:
         for _ in range(workload.num_engines):

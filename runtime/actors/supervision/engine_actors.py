@@ -5,6 +5,7 @@ import secrets
 from typing import Any
 
 from raydix.errors import AccountingError, EngineDead
+from raydix.ids import SchedulerName
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.gpu import GpuSetup
 from raydix.runtime.actors.gpu_model import LoadReport
@@ -282,11 +283,14 @@ class EngineActors:
             settings=host_settings(
                 self._config, facts.layout, has_storage=self.storage.current is not None
             ),
-            scheduler_address=self.record.client_address,
             storage_address=self._storage_address,
-            secret=self._secret,
+            storage_secret=self._secret,
+            former_users=(SchedulerName(self._name),),
         )
         await actor.call("start", setup)
+        await actor.call(
+            "follow", SchedulerName(self._name), self.record.client_address, self._secret
+        )
 
         for rank in self._arenas.publish(arena, is_new=held is None):
             self.gpus[rank].condemn("the arena that it maps is not in use any more")

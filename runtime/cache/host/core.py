@@ -37,13 +37,12 @@ from raydix.runtime.cache.host.peers import Peers
 from raydix.runtime.cache.host.quarantine import Quarantine
 from raydix.runtime.cache.host.retention import HostRetention
 from raydix.runtime.cache.host.scheduler_side import SchedulerSide
-from raydix.runtime.cache.host.schedulers import Schedulers
+from raydix.runtime.cache.host.schedulers import FormerArena, Schedulers
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
 from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.cache.page_key import split_keys
-from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     AbandonPages,
     CancelLookup,
@@ -77,14 +76,11 @@ class HostMemoryCore:
         self,
         geometry: ArenaGeometry,
         settings: HostSettings,
-        generations: Int32Array | None = None,
-        num_awaited_schedulers: int = 1,
+        former: FormerArena | None = None,
     ) -> None:
-        """Start with a new arena, or take one back whose table is `generations`.
+        """Start with a new arena, or take back the one that a HostMemory before this one has left.
 
-        No page of an arena taken back is handed out before so many Schedulers have said
-        `CopiesDrained`: all that may attach, as those that have used the arena are unknown. Raises
-        ConfigError if the settings are for another number of KV groups.
+        Raises ConfigError if the settings are for another number of KV groups.
         """
         if len(settings.rule.reaches) != geometry.num_groups:
             raise ConfigError(
@@ -99,13 +95,14 @@ class HostMemoryCore:
         self.counters: Counter[str] = Counter()
         self._now_s = 0.0
         """The time of the last event."""
+        generations = None if former is None else former.generations
         self._index = HostIndex(geometry, generations, settings.eviction)
         self._schedulers = Schedulers(
             self._index,
             fair_share,
             settings.piece_pages,
             self.counters,
-            num_awaited=0 if generations is None else num_awaited_schedulers,
+            former_users=() if former is None else former.users,
         )
         self._quarantine = Quarantine(self._index)
         max_kept = int(settings.max_kept_fraction * geometry.num_host_pages)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, HostPageId, SchedulerName
@@ -9,7 +10,18 @@ from raydix.runtime.cache.host.events import ToScheduler
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.host.scheduler_side import SchedulerSide
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import FromHost, PagesGranted, StorageStatus
+
+
+@dataclass(frozen=True, slots=True)
+class FormerArena:
+    """An arena that is taken back: what the HostMemory that had it has left there."""
+
+    generations: Int32Array
+    """Its table, which goes on from where it is."""
+    users: Collection[SchedulerName]
+    """The Schedulers whose copies may still be in flight: all that have attached and not ended."""
 
 
 class Schedulers:
@@ -17,9 +29,9 @@ class Schedulers:
 
     A Scheduler is known by its name, so one that connects again is told from another one. Copies
     that it ordered over an earlier connection may still be in flight until it says that they are
-    drained. On a new arena a Scheduler that has never been there has none. Of an arena that was
-    taken back nobody knows who may still copy into which page, so nobody gets a page before all
-    Schedulers that may attach have said so, or have ended.
+    drained. A Scheduler that has never been there has none. Of an arena that was taken back nobody
+    knows who may still copy into which page, so nobody gets a page before all Schedulers that have
+    used it have said so, or have ended.
     """
 
     def __init__(
@@ -29,9 +41,9 @@ class Schedulers:
         piece_pages: int,
         counters: Counter[str],
         *,
-        num_awaited: int,
+        former_users: Collection[SchedulerName],
     ) -> None:
-        """Start with nobody attached. `num_awaited`: how many may have used the arena before.
+        """Start with nobody attached. `former_users`: see `FormerArena`.
 
         `fair_share`: pages per KV group, if each has as many slabs.
         """
@@ -39,12 +51,11 @@ class Schedulers:
         self._fair_share = fair_share
         self._piece_pages = piece_pages
         self._counters = counters
-        self._num_awaited = num_awaited
+        self._awaited = set(former_users)
+        """Former users that may still copy by orders to which no connection is on record."""
         self._sides: dict[ConnectionId, SchedulerSide] = {}
-        self._known: set[SchedulerName] = set()
-        """Schedulers that have attached at any time."""
-        self._drained: set[SchedulerName] = set()
-        """Schedulers that have said at any time that their copies are drained, or have ended."""
+        self._known = set(former_users)
+        """Schedulers that have attached to this arena at any time, and have not ended."""
 
     @property
     def attached(self) -> Collection[SchedulerSide]:
@@ -54,7 +65,7 @@ class Schedulers:
     @property
     def is_handing_out(self) -> bool:
         """Whether no page can be touched by an order to which no connection is on record."""
-        return len(self._drained) >= self._num_awaited
+        return not self._awaited
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +109,7 @@ class Schedulers:
             piece_pages=self._piece_pages,
             counters=self._counters,
         )
-        if not self._num_awaited and name not in self._known:
+        if name not in self._known:
             side.drain()
         self._known.add(name)
         self._sides[connection] = side
@@ -110,12 +121,12 @@ class Schedulers:
     def end(self, name: SchedulerName) -> None:
         """A Scheduler that is not attached has ended for good, and nothing copies for it."""
         self._known.discard(name)
-        self._drained.add(name)
+        self._awaited.discard(name)
 
     def drain(self, side: SchedulerSide) -> None:
         """Note that no copy is in flight that a Scheduler ordered over earlier connections."""
         side.drain()
-        self._drained.add(side.name)
+        self._awaited.discard(side.name)
 
     def inform(
         self, status: StorageStatus, news: Sequence[FromHost], is_walking: bool

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import pytest
 
-from raydix.ids import LeaseId, LookupId
+from raydix.ids import LeaseId, LookupId, SchedulerName
 from raydix.runtime.actors.host_memory import HostMemoryActor, HostMemorySetup
 from raydix.runtime.actors.links.link import Link
 from raydix.runtime.actors.links.socket_dialer import connect
-from raydix.runtime.actors.links.socket_listener import listen
+from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.cache.host.events import ToScheduler
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.messages.arrays import int32_array
@@ -48,6 +48,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.actor = HostMemoryActor(name="host", incarnation=1)
+        self.others: list[Listener] = []
         self.links: asyncio.Queue[Link] = asyncio.Queue()
         self._scheduler_address = f"unix:{folder}/scheduler"
         self._storage_address = f"unix:{folder}/storage"
@@ -61,19 +62,26 @@ class World:
             page_size=LAYOUT.page_size, storage=StorageSettings(min_tokens=1), has_storage=True
         )
         setup = HostMemorySetup(
-            settings=settings,
-            scheduler_address=self._scheduler_address,
-            storage_address=self._storage_address,
-            secret=SECRET,
+            settings=settings, storage_address=self._storage_address, storage_secret=SECRET
         )
         await self.actor.start(setup)
+        self.actor.follow(SchedulerName("first"), self._scheduler_address, SECRET)
+
+    async def follow_another(self, name: str) -> asyncio.Queue[Link]:
+        """Let it follow a second Scheduler; returns where its links come."""
+        links: asyncio.Queue[Link] = asyncio.Queue()
+        address = f"{self._scheduler_address}-{name}"
+        self.others.append(await listen(address, hello(Role.SCHEDULER), b"other", links.put))
+        self.actor.follow(SchedulerName(name), address, b"other")
+        return links
 
     async def connect_storage(self) -> Link:
         return await connect(self._storage_address, hello(Role.STORAGE), SECRET)
 
     async def stop(self) -> None:
         await self.actor.stop()
-        await self.listener.close()
+        for listener in (self.listener, *self.others):
+            await listener.close()
 
 
 @pytest.fixture
@@ -110,12 +118,33 @@ async def test_scheduler_whose_link_broke_gets_pages_again_once_its_copies_are_d
     assert world.actor.stats()["pages_quarantined"] == 0
 
 
+async def test_scheduler_that_is_forgotten_leaves_its_pages_to_the_other_one(world: World) -> None:
+    first, second = await world.links.get(), await (await world.follow_another("second")).get()
+    for link in (first, second):
+        await receive(link, StorageStatus)
+    granted = await receive(second, PagesGranted)
+    second.close()
+    first.send(LeasePages(lease_id=LeaseId(1), keys=b"", starts=(0,)))
+    while not isinstance(await first.receive(), PagesLeased):
+        pass
+    while not world.actor.stats()["pages_quarantined"]:
+        await asyncio.sleep(0)
+    assert world.actor.stats()["pages_quarantined"] == len(granted.host_page_ids)
+
+    world.actor.forget(SchedulerName("second"))
+    first.send(LeasePages(lease_id=LeaseId(2), keys=b"", starts=(0,)))
+    while not isinstance(await first.receive(), PagesLeased):
+        pass
+    assert world.actor.stats()["pages_quarantined"] == 0
+    world.actor.check()
+
+
 async def test_answer_made_for_a_lost_link_does_not_reach_the_next() -> None:
     actor = HostMemoryActor(name="host", incarnation=1)
     first, second = RecordingLink(), RecordingLink()
-    connection = actor._open(first)
-    actor._close(connection)
-    actor._open(second)
+    connection = actor._links.open(first)
+    actor._links.close(connection)
+    actor._links.open(second)
     actor._carry_out(
         ToScheduler(
             connection, LookupProgress(lookup_id=LookupId(1), sources=(b"",), is_final=True)

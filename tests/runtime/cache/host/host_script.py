@@ -22,9 +22,10 @@ from raydix.runtime.cache.host.events import (
     ToStorage,
     WatchProcess,
 )
+from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import PrefixRule
-from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AskExists,
     CancelBatch,
@@ -62,9 +63,8 @@ class HostScript:
         self,
         num_pages: int = 64,
         storage: StorageSettings | None = None,
-        generations: Int32Array | None = None,
+        former: FormerArena | None = None,
         *,
-        num_awaited_schedulers: int = 1,
         num_slabs: int = 1,
         page_sizes: tuple[int, ...] = (1,),
         rule: PrefixRule | None = None,
@@ -79,7 +79,7 @@ class HostScript:
             **changes,
         )
         geometry = make_geometry(num_pages, num_slabs, page_sizes)
-        self.core = HostMemoryCore(geometry, settings, generations, num_awaited_schedulers)
+        self.core = HostMemoryCore(geometry, settings, former)
         self.now_s = 100.0
         self.num_connections = 0
         self.storage: ConnectionId | None = None

@@ -6,6 +6,7 @@ from raydix.errors import AccountingError
 from raydix.runtime.cache.host.events import (
     ProcessExited,
 )
+from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
@@ -15,6 +16,7 @@ from raydix.runtime.messages.host import (
 )
 from tests.runtime.cache.host.host_script import HostScript
 from tests.runtime.cache.host.host_values import make_key
+from tests.runtime.cache.host.scheduler_end import FIRST
 from tests.runtime.cache.host.test_core import attached, columns
 
 
@@ -83,7 +85,7 @@ def test_abandoned_pages_of_a_process_that_lives_return_when_it_is_drained() -> 
 
 
 def test_restarted_host_memory_hands_out_nothing_before_copies_are_drained() -> None:
-    host = HostScript(16, generations=int32_array(range(100, 116)))
+    host = HostScript(16, former=FormerArena(int32_array(range(100, 116)), (FIRST,)))
     host.attach_scheduler()
     assert not host.granted
     host.say(CopiesDrained())

@@ -4,7 +4,8 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import SchedulerName
-from raydix.runtime.cache.host.events import ProcessExited
+from raydix.runtime.cache.host.events import ProcessExited, SchedulerEnded
+from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import AbandonPages, CopiesDrained, PageSource
 from tests.runtime.cache.host.attached_host import with_storage
@@ -194,7 +195,7 @@ def test_even_the_smallest_share_is_a_page() -> None:
 
 
 def test_arena_taken_back_hands_out_nothing_before_all_have_drained() -> None:
-    host = HostScript(16, generations=int32_array(range(100, 116)), num_awaited_schedulers=2)
+    host = HostScript(16, former=FormerArena(int32_array(range(100, 116)), (FIRST, SECOND)))
     host.attach_scheduler()
     host.say(CopiesDrained())
     host.attach_scheduler()
@@ -208,14 +209,26 @@ def test_arena_taken_back_hands_out_nothing_before_all_have_drained() -> None:
     assert host.ends[FIRST].granted_of[0]
 
 
-def test_scheduler_that_has_not_drained_gets_nothing_while_another_one_does() -> None:
-    host = HostScript(16, generations=int32_array(range(100, 116)))
+def test_former_user_that_has_not_drained_again_gets_nothing_while_a_newcomer_does() -> None:
+    host = HostScript(16, former=FormerArena(int32_array(range(100, 116)), (FIRST,)))
     host.attach_scheduler()
     host.say(CopiesDrained())
-    host.turn_to(SECOND)
     host.attach_scheduler()
     assert not host.granted
+    host.turn_to(SECOND)
+    host.attach_scheduler()
+    assert host.granted
+    host.turn_to(FIRST)
     host.say(CopiesDrained())
+    assert host.granted
+
+
+def test_arena_taken_back_does_not_wait_for_a_former_user_that_has_ended() -> None:
+    host = HostScript(16, former=FormerArena(int32_array(range(100, 116)), (FIRST, SECOND)))
+    host.attach_scheduler()
+    host.say(CopiesDrained())
+    assert not host.granted
+    host.tell(SchedulerEnded(SECOND))
     assert host.granted
 
 
