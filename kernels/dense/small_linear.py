@@ -271,12 +271,12 @@ def _multiply(
     zeros = gl.zeros([ROWS, TOKENS], gl.float32, layout=layout)
     total = zeros
     for index in range(num_steps):
-        stage = index % STAGES
-        mbarrier.wait(ready.index(stage), index // STAGES & 1)
+        current = index % STAGES
+        mbarrier.wait(ready.index(current), index // STAGES & 1)
         total = warpgroup_mma(
-            weight_ring.index(stage), input_ring.index(stage).permute((1, 0)), total
+            weight_ring.index(current), input_ring.index(current).permute((1, 0)), total
         )
-        # Before the stage is filled again every warp has to have read it.
+        # Before a stage is filled again every warp has to have read it.
         thread_barrier()
         _ask_for_weights(
             weights,

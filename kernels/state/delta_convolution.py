@@ -157,12 +157,12 @@ def _convolve(
         page = tl.load(table_ptr + last_page - index).to(tl.int64)
         if page > 0:
             end = tl.minimum((last_page - index + 1) * PAGE, context)
-            tap = tl.arange(0, BLOCK_PAST)
-            is_kept = (tap < TAPS - 1)[:, None] & is_channel[None, :]
+            kept_token = tl.arange(0, BLOCK_PAST)
+            is_kept = (kept_token < TAPS - 1)[:, None] & is_channel[None, :]
             raw = _raw(
                 first_ptr,
                 past_ptr,
-                end - start - (TAPS - 1) + tap,
+                end - start - (TAPS - 1) + kept_token,
                 is_kept,
                 start,
                 token_stride,
@@ -172,7 +172,9 @@ def _convolve(
             # What other threads read of this page must be read by now.
             tl.debug_barrier()
             kept_ptr = state_ptr + page * page_stride
-            tl.store(kept_ptr[None, :] + tap[:, None] * (2 * KEY_DIM + VALUES), raw, mask=is_kept)
+            tl.store(
+                kept_ptr[None, :] + kept_token[:, None] * (2 * KEY_DIM + VALUES), raw, mask=is_kept
+            )
 
 
 @triton.jit

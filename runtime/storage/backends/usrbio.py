@@ -125,8 +125,8 @@ def _descriptor_of(memory: memoryview) -> int:
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
     for line in Path("/proc/self/maps").read_text().splitlines():
-        extent, _, _, device, inode, *_ = line.split()
-        if int(extent.partition("-")[0], 16) != address:
+        addresses, _, _, device, inode, *_ = line.split()
+        if int(addresses.partition("-")[0], 16) != address:
             continue
 
         major, _, minor = device.partition(":")
