@@ -40,7 +40,13 @@ def hint_for(
     session_id: str, hint: Mapping[str, Any], cache_salt: str | None = None
 ) -> RetainSession:
     """A hint that comes without a request. Raises BadParameter."""
-    retention = retention_of(hint)
+    return message_for(session_id, retention_of(hint), cache_salt)
+
+
+def message_for(
+    session_id: str, retention: Retention | None, cache_salt: str | None = None
+) -> RetainSession:
+    """The message of a hint that comes without a request. Raises BadParameter."""
     if retention is None or session_id is None:
         name = "session_id" if session_id is None else "retention"
         raise BadParameter(name, "is None; expected a session and what comes next of it.")

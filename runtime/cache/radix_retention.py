@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from raydix.ids import SEVERAL_USERS, UserId
+from raydix.ids import UserId
 from raydix.runtime.cache.radix_eviction import RadixEviction
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode
@@ -27,18 +27,20 @@ class RadixRetention:
         """Note that it is so late."""
         self._eviction.advance(now_s)
 
-    def end_use(self, node: RadixNode, user: UserId) -> None:
-        """Note that a request has ended with this node, the last one of its chain.
-
-        SEVERAL_USERS: one of no session, so that no hint concerns what it has used.
-        """
+    def claim(self, node: RadixNode, user: UserId) -> None:
+        """Note that a user has used this node, the last one of its chain, and all above it."""
         current: RadixNode | None = node
         while current is not None and current.parent is not None:
             current.claim(user)
             current = current.parent
 
-        if user == SEVERAL_USERS:
-            return
+    def end_use(self, node: RadixNode, user: UserId) -> None:
+        """Note that a request has ended with this node, the last one of its chain.
+
+        What of it no other user has used can be retained from now on. Whoever gives no hint, now or
+        later, had better `claim`: there are more requests than sessions.
+        """
+        self.claim(node, user)
         # What an earlier hint has kept of another branch is kept no longer.
         self.end_hint(user)
         self._last_nodes[user] = node

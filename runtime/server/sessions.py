@@ -3,9 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from raydix.runtime.api.retention import hint_for
+from raydix.runtime.api.retention import message_for
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.wire.retention import asked_retention
 from raydix.runtime.server.wire.sessions import SessionHint
 
 
@@ -19,11 +20,8 @@ def session_routes(served: Served) -> APIRouter:
         caller = caller_of(request)
         session_id = caller.within_tenant(body.session_id)
         assert session_id is not None, "every hint names its session"
-        message = hint_for(
-            session_id,
-            body.retention.model_dump(exclude_none=True),
-            caller.within_tenant(body.cache_salt),
-        )
+        retention = asked_retention(body.retention, body.kv_hints)
+        message = message_for(session_id, retention, caller.within_tenant(body.cache_salt))
         (await served.engine.connected()).send(message)
         return Response(status_code=202)
 

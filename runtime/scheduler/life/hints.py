@@ -19,6 +19,7 @@ from raydix.runtime.messages.client import (
     StopRequest,
 )
 from raydix.runtime.messages.host import PageSource, Urgency
+from raydix.runtime.messages.retention import EndUse
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.life.refusals import refuse_as_closing, refuse_prefetch
@@ -26,7 +27,7 @@ from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.chain import Chain
-from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
+from raydix.runtime.scheduler.request.prefetch_hint import HintClient, PrefetchHint
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.sources.kv_source import KvSource
@@ -73,9 +74,8 @@ class Hints:
 
         self._requests.add_hint(
             PrefetchHint(
-                asking=message.asking,
                 request_id=message.request_id,
-                client_id=client_id,
+                client=HintClient(client_id=client_id, asking=message.asking),
                 chain=Chain(
                     message.token_ids,
                     cache_salt=message.cache_salt,
@@ -95,7 +95,7 @@ class Hints:
         if refusal is not None:
             return refusal
 
-        if len(self._requests.hints) >= _MAX_HINTS:
+        if sum(hint.client is not None for hint in self._requests.hints.values()) >= _MAX_HINTS:
             text = (
                 f"{_MAX_HINTS} prefetches wait, which is the most. Try again in "
                 f"{_RETRY_AFTER_S:g} s."
@@ -138,6 +138,9 @@ class Hints:
     def end(self, hint: PrefetchHint, missed: PageSource) -> None:
         """Tell the client where the prompt's pages were; `missed`: why the pending did not come."""
         hint.prefetch.give_up(missed)
+        if hint.rests is not None:
+            self._end_return(hint, hint.rests)
+            return
         layout = self._settings.layout
         found = match_groups(layout.groups, hint.prefetch.by_group, page_size=layout.page_size)
 
@@ -152,16 +155,27 @@ class Hints:
         self._counters.count(Count.PREFETCHES)
         self._answer(hint, FinishReason.PREFETCH, total_by_source(ranges))
 
+    def _end_return(self, hint: PrefetchHint, rests: EndUse) -> None:
+        """Let a session rest on, unless its next request has come meanwhile."""
+        self._requests.remove_hint(hint)
+        assert rests.session_id is not None, "a session has a name"
+        goes_on = self._requests.has_session(rests.session_id, rests.cache_salt)
+        if self._source.view.is_usable and not goes_on:
+            self._source.tell(rests)
+
     def abort(self, client_id: ClientId, message: AbortRequest | StopRequest) -> None:
         """End a hint as its client asks, unless that means an earlier one of this name."""
         hint = self._requests.hints.get(message.request_id)
-        if hint is not None and (hint.client_id, hint.asking) == (client_id, message.asking):
+        asked = HintClient(client_id=client_id, asking=message.asking)
+        if hint is not None and hint.client == asked:
             self._source.cancel_lookup(hint)
             self._answer(hint, FinishReason.ABORT, None)
 
     def drop_all(self, client_id: ClientId) -> None:
         """End all hints of a client that is gone."""
-        for hint in [hint for hint in self._requests.hints.values() if hint.client_id == client_id]:
+        for hint in list(self._requests.hints.values()):
+            if hint.client is None or hint.client.client_id != client_id:
+                continue
             self._source.cancel_lookup(hint)
             self._requests.remove_hint(hint)
 
@@ -171,11 +185,12 @@ class Hints:
         reason: FinishReason,
         tokens_by_source: dict[str, int] | None,
     ) -> None:
+        assert hint.client is not None, "a client is answered"
         self._requests.remove_hint(hint)
         delta = RequestDelta(
-            asking=hint.asking,
+            asking=hint.client.asking,
             request_id=hint.request_id,
             cached_tokens_by_source=tokens_by_source,
             finished=reason,
         )
-        self._outbox.emit(SendClient(client_id=hint.client_id, delta=delta))
+        self._outbox.emit(SendClient(client_id=hint.client.client_id, delta=delta))

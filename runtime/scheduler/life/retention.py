@@ -8,10 +8,11 @@ from raydix.errors import AccountingError
 from raydix.ids import UserId
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_node import RadixNode
-from raydix.runtime.cache.standing import Idle, Kept, standing_after
+from raydix.runtime.cache.standing import Away, Idle, Kept, Over, standing_after
 from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.retention import EndUse, Retention
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.returns import SessionReturns
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.users import session_user, tenant_of, user_of
@@ -35,11 +36,13 @@ class SessionRetention:
         requests: Requests,
         lanes: Sequence[Lane],
         source: KvSource,
+        returns: SessionReturns,
     ) -> None:
         self._settings = settings
         self._requests = requests
         self._lanes = lanes
         self._source = source
+        self._returns = returns
         self._now_s = 0.0
         self._num_hints = 0
         self._pending: dict[UserId, Retention] = {}
@@ -52,6 +55,7 @@ class SessionRetention:
         self._now_s = now_s
         for lane in self._lanes:
             lane.l1.tree.retention.advance(now_s)
+        self._returns.begin_due(now_s)
 
     def hint(self, message: RetainSession) -> None:
         """Take a hint that comes without a request."""
@@ -76,8 +80,14 @@ class SessionRetention:
         """Note that a request has ended, which had so many cached pages, the last in this node."""
         submit = request.submit
         user, tenant = user_of(request), tenant_of(submit.cache_salt)
-        lane.l1.tree.retention.end_use(node, user)
         retention = None if submit.retention is None else self._bounded(submit.retention)
+        if submit.session_id is not None:
+            self._returns.remember(user, request.chain)
+        if submit.session_id is None and retention is None:
+            # No hint can follow it.
+            lane.l1.tree.retention.claim(node, user)
+        else:
+            lane.l1.tree.retention.end_use(node, user)
         self._num_hints += retention is not None
         if self._requests.is_last_of_session(request):
             retention = self._pending.pop(user, retention)
@@ -122,6 +132,7 @@ class SessionRetention:
             # On other lanes, too, where the session was before.
             lane.l1.tree.retention.end_hint(end.user)
             budget.forget(end.tenant, end.user)
+        self._returns.stop_expecting(end.user)
         if end.retention is not None:
             self._retain(end, end.retention)
         if self._source.view.is_usable and self._settings.prefix_caching:
@@ -129,6 +140,13 @@ class SessionRetention:
 
     def _retain(self, end: EndUse, retention: Retention) -> None:
         standing = standing_after(retention, self._now_s)
+        match standing:
+            case Away(until_s):
+                self._returns.expect(end, until_s, self._now_s)
+            case Over():
+                self._returns.forget(end.user)
+            case _:
+                pass
         for lane, budget in zip(self._lanes, self._keeps, strict=True):
             num_pages = lane.l1.tree.retention.retain(end.user, standing)
             if not isinstance(standing, Kept) or not num_pages:
@@ -150,11 +168,13 @@ class SessionRetention:
         keeps = [keep for budget in self._keeps for keep in budget.keeps(self._now_s)]
         return {
             "retention_hints": self._num_hints,
+            "session_returns": self._returns.num_begun,
             "l1_kept": [keep.figures(self._now_s) for keep in keeps],
         }
 
     def check(self) -> None:
         """Raise AccountingError unless budgets hold, and nothing is kept beside them."""
+        self._returns.check()
         for lane, budget in zip(self._lanes, self._keeps, strict=True):
             budget.check()
             users = {keep.user for keep in budget.keeps(self._now_s)}

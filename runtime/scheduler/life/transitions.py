@@ -18,6 +18,7 @@ from raydix.runtime.scheduler.life.publishing import (
 )
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.retention import SessionRetention
+from raydix.runtime.scheduler.life.returns import SessionReturns
 from raydix.runtime.scheduler.queue.waiting import Place
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.block_table import BlockTable
@@ -55,7 +56,10 @@ class Transitions:
         self._fetch = fetch
         self._timers = timers
         self._explanations = explanations
-        self.retention = SessionRetention(settings, requests=requests, lanes=lanes, source=source)
+        returns = SessionReturns(settings, requests=requests, source=source, timers=timers)
+        self.retention = SessionRetention(
+            settings, requests=requests, lanes=lanes, source=source, returns=returns
+        )
 
     def place(self, request: RequestState, lane: Lane, found: CachedPrefix, now_s: float) -> None:
         """Let a request wait on a lane, of which L1 there and L2 have `found`."""

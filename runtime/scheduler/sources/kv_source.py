@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 
 from raydix.ids import (
     L3_SOURCE,
-    SEVERAL_USERS,
     ConnectionId,
     LeaseId,
     LookupId,
@@ -288,7 +287,7 @@ class KvSource:
             num_brought_pages=asker.prefetch.count(*BROUGHT),
             source=asker.prefetch.fetch_from,
             urgency=urgency,
-            user=user_of(asker) if isinstance(asker, RequestState) else SEVERAL_USERS,
+            user=user_of(asker) if isinstance(asker, RequestState) else asker.user,
         )
         self.tell(message)
         if earlier_id is not None:

@@ -69,10 +69,17 @@ def _of_actions(actions: list[HintAction]) -> Retention | None:
                 found = _of_retain(action.payload)
             case "release" | "deref":
                 found = Retention(kind=RetentionKind.END)
+            case "prefetch":
+                found = _of_prefetch(action.payload)
             case _:
-                # A request brings its own pages: there is nothing left to prefetch.
                 continue
     return found
+
+
+def _of_prefetch(payload: Mapping[str, Any]) -> Retention:
+    """The session goes on in so long, at once if nothing is said: its pages are brought to L2."""
+    seconds = payload.get("resume_in_s", payload.get("delay_s", 0.0))
+    return Retention(kind=RetentionKind.RESUME, seconds=_seconds(seconds))
 
 
 def _of_retain(payload: Mapping[str, Any]) -> Retention:
@@ -84,9 +91,13 @@ def _of_retain(payload: Mapping[str, Any]) -> Retention:
     if not kept:
         return Retention(kind=RetentionKind.END)
     times = [each.get("duration", each.get("ttl_s")) for each in kept]
-    for seconds in times:
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if seconds is not None and not (is_number and 0 <= seconds < float("inf")):
-            raise BadParameter("kv_hints", f"has the duration {seconds!r:.40}; expected seconds.")
-    longest = max([_DAY_S if each is None else float(each) for each in times], default=_DAY_S)
+    longest = max([_DAY_S if each is None else _seconds(each) for each in times], default=_DAY_S)
     return Retention(kind=RetentionKind.KEEP, seconds=longest)
+
+
+def _seconds(value: Any) -> float:
+    """A duration of an action's payload. Raises BadParameter."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < float("inf")):
+        raise BadParameter("kv_hints", f"has the duration {value!r:.40}; expected seconds.")
+    return float(value)

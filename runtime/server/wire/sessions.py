@@ -2,7 +2,7 @@
 
 from raydix.runtime.server.wire.base import WireRequest
 from raydix.runtime.server.wire.generation import Word
-from raydix.runtime.server.wire.retention import RetentionHint
+from raydix.runtime.server.wire.retention import KvHints, RetentionHint
 
 
 class SessionHint(WireRequest):
@@ -11,4 +11,6 @@ class SessionHint(WireRequest):
     session_id: Word
     cache_salt: Word | None = None
     """The salt of the session's requests, if they have one."""
-    retention: RetentionHint
+    retention: RetentionHint | None = None
+    kv_hints: KvHints | None = None
+    """The same in the envelope of vLLM and SGLang; one of both is needed."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raydix.ids import SEVERAL_USERS, UserId
+from raydix.ids import UserId
 from raydix.runtime.cache import radix_retention
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.standing import Away, Kept, Over, Standing
@@ -83,11 +83,16 @@ def test_a_hint_spares_what_is_in_use() -> None:
     cache.check()
 
 
-def test_requests_of_no_session_share_what_they_use() -> None:
+def test_what_a_request_of_no_session_has_used_is_no_sessions_own() -> None:
     cache = Cache()
-    serve(cache, SHARED + OF_A, SEVERAL_USERS)
+    request = cache.start(SHARED + OF_A)
+    cache.extend(request, SHARED + OF_A)
+    node = request.lock.node
+    assert node is not None
+    cache.tree.unlock(request.lock, last_step=0)
+    cache.tree.retention.claim(node, B)
     serve(cache, SHARED + OF_A, A)
-    assert cache.tree.retention.retain(SEVERAL_USERS, Over()) == 0
+    assert cache.tree.retention.retain(B, Over()) == 0, "nobody can ask for it"
     assert cache.tree.retention.retain(A, Over()) == 0
 
 

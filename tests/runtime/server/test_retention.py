@@ -19,6 +19,10 @@ def keep(seconds: float) -> Retention:
     return Retention(kind=RetentionKind.KEEP, seconds=seconds)
 
 
+def resume(seconds: float) -> Retention:
+    return Retention(kind=RetentionKind.RESUME, seconds=seconds)
+
+
 def asked(**fields: Any) -> Retention | None:
     return options_of(GenerationFields.model_validate(fields), ALICE).retention
 
@@ -32,8 +36,7 @@ def test_hints_are_taken_from_the_body() -> None:
     assert asked() is None
     assert asked(retention={"end": True}) == END
     assert asked(retention={"keep_s": 5.0}) == keep(5.0)
-    resume = Retention(kind=RetentionKind.RESUME, seconds=2.0)
-    assert asked(retention={"resume_in_s": 2.0}) == resume
+    assert asked(retention={"resume_in_s": 2.0}) == resume(2.0)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,10 @@ def test_hints_are_taken_from_the_body() -> None:
         ([("kv.retain", {"directives": [{"priority": 5, "duration": None}]})], keep(86_400)),
         ([("kv.release", {})], END),
         ([("kv.deref", {})], END),
-        ([("kv.prefetch", {}), ("kv.unheard_of", {"a": [1]})], None),
+        ([("kv.prefetch", {}), ("kv.unheard_of", {"a": [1]})], resume(0)),
+        ([("prefetch", {"resume_in_s": 30})], resume(30)),
+        ([("kv.prefetch", {"delay_s": 2.5})], resume(2.5)),
+        ([("kv.unheard_of", {"a": [1]})], None),
         ([("kv.retain", {"ttl_s": 30}), ("kv.release", {})], END),
     ],
 )
@@ -60,6 +66,12 @@ def test_envelopes_are_understood(actions: Any, expected: Retention | None) -> N
 def test_a_retain_that_says_nothing_is_refused_by_name(payload: Any) -> None:
     with pytest.raises(BadParameter, match="kv_hints"):
         asked(kv_hints=envelope(("kv.retain", payload)))
+
+
+@pytest.mark.parametrize("seconds", [-1, "soon", True, float("inf")])
+def test_a_prefetch_at_no_time_is_refused_by_name(seconds: Any) -> None:
+    with pytest.raises(BadParameter, match="kv_hints"):
+        asked(kv_hints=envelope(("kv.prefetch", {"resume_in_s": seconds})))
 
 
 def test_openai_and_anthropic_say_how_long() -> None:

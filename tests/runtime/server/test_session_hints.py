@@ -45,6 +45,17 @@ async def test_a_keep_is_shown_for_its_tenant_and_ends_by_a_hint_of_the_same(
         assert await kept(server, "l1") == expected
 
 
+async def test_a_session_may_be_ended_in_the_words_of_others(server: Server) -> None:
+    await ask(server, ALICE, session_id="s", retention={"keep_s": 3600})
+    released = {"actions": [{"action_type": "kv.release", "payload": {}}]}
+    async with server.http(ALICE) as http:
+        answer = await http.post(
+            "/v1/sessions/retention", json={"session_id": "s", "kv_hints": released}
+        )
+    assert answer.status_code == 202
+    assert await kept(server, "l1") == []
+
+
 async def test_the_next_request_of_a_session_ends_its_keep(server: Server) -> None:
     hints = {"actions": [{"action_type": "kv.retain", "payload": {"ttl_s": 30}}]}
     await ask(server, ALICE, session_id="s", kv_hints=hints)
