@@ -7,16 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient
-from raydix.runtime.api.engine_place import EnginePlace, open_client
+from raydix.runtime.api.engine_connection import EngineConnection
+from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.explained import explained
-from raydix.runtime.api.home_loop import HomeLoop
-from raydix.runtime.api.known_tokenizers import KnownTokenizers
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt, variables_of
@@ -32,9 +29,9 @@ class AsyncLLM:
     """A handle on one engine, known by its name. Works in plain asyncio and in async Ray actors.
 
     Make one with `start` or `connect`. It can be pickled: the copy connects by name on its first
-    use, as this one does after a lost connection. It belongs to the event loop on which it is used,
-    until that runs no more. At the end of its `async with` an engine that it has started is shut
-    down; one that it has reached goes on.
+    use. After a lost connection requests go on over a new one. It belongs to the event loop on
+    which it is used, until that runs no more. At the end of its `async with` an engine that it has
+    started is shut down; one that it has reached goes on.
     """
 
     def __init__(
@@ -47,11 +44,7 @@ class AsyncLLM:
         """A handle that connects when first used; the arguments are those of `connect`."""
         self.name = name
         self.place = EnginePlace(name, address, secret_file, cluster)
-        self._has_started_engine = False
-        self._handle: EngineHandle | None = None
-        self._client: EngineClient | None = None
-        self._tokenizers = KnownTokenizers(is_near=address is None)
-        self._home = HomeLoop()
+        self._connection = EngineConnection(self.place)
 
     @classmethod
     async def start(
@@ -89,10 +82,7 @@ class AsyncLLM:
         )
 
         engine = cls(name, cluster=address)
-        # By the path as given: the engine's own may name a commit. No wait, which may be cancelled.
-        engine._tokenizers.add(config.model.path, tokenizer.result())
-        engine._handle = handle
-        engine._has_started_engine = True
+        engine._connection.adopt(handle, config.model.path, tokenizer.result())
         # The caller has no handle yet to shut it down, so a failure from here on ends the engine.
         try:
             await engine.connected()
@@ -246,13 +236,13 @@ class AsyncLLM:
 
         Its stream yields a finished output with reason `abort`.
         """
-        self._home.enter(self._client)
-        if self._client is not None:
-            self._client.abort(request_id)
+        client = self._connection.client_at_hand()
+        if client is not None:
+            client.abort(request_id)
 
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges of the engine."""
-        stats: dict[str, Any] = await self._call("stats")
+        stats: dict[str, Any] = await self._connection.call("stats")
         return stats
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
@@ -260,7 +250,7 @@ class AsyncLLM:
 
         l3: drop this engine's stored objects, too.
         """
-        flushed: dict[str, Any] = await self._call("flush", check_switch("l3", l3))
+        flushed: dict[str, Any] = await self._connection.call("flush", check_switch("l3", l3))
         return flushed
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,7 +266,7 @@ class AsyncLLM:
         if self.place.address is not None:
             require_absolute_l3(section)
         own = resolve_l3(section, Path.cwd())
-        names: dict[str, Any] = await self._call("attach_storage", own)
+        names: dict[str, Any] = await self._connection.call("attach_storage", own)
         return names
 
     async def detach_storage(self) -> dict[str, Any]:
@@ -284,7 +274,7 @@ class AsyncLLM:
 
         Returns the name of the backend that was in use, or None.
         """
-        names: dict[str, Any] = await self._call("detach_storage")
+        names: dict[str, Any] = await self._connection.call("detach_storage")
         return names
 
     async def explain(self, request_id: str) -> dict[str, Any]:
@@ -293,40 +283,23 @@ class AsyncLLM:
         request_id: of one of the engine's last 1,024 requests, or the id of an HTTP answer. Raises
         UnknownRequest for any other.
         """
-        return await explained(partial(self._call, "explain"), str(request_id))
+        return await explained(partial(self._connection.call, "explain"), str(request_id))
 
     async def listens_at(self) -> str | None:
         """`HOST:PORT` where the engine listens for clients on other hosts; None: it does not."""
-        return (await self._found()).listens_at
+        return (await self._connection.found()).listens_at
 
     async def wait_ended(self) -> None:
         """Wait until the engine gives up, is shut down or is killed. Raises EngineDead: why."""
-        await (await self._found()).wait_ended()
+        await (await self._connection.found()).wait_ended()
 
     async def connected(self) -> EngineClient:
         """The open connection; a new one, to whatever engine has the name now, if there is none."""
-        self._home.enter(self._client)
-        if self._client is not None and not self._client.is_closed:
-            return self._client
-        async with self._home.connecting.turn():
-            if self._client is None or self._client.is_closed:
-                if self._client is not None:
-                    await self._find_again()
-                try:
-                    handle = await self._found()
-                    tokenizer = await self._tokenizers.of(handle)
-                    self._client = await open_client(self.name, handle, tokenizer)
-                except EngineDead:
-                    self._forget()
-                    raise
-            return self._client
+        return await self._connection.client()
 
     async def disconnect(self) -> None:
         """Leave the engine running. Open streams raise Cancelled and their requests are aborted."""
-        self._home.enter(self._client)
-        client, self._client = self._client, None
-        if client is not None and not client.is_closed:
-            await client.close()
+        await self._connection.disconnect()
 
     async def shutdown(self) -> None:
         """Stop the engine, whoever started it. Open streams of this handle raise Cancelled.
@@ -334,18 +307,13 @@ class AsyncLLM:
         Those of others may end first, for as long as the engine was started to drain. May be called
         twice, also at the same time.
         """
-        await self.disconnect()
-        if self._has_started_engine and self._handle is None:
-            return
-        handle = await self._found()
-        await handle.shutdown()
-        self._handle = None
+        await self._connection.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._has_started_engine:
+        if self._connection.has_started_engine:
             await self.shutdown()
         else:
             await self.disconnect()
@@ -353,28 +321,3 @@ class AsyncLLM:
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
         place = self.place
         return type(self), (place.name, place.address, place.secret_file, place.cluster)
-
-    async def _find_again(self) -> None:
-        """Ask for the engine after a lost connection; raise EngineDead at once if it has ended."""
-        if self._has_started_engine:
-            await (await self._found()).call("client_facts")
-        else:
-            self._handle = None
-
-    def _forget(self) -> None:
-        """Find the engine anew next time, by its name, unless this handle has started it."""
-        if not self._has_started_engine:
-            self._handle = None
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        """Make a control call to whatever engine has the name now."""
-        try:
-            return await (await self._found()).call(method, *arguments)
-        except EngineDead:
-            self._forget()
-            raise
-
-    async def _found(self) -> EngineHandle:
-        if self._handle is None:
-            self._handle = await self.place.find()
-        return self._handle

@@ -1,8 +1,8 @@
-"""One client's connection to the Scheduler: requests go out, and frames of tokens come back."""
+"""One client of the Scheduler: requests go out, and frames of tokens come back."""
 
 import asyncio
 import contextlib
-import secrets
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -10,23 +10,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from raydix.errors import BadParameter, Cancelled, EngineDead, RaydixError
+from raydix.errors import Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.api.model_limits import ModelLimits
+from raydix.runtime.api.open_prefetches import OpenPrefetches
 from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt, TokenizedPrompt, check_token_ids
 from raydix.runtime.api.request_names import RequestNames
 from raydix.runtime.api.request_options import RequestOptions, check_text
-from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
+from raydix.runtime.api.request_stream import RequestStream, StreamedRequest
 from raydix.runtime.api.samples import id_of_sample, outputs_of_samples, params_of_sample
 from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.submission import submission_of
 from raydix.runtime.api.text_desk import TextDesk
 from raydix.runtime.api.tokenizer import Tokenizer
-from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import (
     AbortRequest,
+    FinishReason,
     PrefetchPrompt,
     RequestDelta,
     RetainSession,
@@ -37,11 +39,14 @@ from raydix.runtime.messages.client import (
 
 
 class EngineClient:
-    """Sends requests over one link and hands each caller its outputs.
+    """Sends requests over a link and hands each caller its outputs.
 
-    Owns: the streams of this connection, and its askings. Must be made on a running loop and used
-    on that loop alone. What a slow caller has not taken is merged into one output, so that a stream
+    Owns: the streams of this client, and its askings. Must be made on a running loop and used on
+    that loop alone. What a slow caller has not taken is merged into one output, so that a stream
     holds no more than one request's output.
+
+    When the link is lost, requests wait for another one, over which the rest of their output is
+    asked for. Their callers notice a pause.
 
     A request id is free again as soon as the Scheduler has been told to end its request. What the
     Scheduler sent before it heard that quotes the former asking, to which nobody listens any more.
@@ -52,26 +57,53 @@ class EngineClient:
         link: Link,
         limits: ModelLimits,
         tokenizer: Tokenizer | None,
+        on_loss: Callable[[], None] | None = None,
     ) -> None:
+        """`on_loss`: called when requests wait, for `go_on` or `give_up`; None: they fail."""
         self._link = link
+        self._on_loss = on_loss
         self._limits = limits
         self.texts = TextDesk(tokenizer, limits.max_model_len)
 
         self._num_askings = 0
         self._live: dict[AskingId, OpenRequest] = {}
         self._callers = Callers()
-        self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
+        self._prefetches = OpenPrefetches()
         self._unanswered: set[AskingId] = set()
         """The askings whose last delta has not come."""
         self._names = RequestNames()
         self._is_closed = False
 
-        self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
+        self._reader = self._begin_to_read()
 
     @property
     def is_closed(self) -> bool:
-        """The link is gone: every stream has failed and no request can be sent."""
+        """The link is gone: no request can be sent, and those that were open wait or failed."""
         return self._is_closed
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait for another link."""
+        return self._is_closed and any(not each.stream.has_ended for each in self._live.values())
+
+    def go_on(self, link: Link) -> None:
+        """Use another link, to an engine of the same model: ask for what is still open."""
+        assert self._is_closed, "there is a link"
+        self._link, self._is_closed = link, False
+        self._reader = self._begin_to_read()
+        now_s = time.monotonic()
+        waiting = [each for each in self._live.values() if not each.stream.has_ended]
+        self._live.clear()
+        for each in waiting:
+            message = each.ask_again(self._next_asking(), now_s)
+            self._live[message.asking] = each
+            # If this link is lost, too, its reader says so, and all wait for the next one.
+            with contextlib.suppress(EngineDead):
+                self._ask(message)
+
+    def give_up(self, error: RaydixError) -> None:
+        """There will be no other link: what waits fails with `error`."""
+        self._end_all(lambda: error)
 
     @property
     def limits(self) -> ModelLimits:
@@ -148,12 +180,21 @@ class EngineClient:
         `on_news` is called when something can be taken: once, until it is taken.
         """
         assert params.n == 1, "several samples are several requests"
-        submission = self._submission(params, request_id, prompt.token_ids, options)
+        submission = submission_of(
+            self._next_asking(),
+            request_id,
+            prompt.token_ids,
+            params,
+            options,
+            limits=self._limits,
+            has_tokenizer=self.has_tokenizer,
+        )
         self._names.require_free(request_id)
         submitted_s = time.monotonic()
         # Sent first, as that may fail; and what is made below then delays the request by nothing.
         self._ask(submission)
 
+        deadline_s = math.inf if submission.deadline_s is None else submission.deadline_s
         streamed = StreamedRequest(
             request_id=request_id,
             prompt=prompt.text,
@@ -163,7 +204,9 @@ class EngineClient:
             submitted_s=submitted_s,
         )
         stream = RequestStream(streamed, self.texts.tokenizer)
-        request = OpenRequest(submission.asking, request_id, stream, on_news, self._leave)
+        request = OpenRequest(
+            submission, stream, on_news, self._leave, ends_s=submitted_s + deadline_s
+        )
         self._live[submission.asking] = request
         return request
 
@@ -180,12 +223,11 @@ class EngineClient:
         )
 
         self._ask(message)
-        answer = self._prefetches[message.asking] = asyncio.get_running_loop().create_future()
-        try:
-            return await answer
-        finally:
-            del self._prefetches[message.asking]
-            self.abort(request_id)
+        with self._prefetches.waiting(message.asking) as answer:
+            try:
+                return await answer
+            finally:
+                self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request; ids that are not in use are ignored.
@@ -194,6 +236,11 @@ class EngineClient:
         """
         for each, asking in self._names.askings_of(RequestId(request_id)):
             self._tell_to_end(AbortRequest(asking=asking, request_id=each))
+            if self._is_closed and asking in self._live:
+                # Nobody answers.
+                ended = RequestDelta(asking=asking, request_id=each, finished=FinishReason.ABORT)
+                self._live[asking].stream.push(ended, time.monotonic())
+                self._callers.note_news(self._live[asking])
 
     async def close(self) -> None:
         """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
@@ -207,6 +254,8 @@ class EngineClient:
     def abandon(self) -> None:
         """Close the link from outside of its loop, which runs no more; streams may not be told."""
         self._is_closed = True
+        self._on_loss = None
+        self._live.clear()
         self._link.cut()
 
     async def tokenized(self, prompt: Prompt, tenant: str | None = None) -> TokenizedPrompt:
@@ -217,53 +266,6 @@ class EngineClient:
         text, token_ids = await self.texts.token_ids_of(prompt, tenant)
         vocab_size, max_model_len = self._limits.vocab_size, self._limits.max_model_len
         return TokenizedPrompt(text, check_token_ids(token_ids, vocab_size, max_model_len))
-
-    def _submission(
-        self,
-        params: SamplingParams,
-        request_id: RequestId,
-        token_ids: Int32Array,
-        options: RequestOptions,
-    ) -> SubmitRequest:
-        for name, named_ids in (
-            ("stop_token_ids", tuple(params.stop_token_ids)),
-            ("logit_bias", tuple(params.biases)),
-        ):
-            wrong_ids = [each for each in named_ids if each >= self._limits.vocab_size]
-            if wrong_ids:
-                last = self._limits.vocab_size - 1
-                raise BadParameter(name, f"has {wrong_ids[:8]}; expected ids from 0 to {last}.")
-        if params.stop and self.texts.tokenizer is None:
-            raise BadParameter(
-                "stop",
-                f"is {list(params.stop)}, but the checkpoint has no tokenizer that this process "
-                "can read. Use stop_token_ids.",
-            )
-        options.check()
-
-        sampling = params.to_device(self._limits.eos_token_ids, secrets.randbits(63))
-        if len(sampling.masked_until_min_tokens) >= self._limits.vocab_size:
-            raise BadParameter(
-                "min_tokens",
-                f"is {params.min_tokens}, and before so many tokens no stop id is sampled, which "
-                "leaves no token at all. Set it to 0, or name fewer stop_token_ids.",
-            )
-        return SubmitRequest(
-            asking=self._next_asking(),
-            request_id=request_id,
-            token_ids=token_ids,
-            sampling=sampling,
-            max_tokens=params.max_tokens,
-            stop_token_ids=params.ending_token_ids(self._limits.eos_token_ids),
-            priority=int(options.priority),
-            cache_salt=options.cache_salt,
-            session_id=options.session_id,
-            routing_key=options.routing_key,
-            deadline_s=None if options.deadline_s is None else float(options.deadline_s),
-            sample_of=None if options.sample_of is None else RequestId(options.sample_of),
-            grammar=params.grammar(),
-            retention=options.retention,
-        )
 
     def _next_asking(self) -> AskingId:
         self._num_askings += 1
@@ -313,11 +315,8 @@ class EngineClient:
             raise
         finally:
             # Whatever ended the reader, nobody may wait for it.
-            self._end_all(
-                lambda: EngineDead(
-                    f"The connection to the engine is lost: {reason}. Connect again."
-                )
-            )
+            text = f"The connection to the engine is lost: {reason}. Connect again."
+            self._lose(lambda: EngineDead(text))
 
     def _route(self, frame: TokenFrame) -> None:
         now_s = time.monotonic()
@@ -335,7 +334,7 @@ class EngineClient:
             if is_last:
                 self._unanswered.discard(delta.asking)
                 self._names.release(delta.request_id, delta.asking)
-                self._end_prefetch(delta)
+                self._prefetches.end(delta)
 
             live = self._live.get(delta.asking)
             if live is not None:
@@ -347,29 +346,32 @@ class EngineClient:
         """Note that a stop string ended the output, which the Scheduler cannot know."""
         self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
 
-    def _end_prefetch(self, delta: RequestDelta) -> None:
-        answer = self._prefetches.get(delta.asking)
-        if answer is None or answer.done():
-            return
-        if delta.failure is not None:
-            answer.set_exception(error_of(delta.failure))
-        else:
-            answer.set_result(delta.cached_tokens_by_source or {})
-
     def _tell_to_end(self, message: AbortRequest | StopRequest) -> None:
         self._names.release(message.request_id, message.asking)
         # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
         with contextlib.suppress(LinkClosed):
             self._link.send(message)
 
+    def _lose(self, error: Callable[[], RaydixError]) -> None:
+        """Let requests wait for another link, if one will come."""
+        was_closed, self._is_closed = self._is_closed, True
+        if was_closed or self._on_loss is None or not self.has_waiting:
+            self._end_all(error)
+            return
+        self._unanswered.clear()
+        self._names.keep(self._live)
+        self._prefetches.fail(error)
+        self._on_loss()
+
+    def _begin_to_read(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self._read_frames(), name="raydix-client-reader")
+
     def _end_all(self, error: Callable[[], RaydixError]) -> None:
         self._is_closed = True
         self._unanswered.clear()
-        self._names.release_all()
+        self._names.keep(())
         for live in list(self._live.values()):
             live.stream.fail(error())
             if live.note_news():
                 live.tell()
-        for answer in self._prefetches.values():
-            if not answer.done():
-                answer.set_exception(error())
+        self._prefetches.fail(error)

@@ -8,10 +8,7 @@ from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.control_client import dial_engine
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine
 from raydix.runtime.actors.bootstrap.remote import reach_engine
-from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.api.engine_client import EngineClient
-from raydix.runtime.api.model_limits import ModelLimits
-from raydix.runtime.api.tokenizer import Tokenizer
+from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.hello import Role
 
 
@@ -44,13 +41,12 @@ class EnginePlace:
         return await asyncio.to_thread(find_engine, self.name, self.cluster)
 
 
-async def open_client(name: str, handle: EngineHandle, tokenizer: Tokenizer | None) -> EngineClient:
+async def open_link(name: str, handle: EngineHandle) -> Link:
     """Connect to an engine that was found. Raises EngineDead."""
     try:
-        link = await dial_engine(handle.record, Role.SCHEDULER)
+        return await dial_engine(handle.record, Role.SCHEDULER)
     except (LinkClosed, OSError) as error:
         raise EngineDead(
             f"The engine {name!r} does not answer ({error}). Start it, or wait until it has "
             "recovered."
         ) from error
-    return EngineClient(link, ModelLimits.of(handle.facts), tokenizer)

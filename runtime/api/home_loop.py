@@ -14,14 +14,14 @@ class HomeLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.connecting = SharedFailure()
 
-    def enter(self, client: EngineClient | None) -> None:
-        """Make the running loop the home; a connection of a former one is abandoned.
+    def enter(self, client: EngineClient | None) -> EngineClient | None:
+        """Make the running loop the home. Returns the client, or None if it is of a former one.
 
-        Raises BadRequest if that one still runs.
+        That one is abandoned. Raises BadRequest if its loop still runs.
         """
         running, former = asyncio.get_running_loop(), self._loop
         if former is running:
-            return
+            return client
         if former is not None and former.is_running():
             raise BadRequest(
                 "This AsyncLLM is in use on another event loop. Make one for each, by "
@@ -32,3 +32,4 @@ class HomeLoop:
         self.connecting = SharedFailure()
         if client is not None:
             client.abandon()
+        return None

@@ -12,6 +12,8 @@ from raydix.runtime.config.policies import ReasoningFormatName, ToolFormatName
 class ModelLimits:
     """What the served model and the engine's queue allow."""
 
+    fingerprint: str
+    """Equal for engines that compute the same of the same tokens, in hexadecimal."""
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -23,6 +25,7 @@ class ModelLimits:
     def of(cls, facts: ClientFacts) -> Self:
         """The limits of a running engine."""
         return cls(
+            fingerprint=facts.fingerprint,
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,

@@ -5,8 +5,10 @@ of each stream.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +16,10 @@ from raydix.errors import RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.request_stream import RequestStream
+from raydix.runtime.messages.client import SubmitRequest
+
+_LEAST_REST_S = 1e-3
+"""What is left of a deadline that has passed: the engine says that it has."""
 
 Taken = RequestOutput | RaydixError
 """The news of a request: an output, or the reason why there will be no finished one."""
@@ -24,26 +30,58 @@ OnNews = Callable[[], None]
 class OpenRequest:
     """One request whose caller still listens.
 
-    Owns: whether its caller knows that there is news, and has had all of it.
+    Owns: what was asked last for it, whether its caller knows that there is news, and has had all
+    of it.
     """
 
     def __init__(
         self,
-        asking: AskingId,
-        request_id: RequestId,
+        submission: SubmitRequest,
         stream: RequestStream,
         on_news: OnNews,
         leave: Callable[["OpenRequest"], None],
+        *,
+        ends_s: float,
     ) -> None:
-        """`leave`: what is to be done when the caller listens no more."""
-        self.asking = asking
-        self.request_id = request_id
+        """`leave`: what is to be done when the caller listens no more. `ends_s`: its deadline, by
+        the monotonic clock; infinite for none.
+        """
+        self._submission = submission
+        self._ends_s = ends_s
         self.stream = stream
         self._on_news = on_news
         self._leave = leave
         self._is_noted = False
         self.is_over = False
         """Whether the finished output or the failure has been taken."""
+
+    @property
+    def asking(self) -> AskingId:
+        """The asking whose news are its own."""
+        return self._submission.asking
+
+    @property
+    def request_id(self) -> RequestId:
+        """The caller's name for it."""
+        return self._submission.request_id
+
+    def ask_again(self, asking: AskingId, now_s: float) -> SubmitRequest:
+        """What asks for the rest of the output, once nothing more comes of the former asking."""
+        known_output, sampling = self.stream.token_ids, self._submission.sampling
+        if len(known_output):
+            # All logprobs of the prompt come before any output.
+            sampling = replace(sampling, num_prompt_logprobs=None)
+        else:
+            self.stream.begin_anew()
+        rest_s = max(self._ends_s - now_s, _LEAST_REST_S)
+        self._submission = replace(
+            self._submission,
+            asking=asking,
+            sampling=sampling,
+            known_output=known_output,
+            deadline_s=None if rest_s == math.inf else rest_s,
+        )
+        return self._submission
 
     def note_news(self) -> bool:
         """The stream has taken something in; whether the caller has yet to be told of it."""

@@ -20,6 +20,7 @@ from raydix.runtime.api.prompt_logprobs import PromptEntries
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.api.stop_strings import StopStringFinder
 from raydix.runtime.api.tokenizer import Tokenizer
+from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.plan import TokenLogprobs
 
@@ -65,11 +66,7 @@ class RequestStream:
         self._output = OutputSoFar(
             has_logprobs=params.logprobs is not None, has_text=self._detokenizer is not None
         )
-        self._prompt_logprobs = (
-            None
-            if params.prompt_logprobs is None
-            else PromptEntries(request.prompt_token_ids, self._decode_one)
-        )
+        self._prompt_logprobs = None if params.prompt_logprobs is None else self._prompt_entries()
         self._decoded: dict[int, tuple[str, bytes]] = {}
         """The text and bytes of each token that logprobs have been given for."""
         self._metrics = RequestMetrics()
@@ -92,6 +89,17 @@ class RequestStream:
             self._has_news and self._params.output_kind is not OutputKind.FINAL
         )
 
+    @property
+    def token_ids(self) -> Int32Array:
+        """The output so far, int32."""
+        return int32_array(self._output.token_ids)
+
+    def begin_anew(self) -> None:
+        """Expect the request's news from the beginning, as it is asked again without any output."""
+        assert not self._output.token_ids, "what has come of the output does not come again"
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs = self._prompt_entries()
+
     def push(self, delta: RequestDelta, now_s: float) -> bool:
         """Take in a delta; whether a stop string in it ended the output.
 
@@ -100,7 +108,8 @@ class RequestStream:
         if self.has_ended:
             return False
 
-        if delta.cached_tokens_by_source is not None:
+        # What goes on after a loss is told once more where its prompt comes from.
+        if delta.cached_tokens_by_source is not None and not self._output.token_ids:
             self._note_admission(delta, now_s)
         if self._prompt_logprobs is not None:
             for run in delta.prompt_logprobs:
@@ -154,6 +163,9 @@ class RequestStream:
         output = self._wrap(self._with_end(new))
         self._prompt_logprobs = None
         return output
+
+    def _prompt_entries(self) -> PromptEntries:
+        return PromptEntries(self._request.prompt_token_ids, self._decode_one)
 
     def _append_all(self, token_ids: list[int], *, hides_last: bool) -> None:
         if not token_ids:

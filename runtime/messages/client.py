@@ -52,7 +52,11 @@ class SubmitRequest:
     token_ids: Int32Array
     sampling: DeviceSampling
     max_tokens: int | None
-    """The most tokens to generate; None: the rest of the context."""
+    """The most tokens to generate, known ones among them; None: the rest of the context."""
+    known_output: Int32Array = field(default_factory=empty)
+    """The output as far as an earlier asking has brought it, here or at another engine, that was
+    cut off: it goes on behind these tokens as that one would have. int32.
+    """
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the output (EOS among them unless ignored), not before `sampling.min_tokens`."""
     priority: int = 0

@@ -45,21 +45,20 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
     submit = answer.submit
     name = f"asking {submit.asking} of {answer.link.client_id}, {submit.request_id}"
     prompt = submit.token_ids.tolist()
-    expected = expected_output(prompt, len(answer.tokens), submit.cache_salt, submit.grammar)
-    assert answer.tokens == expected, f"{name}: {answer.tokens} instead of {expected}"
+    output = answer.output
+    expected = expected_output(prompt, len(output), submit.cache_salt, submit.grammar)
+    assert output == expected, f"{name}: {output} instead of {expected}"
 
     is_refused = answer.ending == "BadRequest"
     assert not is_refused or not answer.tokens or may_fail(submit.grammar), f"{name} is refused"
 
     room = max_model_len - len(prompt)
     max_tokens = room if submit.max_tokens is None else min(room, submit.max_tokens)
-    assert len(answer.tokens) <= max_tokens
-    stops = [index for index, token in enumerate(answer.tokens) if token in submit.stop_token_ids]
-    assert stops in ([], [len(answer.tokens) - 1]), f"{name} went on after a stop token"
+    assert len(output) <= max_tokens
+    stops = [index for index, token in enumerate(output) if token in submit.stop_token_ids]
+    assert stops in ([], [len(output) - 1]), f"{name} went on after a stop token"
     if answer.ending == "length":
-        assert len(answer.tokens) == max_tokens, (
-            f"{name} has {len(answer.tokens)} of {max_tokens} tokens"
-        )
+        assert len(output) == max_tokens, f"{name} has {len(output)} of {max_tokens} tokens"
 
     _check_prompt_logprobs(answer, name)
     if answer.tokens or answer.ending == "abort":

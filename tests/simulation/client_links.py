@@ -49,6 +49,11 @@ class Answer:
         assert isinstance(self.asked, SubmitRequest)
         return self.asked
 
+    @property
+    def output(self) -> list[int]:
+        """The output so far, with what an earlier asking has brought of it."""
+        return [*self.submit.known_output.tolist(), *self.tokens]
+
     def hear(self, delta: RequestDelta, now_s: float) -> None:
         """Some news came; nothing may follow the last of it."""
         assert self.ending is None, f"{delta.request_id} hears after its end"

@@ -153,17 +153,20 @@ class RandomClients:
         self._num_sent += 1
         # Drawn apart, too.
         draw = random.Random(f"{self._name} {self._num_sent} scores")
-        is_scored = draw.random() < self._workload.score_fraction
+        goes_on = len(message.known_output) > 0
+        is_scored = draw.random() < self._workload.score_fraction and not goes_on
         has_logprobs = draw.random() < self._workload.logprob_fraction
         sampling = DeviceSampling(
             seed=self._num_sent,
             num_logprobs=0 if has_logprobs else None,
             num_prompt_logprobs=0 if is_scored else None,
         )
-        grammar = draw_grammar(
-            random.Random(f"{self._workload.seed} {self._num_sent} grammar"),
-            self._workload.grammar_fraction,
-        )
+        grammar = message.grammar
+        if not goes_on:
+            grammar = draw_grammar(
+                random.Random(f"{self._workload.seed} {self._num_sent} grammar"),
+                self._workload.grammar_fraction,
+            )
         message = with_retention(message, link, self._workload, self._cluster, draw)
         sent = replace(
             message,
@@ -237,6 +240,8 @@ class RandomClients:
             return
         if answer.ending in (_REFUSED, CUT_OFF):
             client, submit = answer.link.name, answer.submit
+            if answer.ending == CUT_OFF:
+                submit = replace(submit, known_output=int32_array(answer.output))
             self._cluster.after(
                 self._random.uniform(0, _RETRY_S), lambda: self._submit(client, submit)
             )
@@ -244,7 +249,7 @@ class RandomClients:
             self._num_pending -= 1
 
     def _follows_up(self, answer: Answer) -> bool:
-        prompt = [*answer.submit.token_ids.tolist(), *answer.tokens]
+        prompt = [*answer.submit.token_ids.tolist(), *answer.output]
         room = self._workload.settings.max_model_len - 1 - len(prompt)
         wants_more = self._random.random() < self._workload.follow_up_fraction
         if answer.ending != "length" or not wants_more or room <= self._workload.max_suffix_tokens:

@@ -111,6 +111,7 @@ class EngineActors:
         client = ClientFacts(
             name=self._name,
             model_path=self._config.model.path,
+            fingerprint=report.fingerprint.hex(),
             max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
             max_waiting_requests=self._config.scheduler.max_waiting_requests,

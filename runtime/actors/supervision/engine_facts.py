@@ -16,6 +16,8 @@ class ClientFacts:
     listens_at: str | None = None
     """`HOST:PORT` for clients on other hosts; None: it has none."""
     model_path: str
+    fingerprint: str
+    """Equal for engines that compute the same of the same tokens, in hexadecimal."""
     max_model_len: int
     vocab_size: int
     max_waiting_requests: int

@@ -60,11 +60,12 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
         )
         return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
 
-    wrong_prompt = _wrong_prompt(message.token_ids, settings)
+    wrong_prompt = _wrong_tokens("the prompt", message.token_ids, settings)
     if wrong_prompt is not None:
         return _bad(wrong_prompt)
     wrong = (
         _wrong_limits(message)
+        or _wrong_output(message, settings)
         or _wrong_grammar(message)
         or _wrong_sampling(message, settings)
         or _wrong_amount(message, settings)
@@ -87,7 +88,7 @@ def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> Req
         )
         return _bad(text)
 
-    wrong = _wrong_prompt(message.token_ids, settings)
+    wrong = _wrong_tokens("the prompt", message.token_ids, settings)
     return None if wrong is None else _bad(wrong)
 
 
@@ -99,16 +100,31 @@ def _bad_parameter(name: str, problem: str) -> RequestFailure:
     return RequestFailure(kind=FailureKind.BAD_REQUEST, message=problem, parameter=name)
 
 
-def _wrong_prompt(token_ids: Int32Array, settings: SchedulerSettings) -> str | None:
+def _wrong_tokens(where: str, token_ids: Int32Array, settings: SchedulerSettings) -> str | None:
     lowest, highest = int(token_ids.min()), int(token_ids.max())
     if lowest >= 0 and highest < settings.vocab_size:
         return None
     wrong = lowest if lowest < 0 else highest
     place = int(np.argmax(token_ids == wrong))
     return (
-        f"token {place} of the prompt is {wrong}; expected 0 to {settings.vocab_size - 1}, the "
+        f"token {place} of {where} is {wrong}; expected 0 to {settings.vocab_size - 1}, the "
         f"model's vocabulary."
     )
+
+
+def _wrong_output(message: SubmitRequest, settings: SchedulerSettings) -> _Wrong | None:
+    """What is wrong with the output that is known already."""
+    num_known = len(message.known_output)
+    if num_known == 0:
+        return None
+    room = settings.max_model_len - len(message.token_ids)
+    most = room if message.max_tokens is None else min(message.max_tokens, room)
+    if num_known >= most:
+        return "known_output", f"has {num_known} tokens; expected fewer than the {most} wanted."
+    if message.sampling.num_prompt_logprobs is not None:
+        return "known_output", "is set beside prompt_logprobs, which come before any output."
+    wrong = _wrong_tokens("the output", message.known_output, settings)
+    return None if wrong is None else ("known_output", f"is wrong: {wrong}")
 
 
 def _wrong_limits(message: SubmitRequest) -> _Wrong | None:

@@ -58,6 +58,7 @@ class RequestState:
         self.max_tokens = max_tokens
 
         self.chain = Chain(submit.token_ids, cache_salt=submit.cache_salt, page_size=page_size)
+        self.chain.append(submit.known_output)
         self.num_prompt = self.chain.num_prompt
         self.prefetch = PrefetchState()
         self.grammar = GrammarNeed(submit.grammar)
@@ -86,7 +87,6 @@ class RequestState:
         """Whether the request goes on where an earlier one has ended."""
         self._num_scored = 0
         """The number of prompt tokens for whose successors the client was told logprobs."""
-        self._num_sampled = self._num_planned = self._num_computed = 0
         self._reset_run()
 
     def _reset_run(self) -> None:

@@ -100,10 +100,11 @@ def failed(
 
 
 def echo(link: FakeLink, message: Any) -> None:
-    """Answer each request with its own prompt, and each prefetch and abort with its last delta."""
+    """Answer a request with the rest of its prompt, a prefetch and an abort with the last delta."""
     match message:
         case SubmitRequest():
-            for each in _echoes(message.request_id, message.token_ids.tolist()):
+            rest = message.token_ids.tolist()[len(message.known_output) :]
+            for each in _echoes(message.request_id, rest):
                 link.deliver(each)
 
         case PrefetchPrompt():
@@ -141,6 +142,7 @@ class FakeHandle:
     max_model_len: int = 64
     vocab_size: int = 300
     eos_token_ids: tuple[int, ...] = (256,)
+    fingerprint: str = "weights"
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     is_shut_down: bool = False
     is_dead: bool = False
@@ -151,6 +153,7 @@ class FakeHandle:
         return ClientFacts(
             name="raydix",
             model_path=self.model_path,
+            fingerprint=self.fingerprint,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             max_waiting_requests=128,

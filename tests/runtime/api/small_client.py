@@ -8,7 +8,11 @@ from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
 TOKENIZER = byte_token_tokenizer()
 LIMITS = ModelLimits(
-    max_model_len=16, vocab_size=257, max_waiting_requests=1024, eos_token_ids=(256,)
+    fingerprint="weights",
+    max_model_len=16,
+    vocab_size=257,
+    max_waiting_requests=1024,
+    eos_token_ids=(256,),
 )
 
 

@@ -13,7 +13,7 @@ from raydix.errors import (
 )
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, SubmitRequest
-from tests.runtime.api.fake_engine import FakeHandle, delta, echo
+from tests.runtime.api.fake_engine import FakeHandle, delta
 
 
 def never(link, message):
@@ -68,22 +68,6 @@ async def test_a_pickled_handle_connects_by_name(cluster, checkpoint):
         pass
     assert not cluster.handle.is_shut_down
     await engine.shutdown()
-
-
-async def test_after_a_lost_link_the_next_request_connects_anew(cluster):
-    cluster.engines["raydix"] = cluster.handle
-    cluster.answer = never
-    engine = await AsyncLLM.connect()
-    task = asyncio.create_task(last(engine.generate([1], None, "r")))
-    while not cluster.links[0].sent_of(SubmitRequest):
-        await asyncio.sleep(0)
-    cluster.links[0].break_off()
-    with pytest.raises(EngineDead):
-        await task
-    cluster.answer = echo
-    assert (await last(engine.generate([3]))).outputs[0].token_ids == [3]
-    assert len(cluster.links) == 2
-    await engine.disconnect()
 
 
 async def test_requests_that_start_together_share_one_connection(cluster):
@@ -267,7 +251,7 @@ async def test_who_started_an_engine_that_is_gone_hears_so_without_waiting_for_a
     engine = await AsyncLLM.start(checkpoint)
     cluster.links[0].break_off()
     cluster.handle.is_dead = True
-    while not engine._client.is_closed:
+    while not engine._connection._client.is_closed:
         await asyncio.sleep(0)
     with pytest.raises(EngineDead, match="Supervisor is gone"):
         await last(engine.generate([1]))

@@ -30,7 +30,11 @@ from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
 from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
 LIMITS = ModelLimits(
-    max_model_len=64, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
+    fingerprint="weights",
+    max_model_len=64,
+    vocab_size=300,
+    max_waiting_requests=1024,
+    eos_token_ids=(256,),
 )
 PAGE_SIZE, NUM_PAGES, NUM_TAIL = 16, 6, 5
 PROMPT = [(7 * i) % 211 for i in range(PAGE_SIZE * NUM_PAGES + NUM_TAIL)]

@@ -26,7 +26,11 @@ from raydix.runtime.server.event_stream import EventStream
 from tests.runtime.api.fake_engine import FakeLink, delta, failed
 
 LIMITS = ModelLimits(
-    max_model_len=512, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
+    fingerprint="weights",
+    max_model_len=512,
+    vocab_size=300,
+    max_waiting_requests=1024,
+    eos_token_ids=(256,),
 )
 PARAMS = SamplingParams(output_kind=OutputKind.DELTA, detokenize=False)
 NUM_CHOICES = 2

@@ -11,7 +11,11 @@ from raydix.runtime.server.generation import Generation, open_choices
 from tests.runtime.api.fake_engine import FakeLink
 
 LIMITS = ModelLimits(
-    max_model_len=64, vocab_size=300, max_waiting_requests=1024, eos_token_ids=(256,)
+    fingerprint="weights",
+    max_model_len=64,
+    vocab_size=300,
+    max_waiting_requests=1024,
+    eos_token_ids=(256,),
 )
 
 

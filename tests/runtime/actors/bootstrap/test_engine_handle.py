@@ -48,6 +48,7 @@ class Engine:
         self.facts = ClientFacts(
             name="mine",
             model_path="/nowhere",
+            fingerprint="weights",
             max_model_len=8,
             vocab_size=8,
             max_waiting_requests=8,

@@ -54,6 +54,9 @@ def test_what_is_in_order_is_not_refused() -> None:
         ({"priority": 2**40}, "priority"),
         ({"stop_token_ids": (1000,)}, "stop_token_ids has 1000"),
         ({"stop_token_ids": ("a",)}, "stop_token_ids has 'a'"),
+        ({"known_output": int32_array([5, 6])}, "known_output has 2 tokens; expected fewer than"),
+        ({"known_output": int32_array([1000])}, "token 0 of the output is 1000"),
+        ({"known_output": int32_array([-1])}, "token 0 of the output is -1"),
     ],
 )
 def test_wrong_request_is_refused_with_its_value(changes: dict[str, Any], words: str) -> None:

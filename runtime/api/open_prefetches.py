@@ -1,0 +1,44 @@
+"""Prefetches whose callers wait for them to be done."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+from raydix.errors import RaydixError
+from raydix.ids import AskingId
+from raydix.runtime.api.request_stream import error_of
+from raydix.runtime.messages.client import RequestDelta
+
+Answer = asyncio.Future[dict[str, int]]
+
+
+class OpenPrefetches:
+    """Owns: who waits for which prefetch."""
+
+    def __init__(self) -> None:
+        self._answers: dict[AskingId, Answer] = {}
+
+    @contextlib.contextmanager
+    def waiting(self, asking: AskingId) -> Iterator[Answer]:
+        """Meanwhile its last news completes the answer: the prompt's tokens by source."""
+        answer = self._answers[asking] = asyncio.get_running_loop().create_future()
+        try:
+            yield answer
+        finally:
+            del self._answers[asking]
+
+    def end(self, delta: RequestDelta) -> None:
+        """Take the last news of an asking, which may be no prefetch."""
+        answer = self._answers.get(delta.asking)
+        if answer is None or answer.done():
+            return
+        if delta.failure is not None:
+            answer.set_exception(error_of(delta.failure))
+        else:
+            answer.set_result(delta.cached_tokens_by_source or {})
+
+    def fail(self, error: Callable[[], RaydixError]) -> None:
+        """Nothing more comes of any of them."""
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error())

@@ -1,0 +1,122 @@
+"""Requests go on over another link once theirs is lost."""
+
+import asyncio
+
+import pytest
+
+from raydix.errors import EngineDead
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.messages.client import SubmitRequest
+from tests.runtime.api.fake_engine import delta, echo
+from tests.runtime.api.test_client import last, never
+
+
+async def begin(cluster, engine, *, said=(), **fields):
+    """Ask for an echo of [5, 6, 7], of which so much has come."""
+    cluster.engines["raydix"] = cluster.handle
+    cluster.answer = never
+    task = asyncio.create_task(last(engine.generate([5, 6, 7], None, "r", **fields)))
+    async with asyncio.timeout(5):
+        while not (cluster.links and cluster.links[-1].sent_of(SubmitRequest)):
+            await asyncio.sleep(0)
+        if said:
+            sources = {"l1": 2, "computed:not_found": 1}
+            cluster.links[-1].deliver(delta("r", said, cached_tokens_by_source=sources))
+            while not engine._connection._client._live[1].stream.token_ids.size:
+                await asyncio.sleep(0)
+    cluster.answer = echo
+    return task
+
+
+@pytest.mark.parametrize("said", [[], [5], [5, 6]])
+async def test_after_a_lost_link_a_request_goes_on_where_it_was(cluster, said):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=said)
+    [asked] = cluster.links[0].sent
+    cluster.links[0].break_off()
+    output = await task
+    assert output.outputs[0].token_ids == [5, 6, 7]
+    # Of its prompt counts what the first asking found.
+    assert output.num_cached_tokens == (2 if said else 0)
+
+    [again] = cluster.links[1].sent
+    assert again.known_output.tolist() == said
+    assert (again.sampling, again.max_tokens) == (asked.sampling, asked.max_tokens)
+    assert again.asking != asked.asking
+    assert (await last(engine.generate([3], None, "r"))).outputs[0].token_ids == [3]
+    assert len(cluster.links) == 2
+    await engine.disconnect()
+
+
+async def test_a_deadline_goes_on_over_a_loss(cluster):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, deadline_s=1000.0)
+    cluster.links[0].break_off()
+    await task
+    [again] = cluster.links[1].sent
+    assert 0 < again.deadline_s < 1000
+    await engine.disconnect()
+
+
+async def test_a_request_can_be_aborted_while_there_is_no_link(cluster):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=[5])
+    cluster.refuses_links = True
+    cluster.links[0].break_off()
+    while not engine._connection._client.is_closed:
+        await asyncio.sleep(0)
+    await engine.abort("r")
+    output = await task
+    assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ([5], "abort")
+    await engine.disconnect()
+
+
+async def test_a_request_left_while_there_is_no_link_is_not_asked_again(cluster):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=[5])
+    cluster.refuses_links = True
+    cluster.links[0].break_off()
+    while not engine._connection._client.is_closed:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    cluster.refuses_links = False
+    assert (await last(engine.generate([3], None, "r"))).outputs[0].token_ids == [3]
+    assert [each.token_ids.tolist() for each in cluster.links[-1].sent_of(SubmitRequest)] == [[3]]
+    await engine.disconnect()
+
+
+async def test_a_request_whose_engine_is_gone_fails(cluster):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=[5])
+    cluster.handle.is_dead = True
+    cluster.links[0].break_off()
+    with pytest.raises(EngineDead, match="Supervisor is gone"):
+        await task
+    await engine.disconnect()
+
+
+async def test_no_output_goes_on_with_other_weights(cluster):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=[5])
+    cluster.handle.fingerprint = "others"
+    cluster.links[0].break_off()
+    with pytest.raises(EngineDead, match="serves another model"):
+        await task
+    assert (await last(engine.generate([3]))).outputs[0].token_ids == [3]
+    await engine.disconnect()
+
+
+async def test_a_loss_while_a_request_is_asked_again_is_one_more(cluster):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=[5])
+
+    def break_off_once(link, message):
+        cluster.answer = echo
+        link.break_off()
+
+    cluster.answer = break_off_once
+    cluster.links[0].break_off()
+    assert (await task).outputs[0].token_ids == [5, 6, 7]
+    assert len(cluster.links) == 3
+    await engine.disconnect()
