@@ -34,6 +34,7 @@ from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
     BackUpL1,
     CompileGrammar,
+    DropGrammar,
     Effect,
     EndRequests,
     Event,
@@ -340,6 +341,8 @@ class SchedulerActor:
             case CompileGrammar():
                 assert self._compiler_setup is not None, "the core has started"
                 self._compilers.start(effect, self._compiler_setup)
+            case DropGrammar():
+                self._compilers.drop(effect.key)
             case L1Flushed():
                 flushes, self._flushes = self._flushes, []
                 for flush in flushes:

@@ -102,6 +102,7 @@ class SchedulerCore:
         self._life.retention.advance(now_s)
 
         self._take(event, now_s)
+        self._grammars.drop_left()
         num_left = self._placing.place_some(now_s)
         if self._requests.hints and not self._requests.unplaced:
             self._hints.look_up_some(num_left, now_s)
@@ -142,8 +143,7 @@ class SchedulerCore:
     @property
     def is_backed_up(self) -> bool:
         """Whether no page waits for its copy to L2; True if HostMemory is not usable."""
-        is_usable = self._source.view.is_usable
-        return not is_usable or not any(len(lane.backups) for lane in self._lanes)
+        return not self._source.view.is_usable or not any(len(lane.backups) for lane in self._lanes)
 
     def explain(self, request_id: RequestId) -> dict[str, Any] | None:
         """Explain where a recent request's prompt came from, by token range; None if unknown."""
@@ -166,6 +166,7 @@ class SchedulerCore:
         checks.check_lanes(self._lanes, self._step_groups)
         checks.check_requests(self._requests, self._lanes, self._source, self._timers)
         self._life.retention.check()
+        self._grammars.check()
         if self.is_idle:
             checks.check_idle(self._lanes, self._source)
 
@@ -211,8 +212,7 @@ class SchedulerCore:
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
         match event.message:
             case client.SubmitRequest():
-                request = self._submission.submit(event.client_id, event.message, now_s)
-                self._grammars.provide(request)
+                self._submission.submit(event.client_id, event.message, now_s)
             case client.PrefetchPrompt():
                 self._hints.submit(event.client_id, event.message)
             case client.RetainSession():

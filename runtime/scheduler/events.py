@@ -223,6 +223,13 @@ class CompileGrammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DropGrammar:
+    """Nobody waits for a grammar any more: it need not be compiled, nor answered."""
+
+    key: GrammarKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class L1Flushed:
     """Every `FlushL1` so far is done; they dropped so many pages together, of all KV groups."""
 
@@ -237,5 +244,6 @@ Effect = (
     | KillRank
     | PlanExperts
     | CompileGrammar
+    | DropGrammar
     | L1Flushed
 )

@@ -9,7 +9,6 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +33,7 @@ _WRONG = "wrong"
 _SLOW = "slow"
 """The text of a grammar whose masks take too long, after some of them."""
 _SLOW_MASK_S = 0.1
+_LATE_FRACTION = 0.3
 
 
 class ModelledMatcher:
@@ -165,20 +165,40 @@ def may_fail(grammar: Grammar | None) -> bool:
     return grammar is not None and grammar.text in (_WRONG, _SLOW)
 
 
-def compile_grammar(
-    cluster: Cluster, effect: events.CompileGrammar, post: Callable[[events.Event], None]
-) -> None:
-    """Another process compiles it in its own time."""
-    answer = events.GrammarCompiled(
-        key=effect.key, content=effect.grammar.text.encode(), vocabulary=_VOCABULARY
-    )
-    is_wrong = effect.grammar.text == _WRONG
-    # Drawn apart, so that nothing else depends on it.
-    draw = random.Random(f"{cluster.now_s} {effect.grammar.text}")
-    if is_wrong or draw.random() < cluster.faults.compiler_failure_fraction:
-        # The other one is tried again.
-        kind = FailureKind.BAD_REQUEST if is_wrong else FailureKind.ENGINE_DEAD
-        failure = RequestFailure(kind=kind, message="cannot be compiled.")
-        answer = events.GrammarCompiled(key=effect.key, failure=failure, is_lasting=is_wrong)
-    delay_s = cluster.clock.draw(cluster.faults.compile_s)
-    cluster.after(delay_s, partial(post, answer))
+class ModelledCompilers:
+    """Other processes compile grammars in their own time. Owns: which of those are wanted."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._wanted: set[events.CompileGrammar] = set()
+
+    def start(self, effect: events.CompileGrammar, post: Callable[[events.Event], None]) -> None:
+        """Answer some time, unless it is dropped before."""
+        cluster, key = self._cluster, effect.key
+        assert all(each.key != key for each in self._wanted), "a grammar is compiled twice"
+        self._wanted.add(effect)
+        answer = events.GrammarCompiled(
+            key=key, content=effect.grammar.text.encode(), vocabulary=_VOCABULARY
+        )
+        is_wrong = effect.grammar.text == _WRONG
+        # Drawn apart, so that nothing else depends on it.
+        draw = random.Random(f"{cluster.now_s} {effect.grammar.text}")
+        if is_wrong or draw.random() < cluster.faults.compiler_failure_fraction:
+            # The other one is tried again.
+            kind = FailureKind.BAD_REQUEST if is_wrong else FailureKind.ENGINE_DEAD
+            failure = RequestFailure(kind=kind, message="cannot be compiled.")
+            answer = events.GrammarCompiled(key=key, failure=failure, is_lasting=is_wrong)
+        # Of those that are dropped some were on their way.
+        is_late = draw.random() < _LATE_FRACTION
+
+        def tell() -> None:
+            if effect in self._wanted or is_late:
+                self._wanted.discard(effect)
+                post(answer)
+
+        cluster.after(cluster.clock.draw(cluster.faults.compile_s), tell)
+
+    def drop(self, effect: events.DropGrammar) -> None:
+        """Nobody waits for it."""
+        [dropped] = [each for each in self._wanted if each.key == effect.key]
+        self._wanted.remove(dropped)

@@ -12,7 +12,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
-from tests.simulation.grammars import compile_grammar
+from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import check_hints
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.named_pages import NamedPages
@@ -47,6 +47,7 @@ class SchedulerProcess:
         self.core = SchedulerCore(self._cluster.settings)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """The pages that each lane's plans have named."""
+        self._compilers = ModelledCompilers(self._cluster)
         self._turns = Turns(
             self._cluster.clock,
             self._cluster.faults,
@@ -224,7 +225,9 @@ class SchedulerProcess:
             case events.PlanExperts():
                 self._plan_experts(effect)
             case events.CompileGrammar():
-                compile_grammar(self._cluster, effect, self._turns.post)
+                self._compilers.start(effect, self._turns.post)
+            case events.DropGrammar():
+                self._compilers.drop(effect)
             case events.L1Flushed():
                 pass
             case _:

@@ -1,30 +1,23 @@
-"""A process that compiles grammars for the vocabulary of one model, one after another.
+"""A compiler of grammars for the vocabulary of one model.
 
-Frames are four bytes of length, then msgpack. It first tells its vocabulary, then answers each
-question. Whoever started it ends it if it takes too long; its memory is bounded by itself.
+What it takes, in time and memory, is bounded by the process that it is in.
 """
 
 import json
-import resource
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from raydix.errors import BadRequest, CheckpointError, RaydixError
+from raydix.errors import BadRequest
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
 from raydix.runtime.model.grammars.regexes import check_regex
 from raydix.runtime.model.grammars.schema_check import MAX_DEPTH, enforceable
 from raydix.runtime.model.grammars.schema_strings import NotEnforced
-from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary, read_vocabulary
+from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary
 
-_LENGTH_BYTES = 4
-_MAX_MEMORY_BYTES = 2 << 30
-"""What a grammar may take beside what the process has once it is ready."""
 MAX_CONTENT_BYTES = 8 << 20
 """The largest compiled grammar: it travels to GPU actors, and is kept there."""
 _TRIED_TOKENS = 32
@@ -44,13 +37,6 @@ class CompilerSetup:
     eos_token_ids: tuple[int, ...]
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What the process writes: content, the vocabulary, or why there is none."""
-
-    content: bytes | None = None
-    failure: str | None = None
-
-
 class Compiler:
     """Compiles grammars for one vocabulary."""
 
@@ -67,14 +53,14 @@ class Compiler:
     def compile(self, grammar: Grammar) -> bytes:
         """The content of the compiled grammar. Raises BadRequest, which says what is wrong."""
         try:
-            compiled = self._compile(grammar)
+            compiled = self._compile(grammar).serialize_json()
         except NotEnforced as error:
             raise BadRequest(f"cannot be enforced: {error}") from error
         except (RuntimeError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise BadRequest(f"cannot be compiled: {_reason(error)}") from error
         content = msgspec.msgpack.encode(
             CompiledContent(
-                grammar=compiled.serialize_json(),
+                grammar=compiled,
                 takes_special=grammar.kind is GrammarKind.STRUCTURAL_TAG,
             )
         )
@@ -159,58 +145,8 @@ def _enforceable_tag(part: Any, depth: int) -> Any:
 
 def _reason(error: BaseException) -> str:
     """The first line of what the library says, without the place in its source."""
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+        return "it takes more memory than a grammar may. Make it smaller"
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text.rpartition(".cc:")[2].partition(": ")[2] or text
-
-
-def serve(
-    questions: BinaryIO, answers: BinaryIO, find_folder: Callable[[str], Path], setup: CompilerSetup
-) -> None:
-    """Compile until the questions end. `find_folder`: of the files of a model, by its path."""
-    try:
-        folder = find_folder(setup.model_path)
-        vocabulary = read_vocabulary(folder, setup.vocab_size, setup.eos_token_ids)
-        compiler = Compiler(vocabulary)
-    except (RaydixError, ImportError) as error:
-        _write(answers, Answer(failure=_why_not(error)))
-        return
-    _write(answers, Answer(content=vocabulary.content))
-    _bound_memory()
-    for question in _frames(questions):
-        try:
-            answer = Answer(
-                content=compiler.compile(msgspec.msgpack.decode(question, type=Grammar))
-            )
-        except BadRequest as error:
-            answer = Answer(failure=f"{error}.")
-        _write(answers, answer)
-
-
-def _why_not(error: Exception) -> str:
-    if isinstance(error, ImportError):
-        return (
-            f"structured output needs a package that is not installed ({error}): "
-            "pip install 'raydix[structured]'."
-        )
-    if isinstance(error, CheckpointError):
-        return f"structured output needs the model's tokenizer: {error}"
-    return str(error)
-
-
-def _bound_memory() -> None:
-    with open("/proc/self/statm") as file:
-        num_pages = int(file.read().split()[0])
-    most = num_pages * resource.getpagesize() + _MAX_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _write(file: BinaryIO, answer: Answer) -> None:
-    body = msgspec.msgpack.encode(answer)
-    file.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
-    file.flush()
-
-
-def _frames(file: BinaryIO) -> Iterator[bytes]:
-    while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-        yield file.read(int.from_bytes(head, "little"))

@@ -3,10 +3,11 @@
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from raydix.errors import AccountingError
 from raydix.ids import GrammarKey, RequestId
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.messages.grammar import CompiledGrammar, Grammar
-from raydix.runtime.scheduler.events import CompileGrammar, GrammarCompiled
+from raydix.runtime.scheduler.events import CompileGrammar, DropGrammar, GrammarCompiled
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
@@ -66,10 +67,8 @@ class Grammars:
             )
         return None
 
-    def provide(self, request: RequestState | None) -> None:
-        """Give a new request its compiled grammar, at once or when there is one; None: nobody."""
-        if request is None:
-            return
+    def provide(self, request: RequestState) -> None:
+        """Give a new request the grammar that it goes by, if any: at once or when there is one."""
         key, asked = request.grammar.key, request.grammar.asked
         if key is None or asked is None:
             return
@@ -83,9 +82,15 @@ class Grammars:
             self._outbox.emit(CompileGrammar(key=key, grammar=asked, tenant=tenant))
         self._compiling[key].append(request.ticket)
 
+    def drop_left(self) -> None:
+        """Let nothing be compiled for nobody: those who waited for it may have ended."""
+        for key in self._requests.take_left_grammars():
+            if self._compiling.pop(key, None) is not None:
+                self._outbox.emit(DropGrammar(key=key))
+
     def take(self, event: GrammarCompiled) -> None:
         """A grammar is compiled, or cannot be: those who wait for it go on, or fail."""
-        # A Scheduler that has begun anew may hear what the former one asked for: it is as good.
+        # What was dropped, or what a former Scheduler asked for, may be answered: it is as good.
         waiting = self._compiling.pop(event.key, [])
         requests = [self._requests.living.get(name) for name, _ in waiting]
         kept = self._keep(event)
@@ -101,6 +106,16 @@ class Grammars:
                 continue
             request.grammar.take(kept.compiled, kept.vocabulary)
             self._life.take_up_grammar(request)
+
+    def check(self) -> None:
+        """Raise AccountingError if a grammar is compiled for nobody, or a request waits in vain."""
+        living = self._requests.living
+        for key, waiting in self._compiling.items():
+            if not any(name in living and living[name].serial == at for name, at in waiting):
+                raise AccountingError(f"grammar {key.hex()} is compiled for nobody")
+        for request in living.values():
+            if request.grammar.is_missing and request.grammar.key not in self._compiling:
+                raise AccountingError(f"the grammar of {request.request_id} is not being compiled")
 
     def _keep(self, event: GrammarCompiled) -> _Kept | None:
         """Keep what the next request of this content will need."""

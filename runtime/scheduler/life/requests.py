@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 
-from raydix.ids import RequestId
+from raydix.ids import GrammarKey, RequestId
 from raydix.runtime.scheduler.life.orphans import Orphans
 from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request.request import RequestState
@@ -27,6 +27,10 @@ class Requests:
         self._serials = itertools.count(1)
         self._of_session: Counter[tuple[str | None, str]] = Counter()
         """How many living requests each session has, by its salt and id."""
+        self._of_grammar: Counter[GrammarKey] = Counter()
+        """How many living requests go by each grammar."""
+        self._left_grammars: list[GrammarKey] = []
+        """Grammars by which requests went until they ended, and none goes any more."""
 
     def next_serial(self) -> int:
         """A number that no other request has had."""
@@ -62,6 +66,8 @@ class Requests:
         self.unplaced[request.request_id] = request
         if request.submit.session_id is not None:
             self._of_session[request.submit.cache_salt, request.submit.session_id] += 1
+        if request.grammar.key is not None:
+            self._of_grammar[request.grammar.key] += 1
 
     def remove(self, request: RequestState) -> None:
         """Remove a request that has ended."""
@@ -73,6 +79,16 @@ class Requests:
             self._of_session[session] -= 1
             if not self._of_session[session]:
                 del self._of_session[session]
+        if (key := request.grammar.key) is not None:
+            self._of_grammar[key] -= 1
+            if not self._of_grammar[key]:
+                del self._of_grammar[key]
+                self._left_grammars.append(key)
+
+    def take_left_grammars(self) -> list[GrammarKey]:
+        """The grammars by which no request goes any more since this was last asked."""
+        left, self._left_grammars = self._left_grammars, []
+        return [key for key in left if key not in self._of_grammar]
 
     def has_session(self, session_id: str, cache_salt: str | None) -> bool:
         """Whether a request of this session lives."""

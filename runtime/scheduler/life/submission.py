@@ -45,14 +45,12 @@ class Submission:
         self._timers = timers
         self._counters = counters
 
-    def submit(
-        self, client_id: ClientId, message: SubmitRequest, now_s: float
-    ) -> RequestState | None:
-        """Queue a request, and return it, or refuse it with a typed failure."""
+    def submit(self, client_id: ClientId, message: SubmitRequest, now_s: float) -> None:
+        """Queue a request, or refuse it with a typed failure."""
         failure = self._refusal(message) or self._grammars.refusal(message.grammar)
         if failure is not None:
             self._refuse(client_id, message, failure)
-            return None
+            return
 
         room = self._settings.max_model_len - len(message.token_ids)
         max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
@@ -71,7 +69,7 @@ class Submission:
         self._adopt_keys(request)
         self._endings.drop_orphan(request.request_id)
         self._requests.add(request)
-        return request
+        self._grammars.provide(request)
 
     def _refuse(self, client_id: ClientId, message: SubmitRequest, failure: RequestFailure) -> None:
         self._counters.count_failure(failure.kind)

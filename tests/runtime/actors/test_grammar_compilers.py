@@ -1,7 +1,9 @@
 """Processes that compile grammars: what they answer, and that a hostile grammar ends its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,19 @@ import pytest
 pytest.importorskip("xgrammar")
 
 from raydix.ids import TenantId
-from raydix.runtime.actors import grammar_compilers
+from raydix.runtime.actors import grammar_process, grammar_turns
 from raydix.runtime.actors.grammar_compilers import GrammarCompilers
 from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
+from raydix.runtime.model.grammars.compiler_process import LENGTH_BYTES, Compile, encode
 from raydix.runtime.model.grammars.compiling import MAX_CONTENT_BYTES, CompilerSetup
 from raydix.runtime.model.grammars.vocabulary import Vocabulary
 from raydix.runtime.scheduler.events import CompileGrammar, GrammarCompiled
 from tests.runtime.api.small_tokenizers import byte_level_backend
 
 SLOW = Grammar(
-    kind=GrammarKind.JSON_SCHEMA, text='{"type": "string", "pattern": "^[^a-b]{0,4000}$"}'
+    kind=GrammarKind.JSON_SCHEMA,
+    text='{"type": "string", "pattern": "^' + "[^a-b]{0,4000}" * 99 + '$"}',
 )
 DIGITS = Grammar(kind=GrammarKind.REGEX, text="[0-9]{3}")
 
@@ -52,16 +56,15 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @pytest.mark.slow
-async def test_a_grammar_that_takes_too_long_ends_its_process_and_no_other_request(
+async def test_a_grammar_that_takes_too_long_is_refused_and_harms_no_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await bench.ask(DIGITS)
-    monkeypatch.setattr(grammar_compilers, "COMPILE_S", 3.0)
-
+    monkeypatch.setattr(grammar_turns, "BUDGETS_S", (0.25, 0.5))
     slow, wrong, right = await bench.ask(SLOW, Grammar(kind=GrammarKind.EBNF, text="("), DIGITS)
 
     assert slow.failure is not None
     assert slow.failure.kind is FailureKind.BAD_REQUEST
+    assert slow.is_lasting
     assert wrong.failure is not None
     assert wrong.failure.message.startswith("cannot be compiled: ")
     assert right.content is not None
@@ -76,14 +79,14 @@ async def test_a_model_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     [answer] = await bench.ask(DIGITS)
 
     assert answer.failure is not None
+    assert answer.failure.kind is FailureKind.BAD_REQUEST
     assert answer.failure.message.startswith("structured output needs the model's tokenizer")
     await bench.compilers.stop()
 
 
-@pytest.mark.slow
-async def test_a_process_that_ended_while_idle_costs_no_grammar(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]:
+    """The processes that compilers start."""
     started = []
     start = asyncio.create_subprocess_exec
 
@@ -92,22 +95,92 @@ async def test_a_process_that_ended_while_idle_costs_no_grammar(
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_remember)
+    return started
+
+
+@pytest.mark.slow
+async def test_a_process_that_is_killed_costs_no_grammar(
+    bench: Bench, started: list[asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_turns, "BUDGETS_S", (1.0,))
     await bench.ask(DIGITS)
-    [process] = started
-    process.kill()
-    await process.wait()
-
+    started[0].kill()
+    await started[0].wait()
     [answer] = await bench.ask(Grammar(kind=GrammarKind.REGEX, text="[a-z]"))
-
     assert answer.content is not None
+
+    # This one is being compiled when its process is killed.
+    asking = asyncio.create_task(bench.ask(SLOW, DIGITS))
+    await until(lambda: bool(children_of(started[1].pid)))
+    [child, *_] = children_of(started[1].pid)
+    started[1].kill()
+
+    slow, right = await asking
+    assert slow.failure is not None
+    assert right.content is not None
+    await until(lambda: not Path(f"/proc/{child}/stat").exists())
+
+
+@pytest.mark.slow
+async def test_compilers_end_with_whoever_asks_them(tmp_path: Path) -> None:
+    byte_level_backend().save_pretrained(tmp_path)
+    # A Scheduler that is killed ends nothing: its end of the pipe closes, that is all.
+    setup = {"model_path": str(tmp_path), "vocab_size": 300, "eos_token_ids": (0,)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", grammar_process._PROGRAM),
+        *(json.dumps(sys.path), json.dumps(setup)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    body = encode(Compile(number=0, grammar=SLOW, budget_s=1e6))
+    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    await until(lambda: bool(children_of(process.pid)))
+    [child] = children_of(process.pid)
+
+    await process.communicate()
+
+    assert process.returncode == 0
+    assert not Path(f"/proc/{child}/stat").exists()
+
+
+@pytest.mark.slow
+async def test_a_grammar_that_is_dropped_is_compiled_no_more(
+    bench: Bench, started: list[asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_turns, "BUDGETS_S", (1e6,))
+    await bench.ask(DIGITS)
+    effect = CompileGrammar(key=SLOW.key(), grammar=SLOW, tenant=TenantId(0))
+    bench.compilers.start(effect, bench.setup)
+    await until(lambda: bool(children_of(started[0].pid)))
+
+    bench.compilers.drop(SLOW.key())
+
+    await until(lambda: not children_of(started[0].pid))
+    [right] = await bench.ask(Grammar(kind=GrammarKind.REGEX, text="[a-z]"))
+    assert right.content is not None
+    assert len(started) == 1
+
+
+def children_of(process_id: int | None) -> list[int]:
+    """The processes that a process has started."""
+    path = Path(f"/proc/{process_id}/task/{process_id}/children")
+    return [int(each) for each in path.read_text().split()]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for a state; the test's time limit bounds it."""
+    while not is_so():
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit", "import time; time.sleep(99)"])
 async def test_a_process_that_does_not_start_is_no_grammars_fault(
     bench: Bench, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_compilers, "_PROGRAM", program)
-    monkeypatch.setattr(grammar_compilers, "_START_S", 0.5)
+    monkeypatch.setattr(grammar_process, "_PROGRAM", program)
+    monkeypatch.setattr(grammar_process, "START_S", 0.5)
 
     [answer] = await bench.ask(DIGITS)
 
@@ -149,8 +222,7 @@ HOSTILE = [
 async def test_hostile_grammars_are_answered_within_bounds(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await bench.ask(DIGITS)
-    monkeypatch.setattr(grammar_compilers, "COMPILE_S", 2.0)
+    monkeypatch.setattr(grammar_turns, "BUDGETS_S", (0.25, 1.0))
 
     answers = await bench.ask(*(Grammar(kind=kind, text=text) for kind, text in HOSTILE))
 

@@ -76,6 +76,7 @@ class CoreDriver:
         self.endings: list[str] = []
         """Names of requests in the order of their ends."""
         self.kills: list[events.KillRank] = []
+        self.compilations: list[events.CompileGrammar | events.DropGrammar] = []
 
         self._host = HostStandIn(self.settings.num_groups)
         self.ready, self.leases = self._host.ready, self._host.leases
@@ -118,16 +119,15 @@ class CoreDriver:
                 case events.SendClient():
                     self._hear(effect)
                 case events.SendTokens():
-                    for asking, token in zip(
-                        effect.askings.tolist(), effect.token_ids.tolist(), strict=True
-                    ):
-                        answer = self.answers[self._names_of_askings[asking]]
-                        assert answer.ending is None, (
-                            f"{self._names_of_askings[asking]} hears after its end"
-                        )
-                        answer.tokens.append(token)
+                    pairs = zip(effect.askings.tolist(), effect.token_ids.tolist(), strict=True)
+                    for asking, token in pairs:
+                        name = self._names_of_askings[asking]
+                        assert self.answers[name].ending is None, f"{name} hears after its end"
+                        self.answers[name].tokens.append(token)
                 case events.KillRank():
                     self.kills.append(effect)
+                case events.CompileGrammar() | events.DropGrammar():
+                    self.compilations.append(effect)
 
         self.core.check()
 

@@ -9,6 +9,7 @@ from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.messages.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.events import DropGrammar
 from raydix.runtime.scheduler.life import grammars
 from raydix.runtime.scheduler.ranks import lane_grammars
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
@@ -129,6 +130,29 @@ def test_an_abort_while_its_grammar_is_compiled_leaves_nothing() -> None:
 
     assert driver.plan.added[0].request_id == name
     assert driver.endings == [name]
+
+
+def test_a_grammar_is_dropped_when_the_last_one_that_waits_for_it_ends() -> None:
+    driver = Driver()
+    names = [driver.submit(PROMPT, grammar=DIGITS) for _ in range(2)]
+    dropped = []
+    for name in names:
+        driver.abort(name)
+        dropped.append([each for each in driver.compilations if isinstance(each, DropGrammar)])
+
+    assert dropped == [[], [DropGrammar(key=DIGITS.key())]]
+    driver.submit(PROMPT, grammar=DIGITS)
+    assert driver.compilations[-1] == driver.compilations[0]
+
+
+def test_what_was_dropped_may_come_all_the_same() -> None:
+    driver = Driver()
+    driver.abort(driver.submit(PROMPT, grammar=DIGITS))
+    driver.compile(DIGITS)
+
+    name = driver.submit(PROMPT, grammar=DIGITS)
+
+    assert driver.plan.added[0].request_id == name
 
 
 def test_only_so_many_grammars_wait_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
