@@ -11,6 +11,7 @@ from typing import Any, assert_never
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, SchedulerName
 from raydix.runtime.actors.figures_log import FiguresLog
+from raydix.runtime.actors.flushes import Flushes
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.numbered_links import NumberedLinks
@@ -18,6 +19,8 @@ from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
+from raydix.runtime.actors.pulls.pull_settings import PeerRecord, PullHome, PullSetup
+from raydix.runtime.actors.pulls.pulls import PeerFinder, Pulls, open_pulls
 from raydix.runtime.actors.storage_news import INTERVAL_S as STORAGE_INTERVAL_S
 from raydix.runtime.actors.storage_news import StorageNews
 from raydix.runtime.actors.turns import Turns
@@ -55,7 +58,8 @@ from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
+from raydix.runtime.messages.host import ObjectsDone, ToHost
+from raydix.runtime.messages.pulls import TellKeys
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
@@ -76,6 +80,8 @@ class HostMemorySetup:
     storage_secret: bytes
     former_users: tuple[SchedulerName, ...] = ()
     """The Schedulers that have used an arena which was taken back; see `FormerArena`."""
+    pull: PullSetup | None = None
+    """How pages are pulled from other nodes and sent to them; None: they are not."""
 
 
 class HostMemoryActor:
@@ -84,7 +90,8 @@ class HostMemoryActor:
     State changes only in a turn, which runs on the actor's event loop and never waits. Links are
     numbered as they come, so that what is meant for one never goes over the next.
 
-    It dials the Scheduler of each engine that it follows, and storage dials it.
+    It dials the Scheduler of each engine that it follows, and storage dials it. HostMemories of
+    other nodes dial it, and it dials them, if pages are pulled.
     """
 
     def __init__(
@@ -94,10 +101,14 @@ class HostMemoryActor:
         incarnation: int,
         on_fatal: Callable[[], None] = exit_process,
         exporter: MetricsExporter | None = None,
+        finder: PeerFinder | None = None,
     ) -> None:
+        """`finder`: knows other nodes' HostMemories; without it there are none."""
         self._name = name
         self._incarnation = incarnation
         self._exporter = exporter
+        self._finder = finder
+        self._pulls: Pulls | None = None
         self._arena: HostArena | None = None
         self._is_adopted = False
         self._page_tokens = 0
@@ -105,7 +116,7 @@ class HostMemoryActor:
         self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
 
         self._links = NumberedLinks()
-        """The links to Schedulers and to storage, while they are open."""
+        """The links to Schedulers, storage and other nodes, while they are open."""
         self._followed: dict[SchedulerName, asyncio.Task[None]] = {}
         """Who stays connected to each Scheduler."""
         self._storage: ConnectionId | None = None
@@ -116,8 +127,7 @@ class HostMemoryActor:
 
         self._storage_log = FiguresLog(StorageNews(), STORAGE_INTERVAL_S)
         self._storage_attached = asyncio.Event()
-        self._flushes: list[asyncio.Future[int]] = []
-        self._storage_flush: asyncio.Future[ObjectStatus] | None = None
+        self._flushes = Flushes()
         self._storage_retired = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -158,6 +168,11 @@ class HostMemoryActor:
         self._listener = await listen(
             setup.storage_address, self._hello(), setup.storage_secret, self._serve_storage
         )
+        if setup.pull is not None and self._finder is not None:
+            home = PullHome.of(
+                setup.pull, self._hello(), self._arena, self._links, self._turns.post
+            )
+            self._pulls = await open_pulls(setup.pull, home, self._finder)
         spare_long_lived_objects()
         self._storage_log.start(self.stats)
         if self._exporter is not None:
@@ -176,6 +191,10 @@ class HostMemoryActor:
         if (following := self._followed.pop(name, None)) is not None:
             following.cancel()
         self._turns.post(SchedulerEnded(name))
+
+    def peer_record(self) -> PeerRecord | None:
+        """Where other nodes may pull pages; None: nowhere."""
+        return None if self._pulls is None else self._pulls.record
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
@@ -212,21 +231,20 @@ class HostMemoryActor:
 
         Returns the number of pages; flushes that run at once all return their sum.
         """
-        flush: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._flushes.append(flush)
+        flush = self._flushes.expect_host()
         # Taken at once, so that an earlier flush which ends meanwhile does not answer for this one.
         self._turns.take_now(FlushHost())
         return await flush
 
     async def flush_storage(self) -> str:
         """Remove this namespace's objects from L3; returns the status by name."""
-        if self._storage_flush is None:
-            self._storage_flush = asyncio.get_running_loop().create_future()
+        flush = self._flushes.storage
+        if flush is None:
+            flush = self._flushes.expect_storage()
             self._turns.post(FlushStorage())
 
         # Shielded: others may wait for the same flush.
-        status = await asyncio.shield(self._storage_flush)
-        return status.name
+        return (await asyncio.shield(flush)).name
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until every write to L3 is done, or `timeout_s`. Returns whether they all are."""
@@ -251,6 +269,8 @@ class HostMemoryActor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             await self._listener.close()
+        if self._pulls is not None:
+            await self._pulls.close()
         if self._arena is not None:
             self._arena.close()
 
@@ -325,32 +345,26 @@ class HostMemoryActor:
             case SetGenerations():
                 assert self._arena is not None, "the core exists only with an arena"
                 self._arena.set_generations(effect.host_page_ids, effect.generations)
-            case ToScheduler() | ToStorage():
+            case ToScheduler() | ToStorage() | ToReader():
                 self._links.send(effect.connection, effect.message)
-            case ToReader() | SendPages() | AskForKeys():
-                raise AccountingError(f"{effect} is for another node, and none is linked")
+            case AskForKeys():
+                self._links.send(effect.connection, TellKeys())
+            case SendPages():
+                assert self._pulls is not None, "nobody pulls otherwise"
+                self._pulls.send(effect)
             case WatchProcess():
                 if effect.pid not in self._watched:
                     self._watched.add(effect.pid)
                     self._add_task(self._watch(effect.pid))
 
             case HostFlushed():
-                self._end_flushes(effect.num_pages)
+                self._flushes.end_host(effect.num_pages)
             case StorageFlushed():
-                if self._storage_flush is not None:
-                    self._storage_flush.set_result(effect.status)
-                    self._storage_flush = None
+                self._flushes.end_storage(effect.status)
             case StorageRetired():
                 self._storage_retired.set()
             case _:
                 assert_never(effect)
-
-    def _end_flushes(self, num_pages: int) -> None:
-        """Answer every flush that waits: each began the walk over the index anew; it is done."""
-        flushes, self._flushes = self._flushes, []
-        for flush in flushes:
-            if not flush.done():
-                flush.set_result(num_pages)
 
     def _add_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)

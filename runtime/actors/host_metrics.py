@@ -160,8 +160,32 @@ _L3 = (
     ),
 )
 
+_PEERS = (
+    gauge("peers", Unit.COUNT, "Other nodes whose L2 can be pulled from.", Figure("peers")),
+    gauge(
+        "peer_readers", Unit.COUNT, "Other nodes that pull from this L2.", Figure("peer_readers")
+    ),
+    gauge(
+        "peer_sending_pages",
+        Unit.PAGES,
+        "Pages that are being sent to other nodes.",
+        Figure("pages_sending"),
+    ),
+    counter(
+        "peers_lost_total", Unit.COUNT, "Links to other nodes that ended.", Figure("peers_lost")
+    ),
+    counter(
+        "peer_pages_total",
+        Unit.PAGES,
+        "Pages that were pulled from other nodes, by what became of them.",
+        Family("peer_reads_", tuple(status.label for status in ObjectStatus)),
+        labels=("status",),
+    ),
+)
+
 HOST_GROUPS = (
     MetricGroup("L2", _L2),
+    MetricGroup("L2 of other nodes", _PEERS),
     MetricGroup("Reads ahead", _PREFETCH),
     MetricGroup("L3 as HostMemory sees it", _L3),
 )

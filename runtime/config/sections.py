@@ -17,6 +17,7 @@ from raydix.runtime.config.policies import (
     ToolFormatName,
     WritePolicy,
 )
+from raydix.runtime.config.pull import PullSection
 from raydix.runtime.config.values import Choice, Count, Fraction, Port, Seconds, Section, Size
 
 
@@ -162,6 +163,11 @@ class L2Section(Section):
     )
     eviction: Choice[EvictionPolicy] = Field(
         EvictionPolicy.LRU, description="Which pages leave the arena first."
+    )
+    pull: PullSection | None = Field(
+        None,
+        description="Exchange pages with other engines of the Ray cluster that serve the same "
+        "model: `pull: {}` turns it on. null: this node keeps to itself.",
     )
 
     @model_validator(mode="after")

@@ -24,6 +24,7 @@ from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.testing.peers import InProcessPeers
 from raydix.runtime.testing.spawner import InProcessSpawner
 
 _POLL_S = 0.002
@@ -172,21 +173,24 @@ def _unsettled(figures: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def in_process_engine(
-    config: EngineConfig, build_model: BuildModel = build_torch_model, drain_timeout_s: float = 10.0
+    config: EngineConfig,
+    build_model: BuildModel = build_torch_model,
+    drain_timeout_s: float = 10.0,
+    name: str = "in-process",
+    peers: InProcessPeers | None = None,
 ) -> AsyncIterator[InProcessEngine]:
     """Start an engine in this process, and stop it at the end.
 
     Writes to L3 then drain for `drain_timeout_s` at most.
 
-    `build_model`: what each GPU actor drives. An actor that cannot go on ends the engine, whose
+    `build_model`: what each GPU actor drives. `peers`: the nodes that it may pull pages from, under
+    other names. An actor that cannot go on ends the engine, whose
     clients then fail.
     Raises ConfigError or CheckpointError.
     """
-    spawner = InProcessSpawner(build_model)
+    spawner = InProcessSpawner(build_model, peers)
     supervision = Supervision(max_crashes=0, drain_timeout_s=drain_timeout_s)
-    supervisor = SupervisorActor(
-        name="in-process", config=config, spawner=spawner, supervision=supervision
-    )
+    supervisor = SupervisorActor(name=name, config=config, spawner=spawner, supervision=supervision)
 
     try:
         engine = InProcessEngine(supervisor, spawner, await supervisor.start())

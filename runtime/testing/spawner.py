@@ -14,6 +14,7 @@ from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
 from raydix.runtime.actors.torch_builder import build_torch_model
+from raydix.runtime.testing.peers import InProcessPeers
 
 logger = logging.getLogger(__name__)
 
@@ -93,11 +94,15 @@ class InProcessActor:
 class InProcessSpawner:
     """Makes actors in this process and knows the latest of each kind.
 
-    `build_model`: what GPU actors drive.
+    `build_model`: what GPU actors drive. `peers`: by what HostMemories of several spawners find
+    each other; None: they do not.
     """
 
-    def __init__(self, build_model: BuildModel = build_torch_model) -> None:
+    def __init__(
+        self, build_model: BuildModel = build_torch_model, peers: InProcessPeers | None = None
+    ) -> None:
         self._build_model = build_model
+        self._peers = peers or InProcessPeers()
         self._latest: dict[ActorKind, InProcessActor] = {}
 
     def latest(self, kind: ActorKind) -> InProcessActor | None:
@@ -115,7 +120,8 @@ class InProcessSpawner:
                 scheduler = SchedulerActor(**arguments, on_fatal=running.fail)
                 running.bind(scheduler, scheduler.stop)
             case ActorKind.HOST_MEMORY:
-                host = HostMemoryActor(**arguments, on_fatal=running.fail)
+                host = HostMemoryActor(**arguments, on_fatal=running.fail, finder=self._peers)
+                self._peers.add(host)
                 running.bind(host, host.stop)
             case ActorKind.STORAGE:
                 storage = StorageActor(**arguments, on_fatal=running.fail)

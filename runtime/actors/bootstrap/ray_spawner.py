@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
 from raydix.runtime.actors.bootstrap.placement import Placement
+from raydix.runtime.actors.bootstrap.ray_peers import RayPeerFinder
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.host_memory import HostMemoryActor
@@ -204,6 +205,7 @@ class RaySpawner:
                 cls: type = SchedulerActor
             case ActorKind.HOST_MEMORY:
                 cls = HostMemoryActor
+                arguments["finder"] = RayPeerFinder()
             case ActorKind.STORAGE:
                 cls = StorageActor
             case ActorKind.GPU:

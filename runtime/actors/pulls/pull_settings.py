@@ -3,15 +3,29 @@
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
-from raydix.ids import ConnectionId
+from raydix.runtime.actors.links.numbered_links import NumberedLinks
+from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.cache.host.events import PeerEvent
+from raydix.runtime.config.pull import PullSection
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.tiers.host_arena import HostArena
 
 PATIENCE_S = 10.0
 """Seconds after which a peer that sends or takes nothing, though it should, counts as gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSetup:
+    """How pages are pulled from other nodes, and sent to them."""
+
+    section: PullSection
+    namespace: Namespace
+    """What the pages of this L2 are: those of another namespace are of no use here."""
+    tls: TlsFiles | None = None
+    """What links between nodes show, under TLS; None: they are plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +37,7 @@ class PeerRecord:
     host: str
     port: int
     namespace: bytes
-    """The digest of what its pages are: those of others are of no use."""
+    """The digest of what its pages are."""
     secret: bytes = field(repr=False)
     """What whoever dials must show. It is told through Ray, to those who may run code there."""
 
@@ -35,12 +49,34 @@ class PullHome:
     hello: Hello
     arena: HostArena
     namespace: Namespace
+    links: NumberedLinks
+    """The actor's links, to which those of other nodes are added."""
     post: Callable[[PeerEvent], None]
     """Tells the core, on the actor's loop."""
-    next_connection: Callable[[], ConnectionId]
-    """Counts a connection."""
     num_streams: int = 4
     """Streams of pages per peer."""
     dialer_tls: ssl.SSLContext | None = None
     listener_tls: ssl.SSLContext | None = None
     patience_s: float = PATIENCE_S
+
+    @classmethod
+    def of(
+        cls,
+        setup: PullSetup,
+        hello: Hello,
+        arena: HostArena,
+        links: NumberedLinks,
+        post: Callable[[PeerEvent], None],
+    ) -> Self:
+        """What a setup says, for this actor. Raises ConfigError if TLS files cannot be used."""
+        tls = setup.tls
+        return cls(
+            hello=hello,
+            arena=arena,
+            namespace=setup.namespace,
+            links=links,
+            post=post,
+            num_streams=setup.section.streams,
+            dialer_tls=None if tls is None else tls.for_dialer(),
+            listener_tls=None if tls is None else tls.for_listener(),
+        )

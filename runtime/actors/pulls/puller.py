@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import assert_never
+from typing import Any
 
-from raydix.ids import ConnectionId
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_dialer import connect
@@ -15,20 +15,14 @@ from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, SocketLink
 from raydix.runtime.actors.pulls.arriving import ArrivingPages
 from raydix.runtime.actors.pulls.judging import PeerJudge
 from raydix.runtime.actors.pulls.page_stream import PageStream, dial_stream
+from raydix.runtime.actors.pulls.peer_link import PeerLink
 from raydix.runtime.actors.pulls.pieces import PeerMisbehaves
 from raydix.runtime.actors.pulls.pull_settings import PeerRecord, PullHome
 from raydix.runtime.actors.pulls.streaming import receive_pages
-from raydix.runtime.cache.host.events import FromPeer, PeerAttached, PeerLost, StorageOrder
+from raydix.runtime.cache.host.events import FromPeer, PeerAttached, PeerLost
 from raydix.runtime.messages.hello import Role
-from raydix.runtime.messages.host import (
-    AskExists,
-    CancelBatch,
-    DeleteObjects,
-    ObjectsDone,
-    ReadObjects,
-    WriteObjects,
-)
-from raydix.runtime.messages.pulls import OpenStreams, PullPages, TellKeys
+from raydix.runtime.messages.host import ObjectsDone
+from raydix.runtime.messages.pulls import OpenStreams
 
 logger = logging.getLogger(__name__)
 
@@ -46,17 +40,8 @@ class Puller:
     def __init__(self, record: PeerRecord, home: PullHome) -> None:
         self._record = record
         self._home = home
-        self._session: _Session | None = None
-
-    @property
-    def record(self) -> PeerRecord:
-        """The node that it pulls from."""
-        return self._record
-
-    @property
-    def session(self) -> "_Session | None":
-        """What orders go to; None while there is no link."""
-        return self._session
+        self.is_linked = False
+        """Whether pages can be pulled now."""
 
     async def run(self) -> None:
         """Pull until cancelled."""
@@ -89,11 +74,11 @@ class Puller:
             link.close()
             raise
 
-        self._session = _Session(link, streams, home)
+        self.is_linked = True
         try:
-            await self._session.run(record.name)
+            await _Session(link, streams, home).run(record.name)
         finally:
-            self._session = None
+            self.is_linked = False
 
     def _open_streams(self, opening: OpenStreams) -> list[PageStream]:
         """All streams of a link. Raises LinkRefused."""
@@ -112,16 +97,15 @@ class Puller:
 
 
 class _Session:
-    """Owns: one link with its streams, from the first page to the end of all threads."""
+    """Owns: the threads of one link's streams, from the first page to the end of all of them."""
 
     def __init__(self, link: SocketLink, streams: list[PageStream], home: PullHome) -> None:
-        self.connection: ConnectionId = home.next_connection()
-        self._link = link
         self._streams = streams
         self._home = home
         self._loop = asyncio.get_running_loop()
         self._arriving = ArrivingPages(home.arena, self._answer)
-        self._judge = PeerJudge(home.arena.geometry.num_groups)
+        self._link = PeerLink(link, self._arriving, PeerJudge(home.arena.geometry.num_groups))
+        self._connection = home.links.open(self._link)
         self._threads = [
             threading.Thread(target=self._receive, args=[stream], name="pull", daemon=True)
             for stream in streams
@@ -130,50 +114,24 @@ class _Session:
     async def run(self, name: str) -> None:
         """Serve the link until it ends, or one of its streams, or until it stalls."""
         post = self._home.post
-        post(PeerAttached(self.connection, name))
+        post(PeerAttached(self._connection, name))
         logger.info("pages can be pulled from %s", name)
         for thread in self._threads:
             thread.start()
         watch = asyncio.create_task(self._watch())
         try:
             while True:
-                message = self._judge.check(await self._link.receive())
-                post(FromPeer(self.connection, message))
+                post(FromPeer(self._connection, await self._link.receive()))
         except (LinkClosed, PeerMisbehaves) as error:
             logger.info("the link to %s is lost (%s) and dialled again", name, error)
         finally:
             watch.cancel()
-            self._link.close()
+            self._home.links.close(self._connection)
             for stream in self._streams:
                 stream.close()
             # Only then nobody writes the pages any more that were to come.
             await asyncio.shield(asyncio.to_thread(self._join))
-            post(PeerLost(self.connection))
-
-    def order(self, order: StorageOrder) -> None:
-        """Carry out what the core orders."""
-        match order:
-            case ReadObjects():
-                self._arriving.ask(order)
-                self._send(PullPages(batch_id=order.batch_id, keys=order.keys, group=order.group))
-            case AskExists():
-                self._judge.ask(order)
-                self._send(order)
-            case CancelBatch():
-                self._send(order)
-            case WriteObjects() | DeleteObjects():
-                raise AssertionError(f"{order} is nothing to ask of another node")
-            case _:
-                assert_never(order)
-
-    def ask_for_keys(self) -> None:
-        """Have the peer tell all its keys once more."""
-        self._send(TellKeys())
-
-    def _send(self, message: AskExists | CancelBatch | PullPages | TellKeys) -> None:
-        # A link that is lost is noticed by who receives.
-        with contextlib.suppress(LinkClosed):
-            self._link.send(message)
+            post(PeerLost(self._connection))
 
     def _receive(self, stream: PageStream) -> None:
         try:
@@ -183,12 +141,12 @@ class _Session:
             self._call(self._link.close)
 
     def _answer(self, done: ObjectsDone) -> None:
-        self._call(self._home.post, FromPeer(self.connection, done))
+        self._call(self._home.post, FromPeer(self._connection, done))
 
-    def _call(self, function: object, *arguments: object) -> None:
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Have the loop call a function; a loop that has ended needs to know nothing."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     async def _watch(self) -> None:
         """End the link of a peer that is to send pages and sends nothing."""

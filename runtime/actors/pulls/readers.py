@@ -11,7 +11,7 @@ from typing import Any
 
 from raydix.ids import BatchId, ConnectionId
 from raydix.runtime.actors.links.address import TcpAddress
-from raydix.runtime.actors.links.link import LinkClosed, send_if_open
+from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import SocketLink
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.pulls.judging import ReaderJudge
@@ -26,7 +26,6 @@ from raydix.runtime.cache.host.events import (
     ReaderAttached,
     ReaderLost,
     SendPages,
-    ToReader,
 )
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.pulls import OpenStreams, PullPages
@@ -104,11 +103,6 @@ class ReaderLinks:
             raise
         return self._listener.port
 
-    def tell(self, effect: ToReader) -> None:
-        """Send a message to a reader, if it is still there."""
-        if (reader := self._readers.get(effect.connection)) is not None:
-            send_if_open(reader.link, effect.message)
-
     def send(self, effect: SendPages) -> None:
         """Let a reader's streams send pages; if it has gone, they are sent already."""
         if (reader := self._readers.get(effect.connection)) is not None:
@@ -129,7 +123,7 @@ class ReaderLinks:
             link.close()
             return
 
-        connection = self._home.next_connection()
+        connection = self._home.links.open(link)
         leaving = LeavingPages(self._home.arena, partial(self._note_sent, connection))
         reader = self._readers[connection] = _Reader(link, leaving)
         ticket = secrets.token_bytes(_TICKET_BYTES)
@@ -141,7 +135,7 @@ class ReaderLinks:
         except (LinkClosed, PeerMisbehaves) as error:
             logger.info("%s pulls no more pages: %s", link.hello.name, error)
         finally:
-            link.close()
+            self._home.links.close(connection)
             del self._by_ticket[ticket]
             self._home.post(ReaderLost(connection))
             await asyncio.shield(asyncio.to_thread(reader.end))

@@ -1,6 +1,7 @@
 """The actors of one engine: how an incarnation of each is started and made to serve."""
 
 import asyncio
+import os
 import secrets
 from typing import Any
 
@@ -10,6 +11,8 @@ from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.gpu import GpuSetup
 from raydix.runtime.actors.gpu_model import LoadReport
 from raydix.runtime.actors.host_memory import HostMemorySetup
+from raydix.runtime.actors.links.tls import TlsFiles
+from raydix.runtime.actors.pulls.pull_settings import PullSetup
 from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.storage import StorageSetup
 from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry, PlannedArena
@@ -26,7 +29,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.config.pool_sizes import max_context_pages
 from raydix.runtime.model.grammars.compiling import CompilerSetup
-from raydix.runtime.storage.namespace import make_namespace
+from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
@@ -138,11 +141,10 @@ class EngineActors:
 
     async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
         """Tell a storage actor the ranks' layout and the arena, and let it open its backend."""
-        report, _ = await self._loaded.agreed()
         arena, _ = await self._arenas.current()
         setup = StorageSetup(
             backend=section,
-            namespace=make_namespace(report.fingerprint, _WEIGHT_VERSION, report.layout),
+            namespace=await self._namespace(),
             arena=arena,
             host_address=self._storage_address,
             secret=self._secret,
@@ -264,6 +266,20 @@ class EngineActors:
         )
         await actor.call("start", setup)
 
+    async def _pull_setup(self) -> PullSetup | None:
+        """How HostMemory exchanges pages with other nodes; None: it does not."""
+        l2 = self._config.cache.l2
+        if l2 is None or l2.pull is None:
+            return None
+        return PullSetup(
+            section=l2.pull, namespace=await self._namespace(), tls=TlsFiles.of(os.environ)
+        )
+
+    async def _namespace(self) -> Namespace:
+        """The namespace of the pages of L2 and L3."""
+        report, _ = await self._loaded.agreed()
+        return make_namespace(report.fingerprint, _WEIGHT_VERSION, report.layout)
+
     async def _bring_up_host(self, actor: RunningActor, incarnation: int) -> None:
         # A GPU actor that outlived the last HostMemory still maps its arena, with all pages.
         held = self._arenas.held()
@@ -287,6 +303,7 @@ class EngineActors:
             storage_address=self._storage_address,
             storage_secret=self._secret,
             former_users=(SchedulerName(self._name),),
+            pull=await self._pull_setup(),
         )
         await actor.call("start", setup)
         await actor.call(

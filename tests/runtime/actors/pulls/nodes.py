@@ -1,13 +1,13 @@
 """Two HostMemories' shells for tests, without cores: what would be told is kept in lists."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from raydix.ids import BatchId, ConnectionId, HostPageId
 from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.actors.links.numbered_links import NumberedLinks
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.pulls.pull_settings import PeerRecord, PullHome
 from raydix.runtime.actors.pulls.pulls import Pulls
@@ -18,7 +18,6 @@ from raydix.runtime.cache.host.events import (
     PeerEvent,
     PeerLost,
     SendPages,
-    ToStorage,
 )
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
@@ -45,13 +44,13 @@ class Shell:
         self.events: list[PeerEvent] = []
         self._has_come = asyncio.Condition()
         self._loop = asyncio.get_running_loop()
-        counter = itertools.count(1)
+        self.links = NumberedLinks()
         self.home = PullHome(
             hello=Hello(role=Role.HOST_MEMORY, name=name, incarnation=1, pid=1),
             arena=self.arena,
             namespace=make_namespace(b"model", "v1", layout),
             post=self._post,
-            next_connection=lambda: ConnectionId(next(counter)),
+            links=self.links,
             dialer_tls=None if files is None else files.for_dialer(),
             listener_tls=None if files is None else files.for_listener(),
             **changes,  # type: ignore[arg-type]
@@ -101,7 +100,7 @@ class Shell:
             keys=b"".join(map(make_key, keys)),
             host_page_ids=int32_array(keys),
         )
-        assert self.pulls.order(ToStorage(self.of(PeerAttached)[-1].connection, order))
+        self.links.send(self.of(PeerAttached)[-1].connection, order)
 
     async def statuses(self, batch: int) -> list[ObjectStatus]:
         """What has become of the pages of a batch."""
@@ -123,8 +122,7 @@ class Shell:
         while not self.answers(batch):
             num_lost = len(self.of(PeerLost))
             await self.wait_for(PeerAttached, num_lost + 1)
-            with suppress(AssertionError):
-                self.pull(batch, keys)
+            self.pull(batch, keys)
             await self.wait_until(
                 lambda: [*self.answers(batch), *self.of(PeerLost)[num_lost:]],  # noqa: B023
                 1,
@@ -143,7 +141,7 @@ async def two_shells(
     holder = Shell("holder", payload_bytes, files, **changes)
     puller = Shell("puller", payload_bytes, files, **changes)
     holder.fill()
-    record = await holder.pulls.open(TcpAddress("127.0.0.1", 0), "127.0.0.1")
+    record = await holder.pulls.open(TcpAddress("127.0.0.1", 0))
     try:
         yield holder, puller, record
     finally:

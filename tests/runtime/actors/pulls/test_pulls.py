@@ -19,7 +19,6 @@ from raydix.runtime.actors.pulls import puller as puller_module
 from raydix.runtime.actors.pulls.page_stream import PageStream, StreamEnded, dial_stream
 from raydix.runtime.actors.pulls.pull_settings import PeerRecord
 from raydix.runtime.cache.host.events import (
-    AskForKeys,
     FromPeer,
     FromReader,
     PagesSent,
@@ -27,8 +26,6 @@ from raydix.runtime.cache.host.events import (
     PeerLost,
     ReaderAttached,
     ReaderLost,
-    ToReader,
-    ToStorage,
 )
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role
@@ -77,11 +74,11 @@ async def test_questions_answers_and_keys_go_over_the_link() -> None:
         answer = ObjectsDone(batch_id=BatchId(1), statuses=b"\0")
         update = MirrorUpdate(ready=bytes(32))
 
-        assert puller.pulls.order(ToStorage(peer, question))
-        puller.pulls.ask_for_keys(AskForKeys(peer))
+        puller.links.send(peer, question)
+        puller.links.send(peer, TellKeys())
         await holder.wait_for(FromReader, 2)
-        holder.pulls.tell(ToReader(reader, update))
-        holder.pulls.tell(ToReader(reader, answer))
+        holder.links.send(reader, update)
+        holder.links.send(reader, answer)
         await puller.wait_for(FromPeer, 2)
 
         assert holder.of(FromReader) == [
@@ -93,24 +90,28 @@ async def test_questions_answers_and_keys_go_over_the_link() -> None:
 
 async def test_a_node_pulls_neither_from_itself_nor_pages_of_another_namespace() -> None:
     async with two_shells() as (_, puller, record):
-        own = await puller.pulls.open(TcpAddress("127.0.0.1", 0), "127.0.0.1")
+        own = await puller.pulls.open(TcpAddress("127.0.0.1", 0))
         stranger = replace(record, name="stranger", namespace=b"another!")
 
         puller.pulls.follow([own, stranger, record])
 
         await puller.wait_for(PeerAttached)
-        assert [each.record for each, _ in puller.pulls._pullers.values()] == [record]
+        assert list(puller.pulls._pullers) == [record]
 
 
-async def test_a_node_that_is_forgotten_is_left() -> None:
+async def test_a_node_that_is_not_found_is_left_once_its_link_has_ended() -> None:
     async with two_shells() as (holder, puller, record):
         puller.pulls.follow([record])
         await puller.wait_for(PeerAttached)
+        puller.pulls.follow([])
+        puller.pull(1, [3])
+        assert await puller.statuses(1) == [OK], "who does not answer now may yet send"
 
+        await holder.pulls.close()
+        await puller.wait_for(PeerLost)
         puller.pulls.follow([])
 
-        await puller.wait_for(PeerLost)
-        await holder.wait_for(ReaderLost)
+        assert not puller.pulls._pullers
 
 
 async def test_no_secret_stands_in_what_may_be_logged() -> None:

@@ -1,0 +1,24 @@
+"""The section of the configuration that says how pages are exchanged with other nodes."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from raydix.runtime.config.values import Port, Section
+
+
+class PullSection(Section):
+    """Pages that other nodes' L2 holds are fetched and not computed, where that is quicker."""
+
+    host: str | None = Field(
+        None,
+        description="Address of this host by which other nodes reach it. null: Ray's for the node.",
+    )
+    port: Port | None = Field(
+        None,
+        description="Where other nodes ask for pages, which then travel by the port behind it. "
+        "null: two free ones.",
+    )
+    streams: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="TCP connections by which pages come from each node, with a thread each."
+    )
