@@ -13,6 +13,7 @@ from raydix.ids import ConnectionId, RequestId
 from raydix.runtime.actors.client_links import ClientLinks
 from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.actors.figures_log import FiguresLog
+from raydix.runtime.actors.follower_links import FollowerLinks
 from raydix.runtime.actors.grammar_compilers import GrammarCompilers
 from raydix.runtime.actors.idle_check import IdleCheck
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
@@ -53,6 +54,7 @@ from raydix.runtime.scheduler.events import (
     SendHost,
     SendPlan,
     SendTokens,
+    TellFollower,
     Tick,
 )
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -114,6 +116,7 @@ class SchedulerActor:
         self._num_ranks = 0
 
         self._clients = ClientLinks(self._turns.post)
+        self._followers = FollowerLinks(self._turns.post)
         self._flushes: list[asyncio.Future[int]] = []
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_MAX_KILL_ORDERS)
@@ -163,6 +166,7 @@ class SchedulerActor:
             "scheduler_cpu_s": time.thread_time() - self._cpu_start_s,
             "num_clients": self._clients.num_connected,
             "num_slow_clients": self._clients.num_slow,
+            "num_followers": self._followers.num_connected,
             "incarnation": self._incarnation,
         }
 
@@ -228,6 +232,9 @@ class SchedulerActor:
                 await self._serve_host(link)
             case Role.CLIENT:
                 await self._clients.serve(link)
+            case Role.FOLLOWER:
+                await self._followers.serve(link, self._add_link(link))
+                self._remove_link(link)
             case Role.SCHEDULER | Role.STORAGE | Role.SUPERVISOR:
                 logger.warning("%s has no business with the Scheduler", link.hello)
         link.close()
@@ -312,9 +319,11 @@ class SchedulerActor:
         if core.is_attached:
             self._attached.set()
         is_all_sent = self._clients.send_news()
+        news_s = self._followers.send_news(now_s)
         check_s = self._idle_check.advance(core, now_s)
         retry_s = None if is_all_sent else now_s + _SLOW_CLIENT_RETRY_S
-        return min((time_s for time_s in (check_s, retry_s) if time_s is not None), default=None)
+        times = (news_s, check_s, retry_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -322,6 +331,9 @@ class SchedulerActor:
                 self._clients.add(effect.client_id, effect.delta)
             case SendTokens():
                 self._clients.add_tokens(effect.client_id, effect.askings, effect.token_ids)
+
+            case TellFollower():
+                self._followers.add(effect)
 
             case SendPlan():
                 for connection in effect.connections:

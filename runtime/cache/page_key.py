@@ -33,6 +33,12 @@ def pack_tokens(token_ids: Iterable[int] | Int32Array) -> bytes:
     return array.astype("<i4", copy=False).tobytes()
 
 
+def unpack_tokens(packed_tokens: bytes) -> list[int]:
+    """The token ids that were packed."""
+    ids: list[int] = np.frombuffer(packed_tokens, dtype="<i4").tolist()
+    return ids
+
+
 def root_key(*, cache_salt: str | None = None) -> PageKey:
     """The key before the first page: requests with different salts share no page.
 
@@ -65,6 +71,12 @@ def extend_keys(parent: PageKey, packed_tokens: bytes, page_size: int) -> bytes:
         key = sha256(key + packed_tokens[start : start + page_bytes]).digest()
         keys.append(key)
     return b"".join(keys)
+
+
+def short_keys(keys: bytes) -> bytes:
+    """The first 16 bytes of each of these page keys, concatenated."""
+    starts = range(0, len(keys), KEY_BYTES)
+    return b"".join([keys[start : start + MIRROR_KEY_BYTES] for start in starts])
 
 
 def split_keys(keys: bytes, width: int = KEY_BYTES) -> list[PageKey]:

@@ -40,6 +40,15 @@ class RadixForest:
                 yield node
             pending.extend(node.children.values())
 
+    def runs(self) -> Iterator[tuple[PageKey, RadixNode]]:
+        """All nodes but the roots, each with its identity, and before those below it."""
+        for identity, root in self._roots.items():
+            pending = list(root.children.values())
+            while pending:
+                node = pending.pop()
+                yield identity, node
+                pending.extend(node.children.values())
+
     def find(self, identity: PageKey, packed_tokens: bytes) -> tuple[list[RadixNode], int]:
         """The nodes that hold the longest cached prefix, from the first one down, and its pages."""
         page_bytes = self._page_bytes

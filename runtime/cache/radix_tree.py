@@ -98,21 +98,21 @@ class RadixTree:
         self.num_locks = 0
         self._page_bytes = page_size * TOKEN_BYTES
         policy_key = EVICTION_POLICIES[eviction]
-        self._forest = RadixForest(page_bytes=self._page_bytes, reaches=reaches)
+        self.forest = RadixForest(page_bytes=self._page_bytes, reaches=reaches)
         has_windows = any(reach is not None for reach in reaches)
         self._windows = RadixWindows(reaches, policy_key) if has_windows else None
-        self._eviction = RadixEviction(self._forest, self._windows, policy_key, reaches)
-        self.retention = RadixRetention(self._eviction, self._forest)
+        self._eviction = RadixEviction(self.forest, self._windows, policy_key, reaches)
+        self.retention = RadixRetention(self._eviction, self.forest)
 
     @property
     def num_nodes(self) -> int:
         """The number of nodes that have pages."""
-        return self._forest.num_nodes
+        return self.forest.num_nodes
 
     def num_cached_pages(self, group: int) -> int:
         """The number of pages of a group that can be matched."""
         window = None if self._windows is None else self._windows.group(group)
-        return self._forest.num_cached_pages if window is None else window.num_cached
+        return self.forest.num_cached_pages if window is None else window.num_cached
 
     def num_locked_pages(self, group: int) -> int:
         """The number of pages of a group that some lock protects."""
@@ -129,7 +129,7 @@ class RadixTree:
         WINDOW groups may lack any of its pages: `page_ids` tell which, and a prefix may be of use
         only up to some earlier end (see `match_groups`).
         """
-        path, num_pages = self._forest.find(identity, packed_tokens)
+        path, num_pages = self.forest.find(identity, packed_tokens)
         if not path:
             return Match(0, (empty(),) * self.num_groups, identity, None)
 
@@ -309,11 +309,11 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant of the tree holds."""
-        nodes = self._forest.check()
+        nodes = self.forest.check()
         self._eviction.check(nodes)
         if self._windows is not None:
             self._windows.check(nodes)
-        num_found = sum(root.num_locks for root in self._forest.roots)
+        num_found = sum(root.num_locks for root in self.forest.roots)
         if num_found != self.num_locks:
             raise AccountingError(f"locks: counted {self.num_locks}, found {num_found}")
 
@@ -346,7 +346,7 @@ class RadixTree:
         identity, last = match.last_key, match.node
         while last is not None:
             identity, last = last.last_key, last.parent
-        return self._forest.root(identity, now_s)
+        return self.forest.root(identity, now_s)
 
     def _descend(self, node: RadixNode, packed_tokens: bytes, num_pages: int) -> list[RadixNode]:
         """Lock the nodes below `node` that hold the first of `num_pages` pages.
@@ -373,7 +373,7 @@ class RadixTree:
         if node.may_grow(run.segment):
             self._eviction.grow(node, run)
             return node
-        self._forest.attach(node, run)
+        self.forest.attach(node, run)
         if self._windows is not None:
             self._windows.reshape(node)
         self._eviction.lock(run)

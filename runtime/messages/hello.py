@@ -15,6 +15,8 @@ class Role(StrEnum):
     HOST_MEMORY = "host_memory"
     STORAGE = "storage"
     SUPERVISOR = "supervisor"
+    FOLLOWER = "follower"
+    """Whoever is told what becomes of the Scheduler's caches, and says nothing."""
     PAGE_STREAM = "page_stream"
     """No actor: one of the streams by which a HostMemory gets pages from another node."""
 

@@ -19,7 +19,7 @@ from enum import IntEnum
 
 from raydix.ids import L3_SOURCE, SEVERAL_USERS, BatchId, LeaseId, LookupId, SourceId, UserId
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound, PeerGone
+from raydix.runtime.messages.mirror import MirrorCleared, MirrorUpdate, PeerFound, PeerGone
 from raydix.runtime.messages.retention import EndUse
 
 
@@ -258,6 +258,7 @@ FromHost = (
     PagesGranted
     | PagesLeased
     | MirrorUpdate
+    | MirrorCleared
     | PeerFound
     | PeerGone
     | StorageStatus

@@ -13,10 +13,19 @@ class MirrorUpdate:
     """
 
     source: SourceId = L2_SOURCE
-    """The node whose L2 it is: the own one, or another."""
+    """The node whose L2 it is: the own one, or another. `L3_SOURCE`: keys of objects in storage,
+    whose own content may change unseen.
+    """
     ready: bytes = b""
     dropped: bytes = b""
     group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorCleared:
+    """Nothing is known of any page of a place any more, nor of what was told of it before."""
+
+    source: SourceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

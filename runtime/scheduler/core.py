@@ -7,6 +7,7 @@ from raydix.runtime.messages import client
 from raydix.runtime.scheduler import checks, events, figures
 from raydix.runtime.scheduler.counters import Count, Counters, Timings
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
+from raydix.runtime.scheduler.followers import Followers
 from raydix.runtime.scheduler.host_messages import HostMessages
 from raydix.runtime.scheduler.l1_flush import L1Flush
 from raydix.runtime.scheduler.late_ranks import LateRanks
@@ -27,6 +28,7 @@ from raydix.runtime.scheduler.life.submission import Submission
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.life.trials import Trials
 from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.page_news import PageNews
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.ranks.expert_events import on_experts_planned
@@ -58,13 +60,11 @@ class SchedulerCore:
         """The time of the last event."""
         self._outbox, self._timers, self._pieces = Outbox(), Timers(), Pieces()
         self._counters, self._timings = Counters(), Timings()
-        self._explanations = Explanations()
-        self._rates, self._trials = Rates(settings), Trials()
-
-        self._requests = Requests()
+        self._explanations, self._page_news = Explanations(), PageNews()
+        self._rates, self._trials, self._requests = Rates(settings), Trials(), Requests()
         self._source = KvSource(settings, self._outbox, self._counters)
         self._step_groups = step_groups(settings)
-        self._lanes = make_lanes(settings, self._step_groups, self._source.view)
+        self._lanes = make_lanes(settings, self._step_groups, self._source.view, self._page_news)
         self._life = Transitions(
             settings,
             requests=self._requests,
@@ -82,7 +82,6 @@ class SchedulerCore:
             pieces=self._pieces,
             counters=self._counters,
         )
-
         self._grammars = Grammars(
             requests=self._requests, life=self._life, endings=self._endings, outbox=self._outbox
         )
@@ -94,6 +93,9 @@ class SchedulerCore:
         self._ranks = self._make_rank_events()
         self._late_ranks = self._make_late_ranks()
         self._planner = self._make_planner()
+        self._followers = Followers(
+            settings, self._page_news, self._lanes, self._source.view, self._outbox, self._timers
+        )
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event; the effects are to be carried out in order."""
@@ -122,6 +124,7 @@ class SchedulerCore:
         if late_s is not None:
             self._timers.add(late_s)
 
+        self._followers.tell(now_s)
         # Plans go first, over links of their own: devices may wait for them.
         return [*sent, *self._outbox.take()]
 
@@ -183,14 +186,10 @@ class SchedulerCore:
                 self._ranks.take(event, now_s)
             case events.RankLost():
                 self._ranks.lose(event)
-            case events.HostAttached():
-                self._host.attach(event.connection)
-            case events.HostMessage():
-                if event.connection == self._source.view.connection:
-                    self._host.take(event.message, now_s)
-            case events.HostLost():
-                if event.connection == self._source.view.connection:
-                    self._host.lose()
+            case events.HostAttached() | events.HostMessage() | events.HostLost():
+                self._host.hear(event, now_s)
+            case events.FollowerAttached() | events.FollowerLost():
+                self._followers.take(event)
             case events.ExpertsPlanned():
                 on_experts_planned(self._step_groups[event.step_group], event)
             case events.GrammarCompiled():
@@ -295,6 +294,7 @@ class SchedulerCore:
             life=self._life,
             pieces=self._pieces,
             counters=self._counters,
+            news=self._page_news,
         )
 
     def _make_rank_events(self) -> RankEvents:

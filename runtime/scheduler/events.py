@@ -8,6 +8,7 @@ from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.messages.client import FromClient, RequestDelta, RequestFailure
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.host import FromHost, ToHost
+from raydix.runtime.messages.kv_events import KvEvent
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
 
@@ -80,6 +81,20 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerAttached:
+    """Somebody follows the caches from now on, over a link that was never used for that before."""
+
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerLost:
+    """A follower's link closed."""
+
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsPlanned:
     """The result of a `PlanExperts`; stale if the step group's ranks were lost meanwhile."""
 
@@ -137,6 +152,8 @@ Event = (
     | HostAttached
     | HostMessage
     | HostLost
+    | FollowerAttached
+    | FollowerLost
     | ExpertsPlanned
     | GrammarCompiled
     | FlushL1
@@ -180,6 +197,16 @@ class SendTokens:
     client_id: ClientId
     askings: Int64Array
     token_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellFollower:
+    """Tell a follower what has become of the caches; the shell merges what it tells it at once."""
+
+    connection: ConnectionId
+    events: tuple[KvEvent, ...]
+    is_whole: bool
+    """Whether it has been told by then of all that there was when it came."""
 
 
 class KillCause(Enum):
@@ -241,6 +268,7 @@ Effect = (
     | SendHost
     | SendClient
     | SendTokens
+    | TellFollower
     | KillRank
     | PlanExperts
     | CompileGrammar

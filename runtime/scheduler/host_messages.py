@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from raydix.ids import L2_SOURCE, ConnectionId, LeaseId, LookupId
+from raydix.ids import L2_SOURCE, L3_SOURCE, ConnectionId, LeaseId, LookupId
 from raydix.runtime.messages.host import (
     FromHost,
     LookupProgress,
@@ -12,17 +12,22 @@ from raydix.runtime.messages.host import (
     PageSource,
     StorageStatus,
 )
-from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound, PeerGone
+from raydix.runtime.messages.kv_events import Tier, TierCleared
+from raydix.runtime.messages.mirror import MirrorCleared, MirrorUpdate, PeerFound, PeerGone
 from raydix.runtime.scheduler.counters import Count, Counters
+from raydix.runtime.scheduler.events import HostAttached, HostLost, HostMessage
 from raydix.runtime.scheduler.life.hints import Hints
 from raydix.runtime.scheduler.life.leases import LeaseAnswers
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
+from raydix.runtime.scheduler.page_news import PageNews
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
+from raydix.runtime.scheduler.sources.host_view import HostView
 from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.sources.mirror import Mirror
 
 _FREED_KEYS = 64
 """The number of keys of a lost HostMemory that are freed as one item of a piece of work."""
@@ -43,6 +48,7 @@ class HostMessages:
         life: Transitions,
         pieces: Pieces,
         counters: Counters,
+        news: PageNews,
     ) -> None:
         self._requests = requests
         self._lanes = lanes
@@ -53,6 +59,17 @@ class HostMessages:
         self._life = life
         self._pieces = pieces
         self._counters = counters
+        self._news = news
+
+    def hear(self, event: HostAttached | HostMessage | HostLost, now_s: float) -> None:
+        """Take what has come over HostMemory's link; what an earlier link still brings is void."""
+        match event:
+            case HostAttached():
+                self.attach(event.connection)
+            case HostMessage() if event.connection == self._source.view.connection:
+                self.take(event.message, now_s)
+            case HostLost() if event.connection == self._source.view.connection:
+                self.lose()
 
     def attach(self, connection: ConnectionId) -> None:
         """HostMemory is there, new or again. What an earlier connection brought is void."""
@@ -68,6 +85,8 @@ class HostMessages:
         # Before the source forgets them: requests that wait for a lease run on what L1 has.
         for lease_id in list(self._source.leases):
             self._leases.give_up(lease_id)
+        for tier, mirror in _mirrors(self._source.view).items():
+            self._clear(tier, mirror)
         lost = self._source.lose()
 
         for lane in self._lanes:
@@ -124,10 +143,12 @@ class HostMessages:
                 self._source.view.stock(message)
             case PeerFound() | PeerGone():
                 self._on_peer(message)
-            case MirrorUpdate() if message.source != L2_SOURCE:
+            case MirrorUpdate() if message.source not in (L2_SOURCE, L3_SOURCE):
                 self._on_peer(message)
             case MirrorUpdate():
                 self._on_mirrored(message)
+            case MirrorCleared():
+                self._on_cleared(message)
             case StorageStatus():
                 self._source.note_storage(message)
                 self._wake_all()
@@ -139,10 +160,25 @@ class HostMessages:
                 assert_never(message)
 
     def _on_mirrored(self, message: MirrorUpdate) -> None:
-        """Follow what L2 has."""
-        ready, dropped = self._source.view.keys.follow(message)
-        for lane in self._lanes:
-            lane.note_mirrored(ready, dropped)
+        """Follow what L2 has, or L3."""
+        tier = Tier.L2 if message.source == L2_SOURCE else Tier.L3
+        mirror = _mirrors(self._source.view)[tier]
+        if self._news.is_followed:
+            self._news.note_shared(tier, message.group, *mirror.news(message))
+        ready, dropped = mirror.follow(message)
+        if tier is Tier.L2:
+            for lane in self._lanes:
+                lane.note_mirrored(ready, dropped)
+
+    def _on_cleared(self, message: MirrorCleared) -> None:
+        assert message.source == L3_SOURCE, "an L2 ends with its HostMemory"
+        self._clear(Tier.L3, self._source.view.objects)
+        self._free_later((), self._source.view.objects.take_all())
+
+    def _clear(self, tier: Tier, mirror: Mirror) -> None:
+        """Tell that a tier is out of reach, if it had anything."""
+        if len(mirror):
+            self._news.note(TierCleared(tier=tier, lane=None))
 
     def _on_peer(self, message: PeerFound | PeerGone | MirrorUpdate) -> None:
         """Take a report of what another node has."""
@@ -189,6 +225,11 @@ class HostMessages:
         elif asker is not None:
             # HostMemory may have been heard again, and the request waited on, since all were woken.
             self._lanes[asker.lane].waiting.wake(asker)
+
+
+def _mirrors(view: HostView) -> dict[Tier, Mirror]:
+    """What is known of the tiers that all lanes share."""
+    return {Tier.L2: view.keys, Tier.L3: view.objects}
 
 
 def _free_some(part: tuple[set[bytes]]) -> None:

@@ -122,6 +122,9 @@ def _check_host(node: Node) -> None:
     for engine in node.engines:
         source = engine.core._source
         _check_mirror(engine, source.view.keys, node)
+        for group, keys in enumerate(source.view.objects._groups):
+            seen = {key for of, key in host._storage.objects if of == group}
+            assert keys == seen, f"{engine.name} knows {len(keys)} objects of L3, not {len(seen)}"
         peers = {peer.name: peer.keys for peer in source.origins.peers}
         assert peers.keys() == {other.name for other in node.others}, peers.keys()
         for other in node.others:

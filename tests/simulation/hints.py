@@ -62,7 +62,7 @@ def check_hints(core: SchedulerCore) -> None:
     """Raise HintOfOthers if a hint has reached pages of the salt that gives none."""
     silent = root_key(cache_salt=SILENT_SALT)
     for lane in core._lanes:
-        for node in lane.l1.tree._forest:
+        for node in lane.l1.tree.forest:
             if node.standing is None:
                 continue
             root = node

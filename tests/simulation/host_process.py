@@ -6,14 +6,16 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from raydix.ids import ConnectionId
+from raydix.ids import L2_SOURCE, ConnectionId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import make_rule
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ToHost
+from raydix.runtime.messages.mirror import MirrorUpdate
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.pulls import Pulls
 from tests.simulation.touch_order import TouchOrderWatch
@@ -33,6 +35,8 @@ class HostProcess:
         self.core: HostMemoryCore | None = None
         self.lost_counters: Counter[str] = Counter()
         """The counters of the cores that were killed."""
+        self.published: set[tuple[int, bytes]] = set()
+        """Group and short key of each page of which it has told that it is READY."""
         self._links: dict[ConnectionId, Link] = {}
         self._schedulers: dict[Cluster, Link] = {}
         """The latest link to the Scheduler of each engine."""
@@ -178,6 +182,9 @@ class HostProcess:
             case host_events.SetGenerations():
                 self._node.generations[effect.host_page_ids] = effect.generations
             case host_events.ToScheduler(connection, message):
+                if isinstance(message, MirrorUpdate) and message.source == L2_SOURCE:
+                    keys = split_keys(message.ready, MIRROR_KEY_BYTES)
+                    self.published.update((message.group, key) for key in keys)
                 self._send(connection, End.ACCEPTOR, message)
             case host_events.ToStorage(connection, message):
                 if not self.pulls.order(connection, message):

@@ -12,6 +12,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
+from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import check_hints
 from tests.simulation.links import End, Link, Turns
@@ -45,6 +46,7 @@ class SchedulerProcess:
     def start(self) -> None:
         """A process with a new core; whoever waits for it may dial."""
         self.core = SchedulerCore(self._cluster.settings)
+        self.followers = Followers(self._cluster, self.core)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """The pages that each lane's plans have named."""
         self._compilers = ModelledCompilers(self._cluster)
@@ -196,11 +198,15 @@ class SchedulerProcess:
             named.forget_done()
         for effect in effects:
             self._carry_out(effect)
+        for change in self.followers.due():
+            for effect in self.core.handle(change, self._cluster.now_s):
+                self._carry_out(effect)
         if isinstance(event, events.ClientGone):
             self._leaving.pop(event.client_id).is_forgotten = True
         if self._cluster.world.is_check_due():
             self.core.check()
             check_hints(self.core)
+            self.followers.compare()
             for named in self._named_pages:
                 named.check()
         for client in tuple(self._clients.values()):
@@ -220,6 +226,8 @@ class SchedulerProcess:
             case events.SendTokens():
                 if (client := self._clients.get(effect.client_id)) is not None:
                     client.add_tokens(effect.askings.tolist(), effect.token_ids.tolist())
+            case events.TellFollower():
+                self.followers.hear(effect)
             case events.KillRank():
                 self._cluster.after(0.0, partial(self._cluster.kill_condemned, effect))
             case events.PlanExperts():

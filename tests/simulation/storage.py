@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from raydix.ids import BatchId, PageKey
 from raydix.runtime.cache.host import events as host_events
-from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.host import (
     AskExists,
     CancelBatch,
@@ -63,6 +63,8 @@ class SimulatedStorage:
         """False while no backend is attached, between two."""
         self.objects: dict[_Name, list[PagePart]] = {}
         self.bad_names: set[_Name] = set()
+        self.written: set[tuple[int, bytes]] = set()
+        """Group and short key of each object that was ever written."""
         self.num_reads: Counter[_Name] = Counter()
         self.deadline_s = 0.0
         """What the latest read or write was given."""
@@ -241,6 +243,7 @@ class SimulatedStorage:
         if self._is_full():
             return ObjectStatus.FULL
         self.objects[name] = list(self._node.arena[host_page])
+        self.written.add((name[0], name[1][:MIRROR_KEY_BYTES]))
         if self._world.random.random() < self._world.faults.bad_object_fraction:
             self.bad_names.add(name)
         return ObjectStatus.OK

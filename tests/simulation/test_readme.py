@@ -9,6 +9,7 @@ import pytest
 from tests.simulation import (
     test_device,
     test_expert_mutants,
+    test_follower_mutants,
     test_grammar_mutants,
     test_link_mutants,
     test_mutants,
@@ -35,6 +36,7 @@ ROWS = re.findall(
         test_shared_l2,
         test_pulls,
         test_expert_mutants,
+        test_follower_mutants,
         test_grammar_mutants,
         test_device,
     ],

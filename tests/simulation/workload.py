@@ -43,9 +43,10 @@ from tests.simulation.spells import LONGEST_SPELL_S
 from tests.simulation.step_groups import with_step_groups
 from tests.simulation.world import World
 
-STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3)
+STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3, max_told_objects=50)
 BASE_SETTINGS = SchedulerSettings(
     layout=LAYOUT,
+    tells_pages=True,
     num_lanes=2,
     num_pages=(40,),
     max_model_len=120,

@@ -251,8 +251,8 @@ class HostMemoryCore:
         if (former := self._schedulers.named(name)) is not None:
             self._lose_scheduler(former)
         self._schedulers.attach(connection, name)
-        for found in self._peers.introduce():
-            self._effects.append(ToScheduler(connection, found))
+        self._effects += [ToScheduler(connection, each) for each in self._peers.introduce()]
+        self._effects += self._storage.objects.introduce(connection)
 
     def _lose_scheduler(self, side: SchedulerSide) -> None:
         """The connection is gone. Copies that were ordered over it may still be in flight, even if
@@ -319,7 +319,7 @@ class HostMemoryCore:
         Reports come later: a Scheduler that hears of an arrived page finds it in its mirror.
         """
         updates = take_changes(self._index, self.counters)
-        news = [*updates, *self._peers.take_news()]
+        news = [*updates, *self._storage.objects.take_news(), *self._peers.take_news()]
         is_walking = isinstance(event, Tick | SchedulerAttached)
         self._effects.extend(self._schedulers.inform(self._storage.status, news, is_walking))
         self._peers.readers.inform(updates, is_walking)

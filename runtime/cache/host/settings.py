@@ -58,6 +58,8 @@ class StorageSettings:
     """Seconds for which L3 is not asked again for what it lacked."""
     max_missing_names: int = 65_536
     """The most objects that L3 lacked which are remembered."""
+    max_told_objects: int = 0
+    """The most objects of L3 of which Schedulers are told that they are there; 0: of none."""
     exists_interval_s: float = 60.0
     """Seconds between questions to L3 about a page of L2 that is in use, as L3 may have lost it."""
     staged_grace_s: float = 30.0

@@ -5,6 +5,7 @@ from raydix.runtime.cache.host.events import StorageFlushed, StorageRetired
 from raydix.runtime.cache.host.fetching import Fetching, Shared
 from raydix.runtime.cache.host.repairs import HostRepairs
 from raydix.runtime.cache.host.settings import HostSettings
+from raydix.runtime.cache.host.stored_objects import StoredObjects
 from raydix.runtime.cache.host.unwritten import Turn
 from raydix.runtime.cache.host.writes import HostWrites
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, PageSource, StorageStatus
@@ -26,6 +27,7 @@ class HostStorage:
             settings, shared, label="l3", brings=PageSource.L3, is_in_use=settings.has_storage
         )
         self.orders = self.fetching.orders
+        self.objects = StoredObjects(storage.max_told_objects)
         self.writes = HostWrites(storage, index, self.orders, effects, counters)
         self.repairs = HostRepairs(storage, index, self.orders, counters)
         self._is_retiring = False
@@ -80,6 +82,7 @@ class HostStorage:
         Returns the pages that it may still write and those that it may read, which are the caller's
         now.
         """
+        self.objects.forget_all()
         self.repairs.clear()
         held = self.fetching.lose(), self.writes.lose()
         if self.orders.is_in_use:
@@ -90,6 +93,7 @@ class HostStorage:
 
     def retire(self) -> None:
         """Use L3 no more: nobody waits for it, and it gets no more orders."""
+        self.objects.forget_all()
         self.orders.retire()
         self.fetching.lookups.retire()
         self.writes.retire()
@@ -108,7 +112,9 @@ class HostStorage:
 
     def finish(self, done: ObjectsDone, now_s: float) -> None:
         """Take the storage actor's answer to a batch."""
-        self.orders.finish(done, now_s)
+        order = self.orders.finish(done, now_s)
+        if self.orders.is_in_use:
+            self.objects.note(order, done)
         if not self.writes.finish(done, now_s) and not self.repairs.finish(done, now_s):
             self.fetching.finish(done, now_s)
 

@@ -196,7 +196,7 @@ def heal(lane: Lane, request: RequestState) -> None:
     run = request.table.pages(start, lock.num_pages)
     own = tuple([_only(ids, pages, start) for ids, pages in zip(run, places, strict=True)])
 
-    held = lane.l1.heal(lock, start, own)
+    held = lane.l1.heal(request.chain, lock, start, own)
     kept: PageIds = tuple(
         [
             int32_array(np.where(given != 0, in_tree, ids))

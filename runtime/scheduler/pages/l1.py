@@ -7,7 +7,9 @@ from raydix.runtime.cache.page_pools import PageIds, PagePools, num_pages_of
 from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_node import Segment, Victim, join_page_ids, take_back_hit
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree
+from raydix.runtime.scheduler.page_news import PageNews
 from raydix.runtime.scheduler.pages.backups import BackupQueue
+from raydix.runtime.scheduler.pages.l1_news import L1News
 from raydix.runtime.scheduler.pages.page_needs import PageCounts, add_pages
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -21,7 +23,9 @@ NO_STEP = 0
 class L1:
     """Owns: which GPU pages of a lane are free, taken or cached, and which leave it next."""
 
-    def __init__(self, settings: SchedulerSettings, backups: BackupQueue) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, backups: BackupQueue, news: PageNews, lane: int
+    ) -> None:
         self._has_caching = settings.prefix_caching
         self._backups = backups
         self.pools = PagePools(settings.num_pages)
@@ -30,6 +34,7 @@ class L1:
             reaches=settings.reaches,
             eviction=settings.eviction,
         )
+        self.news = L1News(settings, news, lane, self.tree.forest)
         self.last_step = NO_STEP
         """The last plan that was sent: a page released now may be in use until it has ended."""
         # What is released before the first step need not wait for one.
@@ -80,12 +85,14 @@ class L1:
         """Give a lock back. `last_step`: the last step that may name its pages."""
         self.tree.unlock(lock, last_step=last_step)
 
-    def heal(self, lock: Lock, start: int, page_ids: PageIds) -> PageIds:
+    def heal(self, chain: Chain, lock: Lock, start: int, page_ids: PageIds) -> PageIds:
         """Give the tree pages of windows that it lacks before the end of `lock`, from `start` on.
 
         Returns those that it has now.
         """
-        return self.tree.heal(lock, start, page_ids)
+        kept = self.tree.heal(lock, start, page_ids)
+        self.news.inserted(chain, start, page_ids, kept)
+        return kept
 
     def withdraw(self, lock: Lock) -> None:
         """Give back a lock that came to nothing: it is no hit, and no step was sent for it."""
@@ -149,7 +156,7 @@ class L1:
         """Enter pages of a chain that follow `lock`; where the tree has a page it keeps its own."""
         start, stop = lock.num_pages, lock.num_pages + num_pages_of(page_ids)
 
-        return self.tree.insert(
+        insertion = self.tree.insert(
             lock,
             chain.packed_pages(start, stop),
             page_ids,
@@ -158,6 +165,8 @@ class L1:
             priority=priority,
             now_s=now_s,
         )
+        self.news.inserted(chain, start, page_ids, insertion.page_ids)
+        return insertion
 
     def start_step(self) -> int:
         """Count a step whose plan is sent; returns its number."""
@@ -182,6 +191,7 @@ class L1:
             return
         for victim in victims:
             self._backups.forget(victim)
+        self.news.removed(victims)
         # All at once: a release costs 10 us, and a flush may be of 100,000 short runs.
         num_pages = sum(victim.num_pages for victim in victims)
         page_ids = join_page_ids([victim.page_ids for victim in victims], num_pages)

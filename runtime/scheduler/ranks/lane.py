@@ -7,6 +7,7 @@ from raydix.ids import ConnectionId, PageKey, RequestId, TransferId
 from raydix.runtime.cache.page_pools import PageIds, num_pages_of, spread
 from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.scheduler.counters import CopyTimes, Counters
+from raydix.runtime.scheduler.page_news import PageNews
 from raydix.runtime.scheduler.pages.backups import BackupQueue
 from raydix.runtime.scheduler.pages.l1 import L1, NO_STEP, duplicates
 from raydix.runtime.scheduler.pages.page_needs import (
@@ -45,13 +46,14 @@ class Lane:
         step_group: StepGroup,
         host: HostView,
         uses: UseCounts,
+        news: PageNews,
     ) -> None:
         self.index = index
         self.settings = settings
         self.step_group = step_group
         width = settings.ranks_per_lane
         self.ranks = range(index * width, (index + 1) * width)
-        self._host, self._uses = host, uses
+        self._host, self._uses, self._news = host, uses, news
         self.counters = Counters()
         """What is counted of this lane; the counts go on when its ranks are replaced."""
         self.copy_times = CopyTimes(self.ranks)
@@ -61,7 +63,7 @@ class Lane:
         """Start with an empty L1, nobody who waits and nothing in flight."""
         self.waiting = WaitingQueue(self.settings)
         self.backups = BackupQueue(self.settings, self._host, self.counters, self._uses)
-        self.l1 = L1(self.settings, self.backups)
+        self.l1 = L1(self.settings, self.backups, self._news, self.index)
         self.promotions = Promotions(self.settings, self.l1, self.waiting)
         self.in_flight = InFlight(self.ranks)
         self.running: dict[RequestId, RequestState] = {}
@@ -145,6 +147,7 @@ class Lane:
         for name in self.promotions.names:
             self.promotions.end(name)
         places = self.waiting.places()
+        self.l1.news.cleared()
         self._reset()
         return places
 

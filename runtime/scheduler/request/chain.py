@@ -26,6 +26,7 @@ class Chain:
     def __init__(self, token_ids: Int32Array, *, cache_salt: str | None, page_size: int) -> None:
         self.num_prompt = len(token_ids)
         self.identity: PageKey = root_key(cache_salt=cache_salt)
+        self.cache_salt = cache_salt
         self._page_size = page_size
         self._packed = bytearray(pack_tokens(token_ids))
         self._keys = bytearray()

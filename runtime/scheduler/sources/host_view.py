@@ -33,6 +33,8 @@ class HostView:
 
         self.keys = Mirror(num_groups)
         """The pages of L2, as far as is known."""
+        self.objects = Mirror(num_groups)
+        """The pages of L3, as HostMemory has last seen them there; it tells only if it is to."""
         self._stocks: list[deque[tuple[int, int]]] = [deque() for _ in range(num_groups)]
 
     @property
@@ -60,7 +62,7 @@ class HostView:
         self.is_drained = False
         for stock in self._stocks:
             stock.clear()
-        return self.keys.take_all()
+        return self.keys.take_all() + self.objects.take_all()
 
     def fall_silent(self) -> None:
         """Note that HostMemory is silent: the engine runs as if without L2 until it is heard."""

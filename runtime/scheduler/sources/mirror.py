@@ -25,6 +25,8 @@ class Mirror:
     def __init__(self, num_groups: int) -> None:
         """Know no page of `num_groups` KV groups."""
         self._groups: list[set[bytes]] = [set() for _ in range(num_groups)]
+        self._expected: list[set[bytes]] = [set() for _ in range(num_groups)]
+        """The keys among them that were never told: their publication is under way."""
 
     def __len__(self) -> int:
         """The number of pages of all KV groups."""
@@ -33,7 +35,23 @@ class Mirror:
     def take_all(self) -> list[set[bytes]]:
         """Forget all keys; returns those of each group, for the caller to free piece by piece."""
         former, self._groups = self._groups, [set() for _ in self._groups]
+        self._expected = [set() for _ in self._expected]
         return former
+
+    def told(self, group: int) -> set[bytes]:
+        """The short keys of a KV group's pages that were told to be there; a copy."""
+        return self._groups[group] - self._expected[group]
+
+    def news(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
+        """What this update, which is yet to be followed, says of pages that was not told before.
+
+        Returns the short keys of those that have come, and of those that are gone.
+        """
+        known, expected = self._groups[update.group], self._expected[update.group]
+        ready = split_keys(update.ready, MIRROR_KEY_BYTES)
+        dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
+        came = [key for key in ready if key not in known or key in expected]
+        return came, [key for key in dropped if key in known and key not in expected]
 
     def has(self, group: int, key: bytes) -> bool:
         """Whether this page of a group is there."""
@@ -63,13 +81,18 @@ class Mirror:
         """Follow changes; returns short keys of what became READY and was dropped."""
         ready = split_keys(update.ready, MIRROR_KEY_BYTES)
         dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
-        self._groups[update.group].difference_update(dropped)
-        self._groups[update.group].update(ready)
+        known, expected = self._groups[update.group], self._expected[update.group]
+        known.difference_update(dropped)
+        known.update(ready)
+        if expected:
+            expected.difference_update(dropped, ready)
         return ready, dropped
 
     def add(self, group: int, keys: bytes) -> None:
         """Note that these pages of a group are told to be published."""
-        self._groups[group].update([key[:MIRROR_KEY_BYTES] for key in split_keys(keys)])
+        shorts = {key[:MIRROR_KEY_BYTES] for key in split_keys(keys)} - self._groups[group]
+        self._groups[group] |= shorts
+        self._expected[group] |= shorts
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class CheckedCache:
 
     def keys_in_windows(self) -> list[set[PageKey]]:
         """Per group, keys of pages in the window of a place to return to."""
-        chains = [chain_keys(node) for node in self.tree._forest if node.is_return_point]
+        chains = [chain_keys(node) for node in self.tree.forest if node.is_return_point]
         return [
             set() if reach is None else {key for keys in chains for key in keys[-reach:]}
             for reach in self.model.reaches
@@ -192,7 +192,7 @@ class CheckedCache:
 
     def inspect_ahead(self, num_pages: int) -> None:
         """Afterwards the first `num_pages` pages to go were inspected, and no leaf was twice."""
-        inspected = {node for node in self.tree._forest if node.is_inspected}
+        inspected = {node for node in self.tree.forest if node.is_inspected}
         for found in self.tree.inspect_ahead(num_pages):
             assert found == self.order.inspect(inspected)
         are_inspected = [leaf.is_inspected for leaf in self.order.leaves()]
@@ -210,7 +210,7 @@ class CheckedCache:
             assert self.tree.num_cached_pages(group) == len(self.model.cached(group))
             assert self.tree.num_locked_pages(group) == len(self.model.locked(group))
         assert self.tree.num_locks == len(self.running)
-        for node in self.tree._forest:
+        for node in self.tree.forest:
             if node.is_inspected:
                 assert self.order.may_be_inspected(node)
             else:

@@ -131,7 +131,7 @@ class EvictionModel:
 
     def leaves(self) -> list[RadixNode]:
         """All leaves that no lock protects, the first to go first."""
-        nodes = [node for node in self._tree._forest if not node.children and not node.num_locks]
+        nodes = [node for node in self._tree.forest if not node.children and not node.num_locks]
         return sorted(
             nodes, key=lambda node: (self._policy_key(node, node.last_use_s), node.ticket)
         )
@@ -141,7 +141,7 @@ class EvictionModel:
         waiting: dict[RadixNode, tuple[EvictionKey, int]] = {
             node: (self._policy_key(node, node.last_use_s), node.ticket) for node in self.leaves()
         }
-        num_children = {node: len(node.children) for node in self._tree._forest}
+        num_children = {node: len(node.children) for node in self._tree.forest}
         next_ticket = max((node.ticket for node in waiting), default=0) + 1
         victims = []
         while num_pages > 0 and waiting:

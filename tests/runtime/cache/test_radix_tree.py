@@ -123,7 +123,7 @@ def test_an_identity_without_pages_or_locks_leaves_nothing_behind() -> None:
     cache.tree.unlock(idle.lock, last_step=0)
     cache.flush()
 
-    assert not cache.tree._forest.roots
+    assert not cache.tree.forest.roots
     cache.check()
 
 

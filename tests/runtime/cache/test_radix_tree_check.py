@@ -22,7 +22,7 @@ def test_check_finds_broken_counts() -> None:
         cache = Cache()
         cache.run(tokens(1, 4))
         eviction = cache.tree._eviction
-        owners = (eviction._order, eviction, cache.tree._forest, cache.tree)
+        owners = (eviction._order, eviction, cache.tree.forest, cache.tree)
         owner = next(owner for owner in owners if name in vars(owner))
         setattr(owner, name, getattr(owner, name) + 1)
         with pytest.raises(AccountingError, match="counted"):

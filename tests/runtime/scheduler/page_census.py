@@ -13,7 +13,7 @@ def check_pages(lane: Lane) -> None:
     for group in range(lane.settings.num_groups):
         pool = lane.l1.pools.group(group)
         cached = Counter(
-            page for node in lane.l1.tree._forest for page in node.page_ids[group].tolist() if page
+            page for node in lane.l1.tree.forest for page in node.page_ids[group].tolist() if page
         )
         own = _own_pages(lane, group, cached)
 

@@ -1,0 +1,126 @@
+"""What those who follow the caches of a replica are still to be told."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from raydix.ids import ConnectionId
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.messages.kv_events import (
+    KvEvent,
+    PagesRemoved,
+    PagesStored,
+    ShortKeys,
+    Tier,
+    TierCleared,
+)
+from raydix.runtime.scheduler.events import TellFollower
+
+_PIECE_BYTES = 256 << 10
+"""The keys and tokens that a follower is told with one event, unless one alone has more."""
+_PIECE_KEYS = 4096
+
+
+class PageNews:
+    """Owns: who follows the caches, and what has changed since they were told.
+
+    A new follower is told first what there is, piece by piece: what changes meanwhile comes behind
+    that, so that it hears all in the order in which it happened. Without followers nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[ConnectionId, deque[KvEvent]] = {}
+        """What each follower is still to be told, but for the latest changes."""
+        self._changes: list[KvEvent] = []
+        self._whole: set[ConnectionId] = set()
+        """The followers that were told all that there was when they came."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether anybody is to be told of changes."""
+        return bool(self._left)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether some follower is to be told more than was taken for it."""
+        return any(self._left.values())
+
+    def begin(self, connection: ConnectionId, state: Iterable[KvEvent]) -> None:
+        """Take a new follower, which is told first what there is now."""
+        self._hand_on_changes()
+        self._left[connection] = deque(state)
+
+    def end(self, connection: ConnectionId) -> None:
+        """Forget a follower that has gone."""
+        self._left.pop(connection, None)
+        self._whole.discard(connection)
+
+    def note(self, event: KvEvent) -> None:
+        """Note a change of what is followed."""
+        if self._left:
+            self._changes.append(event)
+
+    def note_shared(
+        self, tier: Tier, group: int, came: Sequence[bytes], gone: Sequence[bytes]
+    ) -> None:
+        """Note which pages a tier that all lanes share has got and lost, by short keys."""
+        if gone:
+            keys = ShortKeys(b"".join(gone))
+            self.note(PagesRemoved(tier=tier, lane=None, group=group, keys=keys))
+        if came:
+            keys = ShortKeys(b"".join(came))
+            self.note(PagesStored(tier=tier, lane=None, group=group, keys=keys))
+
+    def take(self) -> list[TellFollower]:
+        """Take what followers are told now, in order."""
+        self._hand_on_changes()
+        told = []
+        for connection, left in self._left.items():
+            if left or connection not in self._whole:
+                events = _take_piece(left)
+                if not left:
+                    self._whole.add(connection)
+                is_whole = connection in self._whole
+                told.append(TellFollower(connection=connection, events=events, is_whole=is_whole))
+        return told
+
+    def _hand_on_changes(self) -> None:
+        changes, self._changes = self._changes, []
+        for left in self._left.values():
+            left.extend(changes)
+
+
+def shared_state(tier: Tier, group: int, keys: Iterable[bytes]) -> list[PagesStored]:
+    """What there is of a tier that all lanes share, in pieces."""
+    listed = list(keys)
+    return [
+        PagesStored(
+            tier=tier,
+            lane=None,
+            group=group,
+            keys=ShortKeys(b"".join(listed[start : start + _PIECE_KEYS])),
+        )
+        for start in range(0, len(listed), _PIECE_KEYS)
+    ]
+
+
+def _take_piece(left: deque[KvEvent]) -> tuple[KvEvent, ...]:
+    """Take the next events that fit into one piece; one at least, if there are any."""
+    events: list[KvEvent] = []
+    num_bytes = 0
+    while left and num_bytes < _PIECE_BYTES:
+        event = left.popleft()
+        events.append(event)
+        num_bytes += _num_bytes(event)
+    return tuple(events)
+
+
+def _num_bytes(event: KvEvent) -> int:
+    """The bytes of an event, roughly."""
+    match event:
+        case PagesStored():
+            run = event.run
+            return len(event.keys) + (0 if run is None else len(run.packed_tokens))
+        case PagesRemoved():
+            return len(event.keys)
+        case TierCleared():
+            return MIRROR_KEY_BYTES
