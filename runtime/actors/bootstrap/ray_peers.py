@@ -47,5 +47,6 @@ async def _ask(name: str) -> PeerRecord | None:
         async with asyncio.timeout(_ANSWER_S):
             record: PeerRecord | None = await handle.peer_record.remote()
             return record
-    except (RayError, ValueError, TimeoutError):
+    except (RayError, ValueError, TimeoutError, AttributeError):
+        # The last is what an engine of an earlier version gives, which cannot be pulled from.
         return None

@@ -15,7 +15,7 @@ from raydix.runtime.messages.pulls import PullPages, TellKeys, ToPeer
 
 MAX_OPEN_PULLS = 64
 """The most batches that one reader may wait for; ours ask for a few at a time."""
-MAX_PULLED_PAGES = 4096
+MAX_PULLED_PAGES = 256
 """The most pages of one pull: what is asked for is pinned, and must leave room for others."""
 _STATUSES = frozenset(ObjectStatus)
 

@@ -72,7 +72,7 @@ class Pulls:
 
     def look_for_peers(self, finder: PeerFinder) -> None:
         """Pull from all nodes that can be found, from now on."""
-        self._finding = asyncio.create_task(self._find(finder))
+        self._finding = _start(self._find(finder))
 
     async def _find(self, finder: PeerFinder) -> None:
         while True:
@@ -127,4 +127,12 @@ async def open_pulls(setup: PullSetup, home: PullHome, finder: PeerFinder) -> Pu
 
 
 def _start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    return asyncio.get_running_loop().create_task(coroutine)
+    task = asyncio.get_running_loop().create_task(coroutine)
+    task.add_done_callback(_report)
+    return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """Log a failure at once: whoever awaits the task does so at the end of all pulls."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("pages are not exchanged any more with some nodes", exc_info=error)
