@@ -20,6 +20,7 @@ from benchmarks import (
     gpu_idle,
     http_overhead,
     overlap,
+    pull_engines,
     reload,
     start,
     tensor_parallel,
@@ -97,6 +98,19 @@ def test_reload_measures_ranks_that_load_at_once(
         assert loads["value"] > 0
         assert loads["baseline"] > 0
         assert figures[f"slowest TTFT, L2 hit, page {page_size}"]["value"] > 0
+
+
+@pytest.mark.part
+@pytest.mark.ray
+@pytest.mark.slow
+def test_contexts_of_another_engine_are_pulled_page_by_page(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of(pull_engines.main, capsys)
+
+    assert figures["pages pulled"]["value"] == 2 * 256 / 64
+    assert figures["TTFT, pulled"]["value"] > 0
+    assert figures["TTFT, computed"]["value"] > 0
 
 
 @pytest.mark.part
