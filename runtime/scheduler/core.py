@@ -38,6 +38,7 @@ from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.fetch_choice import FetchChoice
 from raydix.runtime.scheduler.sources.kv_source import KvSource
+from raydix.runtime.scheduler.steps.copies import CopyDrafter
 from raydix.runtime.scheduler.steps.drafts import Drafter
 from raydix.runtime.scheduler.steps.planning import Planner
 from raydix.runtime.scheduler.steps.step_results import StepResults
@@ -372,9 +373,8 @@ class SchedulerCore:
         return Planner(
             self.settings,
             lanes=self._lanes,
-            requests=self._requests,
-            source=self._source,
             rates=self._rates,
-            drafter=drafter,
+            rows=drafter,
+            copies=CopyDrafter(requests=self._requests, source=self._source),
             timers=self._timers,
         )

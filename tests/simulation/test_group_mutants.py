@@ -9,7 +9,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
-from raydix.runtime.scheduler.steps import planning
+from raydix.runtime.scheduler.steps import sending
 from raydix.runtime.scheduler.steps.planning import Planner
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
@@ -49,14 +49,14 @@ def idle_ranks_skip_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lanes_know_their_own_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan says nothing of the other lanes' tokens: their ranks choose another form or shape."""
-    write = planning._write
+    write = sending._write
 
     def write_own(lane: Any, draft: Any, shared: Any) -> Any:
         tokens = enumerate(shared.group_tokens.tolist())
         own = int32_array([number if index == lane.index else 0 for index, number in tokens])
         return write(lane, draft, replace(shared, group_tokens=own))
 
-    monkeypatch.setattr(planning, "_write", write_own)
+    monkeypatch.setattr(sending, "_write", write_own)
 
 
 def only_the_lane_of_a_lost_rank_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import PrefetchSettings
+from raydix.runtime.scheduler.steps.copies import CopyDrafter
 from raydix.runtime.scheduler.steps.planning import Planner
 from raydix.runtime.scheduler.steps.step_results import StepResults
 from raydix.runtime.scheduler.steps.transfer_results import TransferResults
@@ -64,7 +65,7 @@ def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         for lane, plan in plans:
             for transfer_id in dict.fromkeys(plan.backups.transfer_ids.tolist()):
                 for commit in lane.in_flight.transfers[transfer_id].commits():
-                    self._source.tell(commit)
+                    self._copies._source.tell(commit)
         return plans
 
     monkeypatch.setattr(Planner, "next_plans", commit_and_plan)
@@ -144,9 +145,9 @@ def scores_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is given back when its load is sent."""
-    take_loads = Planner._take_loads
+    take_loads = CopyDrafter._take_loads
 
-    def take(self: Planner, lane: Any) -> Any:
+    def take(self: CopyDrafter, lane: Any) -> Any:
         loads = take_loads(self, lane)
         for load in loads:
             self._source.release_lease(load.lease_id, load.host_connection)
@@ -155,14 +156,14 @@ def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
             )  # nothing is left to be released when it is done
         return loads
 
-    monkeypatch.setattr(Planner, "_take_loads", take)
+    monkeypatch.setattr(CopyDrafter, "_take_loads", take)
 
 
 def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded ahead for a waiting request counts as cached when its copy is ordered."""
-    take_loads = Planner._take_loads
+    take_loads = CopyDrafter._take_loads
 
-    def take(self: Planner, lane: Any) -> Any:
+    def take(self: CopyDrafter, lane: Any) -> Any:
         loads = take_loads(self, lane)
         for load in loads:
             promotion = lane.promotions.of_load(load)
@@ -170,7 +171,7 @@ def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
                 lane.promotions.publish(promotion, self._requests.living[load.request_id], 0.0)
         return loads
 
-    monkeypatch.setattr(Planner, "_take_loads", take)
+    monkeypatch.setattr(CopyDrafter, "_take_loads", take)
 
 
 def chunks_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.transfers import Load
 from raydix.runtime.scheduler.sources.kv_source import KvSource
-from raydix.runtime.scheduler.steps.planning import Planner
+from raydix.runtime.scheduler.steps.copies import CopyDrafter
 from tests.simulation.faults import Faults
 from tests.simulation.test_mutants import FROM_STORAGE, Case, find
 from tests.simulation.workload import Workload
@@ -42,9 +42,9 @@ THROUGH_L2 = Workload(
 
 def turns_release_what_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next turn has the room in L2 of the one before once that one's load is sent."""
-    take_loads = Planner._take_loads
+    take_loads = CopyDrafter._take_loads
 
-    def take(self: Planner, lane: Lane) -> list[Load]:
+    def take(self: CopyDrafter, lane: Lane) -> list[Load]:
         loads = take_loads(self, lane)
         for load in loads:
             if lane.promotions.of_load(load) is not None:
@@ -60,7 +60,7 @@ def turns_release_what_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
             while (due := source.next_to_look_up()) is not None:
                 source.send_lookup(due, lane.match(due.chain), Urgency.REQUEST)
 
-    monkeypatch.setattr(Planner, "_take_loads", take)
+    monkeypatch.setattr(CopyDrafter, "_take_loads", take)
 
 
 def who_loses_its_turn_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,11 @@ class Draft:
         return self.decodes is not None or bool(self.rows)
 
     @property
+    def has_copies(self) -> bool:
+        """Whether there is a load or backup to start."""
+        return bool(self.loads or self.backups)
+
+    @property
     def num_rows(self) -> int:
         """The number of rows, of the decode batch and others together."""
         return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
