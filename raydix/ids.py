@@ -45,5 +45,7 @@ UserId = NewType("UserId", int)
 """Who uses cached pages: a session of one tenant, or a single request that is of no session."""
 SEVERAL_USERS = UserId(0)
 """Stands where pages have more than one user, so that none of them decides for the others."""
+PinId = NewType("PinId", str)
+"""The name of a pin among those of its tenant."""
 TenantId = NewType("TenantId", int)
 """The owner of a budget of kept pages: the digest of a cache salt."""

@@ -78,6 +78,7 @@ class _News:
             prompt_logprobs=tuple(self._prompt_logprobs),
             cached_tokens_by_source=self._sources,
             queued_s=self._queued_s,
+            num_pinned_tokens=last.num_pinned_tokens,
             finished=last.finished,
             failure=last.failure,
         )

@@ -16,6 +16,7 @@ from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.explained import explained
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.pins import Pins
 from raydix.runtime.api.prompts import Prompt, variables_of
 from raydix.runtime.api.request_options import RequestOptions, check_switch
 from raydix.runtime.api.retention import hint_for, retention_of
@@ -45,6 +46,8 @@ class AsyncLLM:
         self.name = name
         self.place = EnginePlace(name, address, secret_file, cluster)
         self._connection = EngineConnection(self.place)
+        self.pins = Pins(self)
+        """Prompts whose pages stay in L2 for a while."""
 
     @classmethod
     async def start(

@@ -29,9 +29,9 @@ from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.messages.client import (
     AbortRequest,
     FinishReason,
+    FromClient,
     PrefetchPrompt,
     RequestDelta,
-    RetainSession,
     StopRequest,
     SubmitRequest,
     TokenFrame,
@@ -212,22 +212,25 @@ class EngineClient:
 
     async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
         """Prefetch as `AsyncLLM.prefetch` does. Cancelling the task ends it."""
+        return (await self.bring(prompt, cache_salt, None)).cached_tokens_by_source or {}
+
+    async def bring(self, prompt: Prompt, salt: str | None, pin_s: float | None) -> RequestDelta:
+        """Prefetch, and pin for `pin_s` what is there then; returns the last delta."""
         token_ids = (await self.tokenized(prompt)).token_ids
-        check_text("cache_salt", cache_salt)
-        request_id = RequestId(uuid.uuid4().hex)
+        check_text("cache_salt", salt)
         message = PrefetchPrompt(
             asking=self._next_asking(),
-            request_id=request_id,
+            request_id=RequestId(uuid.uuid4().hex),
             token_ids=token_ids,
-            cache_salt=cache_salt,
+            cache_salt=salt,
+            pin_s=pin_s,
         )
-
         self._ask(message)
         with self._prefetches.waiting(message.asking) as answer:
             try:
                 return await answer
             finally:
-                self.abort(request_id)
+                self.abort(message.request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request; ids that are not in use are ignored.
@@ -276,7 +279,7 @@ class EngineClient:
         self._unanswered.add(message.asking)
         self._names.use(message.request_id, message.asking)
 
-    def send(self, message: SubmitRequest | PrefetchPrompt | RetainSession) -> None:
+    def send(self, message: FromClient) -> None:
         """Say something to the Scheduler. Raises EngineDead."""
         if self._is_closed:
             raise EngineDead("The connection to the engine is closed. Connect again.")

@@ -18,6 +18,7 @@ from raydix.runtime.api.batch_progress import batch_progress
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.engine_start import UNDO_S
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.pins import PinnedPrompt
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
@@ -153,6 +154,18 @@ class LLM:
     ) -> None:
         """Tell what comes next of a session; see `AsyncLLM.retain`."""
         self._wait(self._engine.retain(session_id, retention, cache_salt=cache_salt))
+
+    def pin(self, prompt: Prompt, *, keep_s: float, cache_salt: str | None = None) -> PinnedPrompt:
+        """Hold a prompt's pages in L2 for a while; see `Pins.add`."""
+        return self._wait(self._engine.pins.add(prompt, keep_s=keep_s, cache_salt=cache_salt))
+
+    def unpin(self, pin_id: str) -> bool:
+        """Hold a pinned prompt no more; see `Pins.release`."""
+        return self._wait(self._engine.pins.release(pin_id))
+
+    def pins(self) -> list[dict[str, Any]]:
+        """The engine's pins; see `Pins.shown`."""
+        return self._wait(self._engine.pins.shown())
 
     def shutdown(self) -> None:
         """Stop the engine and the thread; calls of other threads raise Cancelled.

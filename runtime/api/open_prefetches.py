@@ -9,7 +9,7 @@ from raydix.ids import AskingId
 from raydix.runtime.api.request_stream import error_of
 from raydix.runtime.messages.client import RequestDelta
 
-Answer = asyncio.Future[dict[str, int]]
+Answer = asyncio.Future[RequestDelta]
 
 
 class OpenPrefetches:
@@ -20,7 +20,7 @@ class OpenPrefetches:
 
     @contextlib.contextmanager
     def waiting(self, asking: AskingId) -> Iterator[Answer]:
-        """Meanwhile its last news completes the answer: the prompt's tokens by source."""
+        """Meanwhile its last news, if it did not fail, completes the answer."""
         answer = self._answers[asking] = asyncio.get_running_loop().create_future()
         try:
             yield answer
@@ -35,7 +35,7 @@ class OpenPrefetches:
         if delta.failure is not None:
             answer.set_exception(error_of(delta.failure))
         else:
-            answer.set_result(delta.cached_tokens_by_source or {})
+            answer.set_result(delta)
 
     def fail(self, error: Callable[[], RaydixError]) -> None:
         """Nothing more comes of any of them."""

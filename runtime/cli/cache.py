@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -9,7 +10,12 @@ import typer
 from rich.console import Console
 
 from raydix.errors import BadRequest, BatchFailed, ConfigError
-from raydix.runtime.cli.cache_tables import explanation_table, prefetch_table, stats_tables
+from raydix.runtime.cli.cache_tables import (
+    explanation_table,
+    pins_table,
+    prefetch_table,
+    stats_tables,
+)
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import (
@@ -29,8 +35,12 @@ from raydix.runtime.server.keys import Caller, Role, tenant_name
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
+    from raydix.runtime.api.pins import PinnedPrompt
 
 T = TypeVar("T")
+OfTenant = Annotated[
+    str | None, typer.Option(help="Of the key file: what this tenant asks over HTTP will hit.")
+]
 
 app = typer.Typer(
     help="Look into a running engine's cache, empty it, or change its storage.",
@@ -123,10 +133,7 @@ def prefetch(
     address: Address = None,
     secret_file: SecretFile = None,
     cache_salt: CacheSalt = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(help="Of the key file: what this tenant asks over HTTP will hit."),
-    ] = None,
+    tenant: OfTenant = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring to L2 what L3 has of a file's prompts, and say where their tokens were.
@@ -134,9 +141,7 @@ def prefetch(
     Computes nothing. A prompt that fails does not keep the others from it; then this exits with 1.
     """
     where = Where(connect, address, secret_file)
-    if tenant is not None:
-        tenant_name(tenant, "--tenant")
-    salt = Caller(Role.TENANT, tenant).within_tenant(cache_salt)
+    salt = _salt_of(tenant, cache_salt)
     sources_by_prompt: list[dict[str, int] | None]
     failure: BatchFailed | None = None
     try:
@@ -150,6 +155,68 @@ def prefetch(
         Console().print(prefetch_table(sources_by_prompt))
     if failure is not None:
         raise failure
+
+
+@app.command()
+def pin(
+    file: Annotated[Path, typer.Option("--file", help=PROMPT_FILE_HELP)],
+    *,
+    keep_s: Annotated[float, typer.Option(help="Hold their pages for so long.")] = 3600.0,
+    connect: Connect = "raydix",
+    address: Address = None,
+    secret_file: SecretFile = None,
+    cache_salt: CacheSalt = None,
+    tenant: OfTenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a file's prompts to L2, as prefetch does, and hold there what is there of them."""
+    where = Where(connect, address, secret_file)
+    salt = _salt_of(tenant, cache_salt)
+    prompts = read_prompt_file(file, "--file")
+    if not prompts:
+        raise BadRequest(f"--file {file} holds no prompt; expected one per line.")
+
+    async def pin_all(engine: "AsyncLLM") -> list["PinnedPrompt"]:
+        return [await engine.pins.add(prompt, keep_s=keep_s, cache_salt=salt) for prompt in prompts]
+
+    pinned = ask_engine(where, pin_all)
+    if as_json:
+        print_json([asdict(each) for each in pinned])
+        return
+    for each in pinned:
+        what = f"{each.num_pinned_tokens:,} of {sum(each.tokens_by_source.values()):,} tokens"
+        name = f"pin {each.pin_id}" if each.num_pinned_tokens else "no pin"
+        print(f"{name}: {what} are held in L2")
+
+
+@app.command()
+def pins(
+    connect: Connect = "raydix",
+    address: Address = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what is pinned in a running engine's L2, for whom, and for how long."""
+    where = Where(connect, address, secret_file)
+    shown = ask_engine(where, lambda engine: engine.pins.shown())
+    if as_json:
+        print_json(shown)
+        return
+    Console().print(pins_table(shown))
+
+
+@app.command()
+def unpin(
+    pin_id: Annotated[str, typer.Argument(help="The pin, as cache pins lists it.")],
+    connect: Connect = "raydix",
+    address: Address = None,
+    secret_file: SecretFile = None,
+) -> None:
+    """Hold a pinned prompt no more."""
+    where = Where(connect, address, secret_file)
+    if not ask_engine(where, lambda engine: engine.pins.release(pin_id)):
+        raise BadRequest(f"Engine {connect} has no pin {pin_id!r}. raydix cache pins lists them.")
+    print(f"Engine {connect} holds {pin_id} no more.")
 
 
 @app.command()
@@ -223,6 +290,13 @@ def ask_engine(where: Where, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:
             return await ask(engine)
 
     return asyncio.run(run())
+
+
+def _salt_of(tenant: str | None, cache_salt: str | None) -> str | None:
+    """The salt of what a tenant asks over HTTP with this one. Raises ConfigError."""
+    if tenant is not None:
+        tenant_name(tenant, "--tenant")
+    return Caller(Role.TENANT, tenant).within_tenant(cache_salt)
 
 
 def _l3_section(sections: dict[str, Any]) -> dict[str, Any]:

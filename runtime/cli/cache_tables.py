@@ -123,6 +123,8 @@ def stats_tables(stats: Mapping[str, Figures | None]) -> Iterator[Table]:
     yield _tiers_table(scheduler, host, storage)
     if scheduler.get("l1_kept") or host.get("l2_kept"):
         yield _kept_table({"L1": scheduler.get("l1_kept", ()), "L2": host.get("l2_kept", ())})
+    if host.get("l2_pins"):
+        yield pins_table(host["l2_pins"])
     windows = {
         int(group): window for group, window in _without_prefix(scheduler, _WINDOW_PREFIX).items()
     }
@@ -174,6 +176,16 @@ def _tiers_table(scheduler: Figures, host: Figures, storage: Figures) -> Table:
         table.add_row(f"L3 {storage['backend']}", holds, bound, evicted)
     elif storage:
         table.add_row(f"L3 {storage['backend']}", "bounded by its service", "", "")
+    return table
+
+
+def pins_table(pins: Sequence[Figures]) -> Table:
+    """A row per pin, the oldest first."""
+    table = Table("pin", "salt", "tokens", "MiB", "for", title="Pinned in L2")
+    for pin in pins:
+        salt, size = escape(str(pin["cache_salt"] or "")), f"{pin['bytes'] / 2**20:,.1f}"
+        left = f"{pin['left_s']:,.0f} s"
+        table.add_row(escape(pin["pin_id"]), salt, f"{pin['pinned_tokens']:,}", size, left)
     return table
 
 

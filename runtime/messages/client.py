@@ -9,7 +9,7 @@ asked, and nothing is answered elsewhere.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from raydix.ids import AskingId, RequestId
+from raydix.ids import AskingId, PinId, RequestId
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.plan import DeviceSampling, PromptLogprobs, TokenLogprobs
@@ -99,6 +99,16 @@ class PrefetchPrompt:
     request_id: RequestId
     token_ids: Int32Array
     cache_salt: str | None = None
+    pin_s: float | None = None
+    """Pin what is there then in L2 for so many seconds, under the request id; None: do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpinPrompt:
+    """A pin is wanted no more, which is not answered. Never stale, as `ReleasePin`."""
+
+    pin_id: PinId
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +133,9 @@ class StopRequest:
     request_id: RequestId
 
 
-FromClient = SubmitRequest | PrefetchPrompt | RetainSession | AbortRequest | StopRequest
+FromClient = (
+    SubmitRequest | PrefetchPrompt | UnpinPrompt | RetainSession | AbortRequest | StopRequest
+)
 """What a client says to the Scheduler."""
 
 
@@ -158,6 +170,8 @@ class RequestDelta:
 
     On the first delta with tokens, or the last one.
     """
+    num_pinned_tokens: int | None = None
+    """The leading tokens of a `PrefetchPrompt` that its pin holds, on the last delta."""
     queued_s: float | None = None
     """Arrival to first admission; on the same delta."""
     finished: FinishReason | None = None

@@ -19,6 +19,7 @@ from raydix.runtime.messages.client import (
     StopRequest,
     SubmitRequest,
     TokenFrame,
+    UnpinPrompt,
 )
 from raydix.runtime.messages.control import ControlCall, ControlFailure, ControlResult
 from raydix.runtime.messages.hello import Hello
@@ -46,6 +47,7 @@ Message = (
     | SubmitRequest
     | PrefetchPrompt
     | RetainSession
+    | UnpinPrompt
     | AbortRequest
     | StopRequest
     | TokenFrame

@@ -20,7 +20,7 @@ from enum import IntEnum
 from raydix.ids import L3_SOURCE, SEVERAL_USERS, BatchId, LeaseId, LookupId, SourceId, UserId
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.mirror import MirrorCleared, MirrorUpdate, PeerFound, PeerGone
-from raydix.runtime.messages.retention import EndUse
+from raydix.runtime.messages.retention import EndUse, Pin, ReleasePin
 
 
 class PageSource(IntEnum):
@@ -89,6 +89,8 @@ class Lookup:
     urgency: Urgency = Urgency.REQUEST
     user: UserId = SEVERAL_USERS
     """Who uses the chain: until its `EndUse`, if it is one."""
+    pin: Pin | None = None
+    """What is there at the end is pinned so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,11 +242,14 @@ class LookupProgress:
     """Every FULL and LATENT group is known to have so many pages, in some tier; 0 without such
     groups. A prefix that ends there may lack but a window: whoever computes it is to leave one.
     """
+    num_pinned_pages: int = 0
+    """The leading pages that the pin holds which was asked for, with the last report."""
 
 
 ToHost = (
     Lookup
     | EndUse
+    | ReleasePin
     | CancelLookup
     | LeasePages
     | ReleaseLeases

@@ -7,7 +7,7 @@ the reason for a wrong hit, nor for a request that fails.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raydix.ids import TenantId, UserId
+from raydix.ids import PinId, TenantId, UserId
 
 
 class RetentionKind(StrEnum):
@@ -48,3 +48,25 @@ class EndUse:
     cache_salt: str | None = None
     session_id: str | None = None
     """The name of the user, with its `cache_salt`, as people know it: for figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A wish to hold a prompt's pages in L2, whatever is used meanwhile; a later one of the same
+    tenant and id replaces it.
+    """
+
+    pin_id: PinId
+    tenant: TenantId
+    seconds: float
+    """A duration from when the pages are there."""
+    cache_salt: str | None = None
+    """The name of the tenant, as people know it: for figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasePin:
+    """A tenant's pin is wanted no more. Never stale: one that there is not is released already."""
+
+    pin_id: PinId
+    tenant: TenantId

@@ -213,8 +213,8 @@ class SchedulerCore:
         match event.message:
             case client.SubmitRequest():
                 self._submission.submit(event.client_id, event.message, now_s)
-            case client.PrefetchPrompt():
-                self._hints.submit(event.client_id, event.message)
+            case client.PrefetchPrompt() | client.UnpinPrompt():
+                self._hints.take(event.client_id, event.message)
             case client.RetainSession():
                 self._life.retention.hint(event.message)
             case client.AbortRequest() | client.StopRequest():

@@ -195,7 +195,7 @@ class HostMessages:
         asker = self._source.report(report)
         if isinstance(asker, PrefetchHint):
             if report.is_final:
-                self._hints.end(asker, PageSource.CANCELLED)
+                self._hints.end(asker, PageSource.CANCELLED, report.num_pinned_pages)
         elif asker is not None:
             lane = self._lanes[asker.lane]
             if report.is_final and asker.request_id not in self._requests.unplaced:

@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 import raydix
 from raydix.runtime.server.admin import admin_routes
 from raydix.runtime.server.anthropic import anthropic_routes
+from raydix.runtime.server.cache import cache_routes
 from raydix.runtime.server.chat import chat_routes
 from raydix.runtime.server.completions import completion_routes
 from raydix.runtime.server.cross_origin import allow_origins
@@ -51,7 +52,7 @@ def build_app(
     )
 
     of_model = (completion_routes, chat_routes, response_routes, anthropic_routes, token_routes)
-    others = (session_routes, status_routes, admin_routes)
+    others = (session_routes, cache_routes, status_routes, admin_routes)
     routers = [routes(served) for routes in (*of_model, *others)]
     for router in (*routers, metrics_routes(served, metrics)):
         # As they are: `include_router` would look for each request's route in one after the other.

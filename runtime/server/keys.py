@@ -54,6 +54,16 @@ class Caller:
             return word
         return self.tenant + _SEPARATOR + (word or "")
 
+    def owns(self, word: str | None) -> bool:
+        """Whether a salt is the caller's tenant's; without keys all are."""
+        return self.tenant is None or (word or "").startswith(self.tenant + _SEPARATOR)
+
+    def as_given(self, word: str | None) -> str | None:
+        """A salt of the caller's tenant as the caller has given it."""
+        if self.tenant is None or word is None:
+            return word
+        return word.removeprefix(self.tenant + _SEPARATOR) or None
+
 
 class Verdict(Enum):
     """Why a request is turned away."""

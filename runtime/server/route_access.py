@@ -10,7 +10,12 @@ _BY_PATH = {
     "/tokenize": Access.TENANT,
     "/detokenize": Access.TENANT,
 }
-_BY_START = {"/v1/models": Access.ANY, "/v1/": Access.TENANT, "/admin/": Access.ADMIN}
+_BY_START = {
+    "/v1/models": Access.ANY,
+    "/v1/": Access.TENANT,
+    "/cache/": Access.TENANT,
+    "/admin/": Access.ADMIN,
+}
 
 
 def access_of(path: str) -> Access:

@@ -11,11 +11,13 @@ from raydix.ids import AskingId, ClientId
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
     AbortRequest,
+    FromClient,
     PrefetchPrompt,
     RequestDelta,
     RetainSession,
     StopRequest,
     SubmitRequest,
+    UnpinPrompt,
 )
 from tests.simulation.links import End, Link
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _DELTA_BYTES = 64
 _TOKEN_BYTES = 4
-ClientAsking = SubmitRequest | PrefetchPrompt | RetainSession | AbortRequest | StopRequest
+ClientAsking = FromClient
 CUT_OFF = "cut off"
 """How an answer ends whose link has closed, ..."""
 GONE = "gone"
@@ -110,8 +112,8 @@ class ClientLink:
         """The client has found a stop string."""
         self._say(StopRequest(asking=answer.asked.asking, request_id=answer.asked.request_id))
 
-    def retain(self, hint: RetainSession) -> None:
-        """The client says what comes next of a session."""
+    def retain(self, hint: RetainSession | UnpinPrompt) -> None:
+        """The client says what comes next of a session, or that a pin is wanted no more."""
         self._say(hint)
 
     def rest(self, duration_s: float) -> None:

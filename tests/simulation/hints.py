@@ -6,11 +6,19 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from raydix.ids import PinId
 from raydix.runtime.cache.page_key import root_key
-from raydix.runtime.messages.client import RetainSession, SubmitRequest
+from raydix.runtime.messages.client import (
+    PrefetchPrompt,
+    RetainSession,
+    SubmitRequest,
+    UnpinPrompt,
+)
 from raydix.runtime.messages.retention import Retention, RetentionKind
+from raydix.runtime.scheduler.request.users import tenant_of
 
 if TYPE_CHECKING:
+    from raydix.runtime.cache.host.core import HostMemoryCore
     from raydix.runtime.scheduler.core import SchedulerCore
     from tests.simulation.client_links import ClientLink
     from tests.simulation.cluster import Cluster
@@ -52,6 +60,27 @@ def with_retention(
     return message
 
 
+def with_pin(
+    message: PrefetchPrompt,
+    link: ClientLink,
+    workload: Workload,
+    cluster: Cluster,
+    draw: random.Random,
+) -> PrefetchPrompt:
+    """A prefetch that pins what it finds, or not; some pins are released after a while."""
+    if draw.random() >= workload.retention_fraction:
+        return message
+    salt = draw.choice([None, SILENT_SALT, "pepper"])
+    pin_s = draw.choice([0.05, 0.5, 2.0, 1e6])
+    message = replace(message, cache_salt=salt, pin_s=pin_s)
+    released = UnpinPrompt(
+        pin_id=PinId(message.request_id), cache_salt=draw.choice([salt, "pepper"])
+    )
+    if draw.random() < 0.5:
+        cluster.after(draw.uniform(0.0, 1.0), lambda: link.retain(released))
+    return message
+
+
 def _draw_hint(draw: random.Random) -> Retention:
     kind = draw.choice(list(RetentionKind))
     seconds = 0.0 if kind is RetentionKind.END else draw.choice([0.0, 0.05, 1.0, 1e6])
@@ -70,3 +99,11 @@ def check_hints(core: SchedulerCore) -> None:
                 root = root.parent
             if root.last_key == silent:
                 raise HintOfOthers(f"{node.num_pages} pages of another tenant are {node.standing}")
+
+
+def check_pins(host: HostMemoryCore) -> None:
+    """Raise HintOfOthers if a pin counts for another tenant than the one that wanted it."""
+    for tenant, pins in host._retention.pins._held.items():
+        for held in pins.values():
+            if tenant != tenant_of(held.pin.cache_salt):
+                raise HintOfOthers(f"a pin of {held.pin.cache_salt} counts for another tenant")

@@ -16,6 +16,7 @@ from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ToHost
 from raydix.runtime.messages.mirror import MirrorUpdate
+from tests.simulation.hints import check_pins
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.pulls import Pulls
 from tests.simulation.touch_order import TouchOrderWatch
@@ -176,6 +177,7 @@ class HostProcess:
             self._carry_out(effect)
         if self._world.is_check_due():
             self.core.check()
+            check_pins(self.core)
 
     def _carry_out(self, effect: host_events.HostEffect) -> None:
         match effect:

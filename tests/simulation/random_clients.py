@@ -12,7 +12,7 @@ from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from tests.simulation.client_links import CUT_OFF, Answer, ClientLink
 from tests.simulation.grammars import draw_grammar, may_fail
-from tests.simulation.hints import with_retention
+from tests.simulation.hints import with_pin, with_retention
 from tests.simulation.modelled_tokens import VOCABULARY
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class RandomClients:
         hint = PrefetchPrompt(
             asking=link.next_asking(), request_id=name, token_ids=int32_array(tokens)
         )
+        hint = with_pin(hint, link, self._workload, self._cluster, draw)
         answer = self._cluster.prefetch(hint, _HINTER)
         self._note_sent(answer, name)
         if draw.random() < self._workload.abort_fraction:

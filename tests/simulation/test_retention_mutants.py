@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from raydix.ids import UserId
+from raydix.ids import TenantId, UserId
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.pins import HostPins
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_retention import RadixRetention
-from raydix.runtime.scheduler.life import retention
+from raydix.runtime.scheduler.life import hints, retention
 from raydix.runtime.scheduler.request import users
 from tests.simulation.test_mutants import Case, find
 from tests.simulation.workload import BASE_SETTINGS, Workload
@@ -23,6 +25,8 @@ BUSY = Workload(
 )
 ROOMY = replace(BUSY, settings=replace(BUSY.settings, num_pages=(400,)))
 """L1 has room for what was kept of branches that sessions have left."""
+PINNING = replace(BUSY, hint_fraction=1.0)
+"""Many prompts are pinned."""
 
 
 def pins_outlive_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +61,31 @@ def keeps_count_for_no_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeepBudget, "add", lambda self, keep: [])
 
 
+def pins_of_pages_outlive_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pins are made, and none is given up for them."""
+    monkeypatch.setattr(HostPins, "_choose_victims", lambda self, num_bytes, tenant: [])
+
+
+def pins_of_pages_outlive_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pins that have run out are held on."""
+    monkeypatch.setattr(HostPins, "expire", lambda self, now_s: None)
+
+
+def pins_are_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tenants have one budget, and release each other's pins."""
+    monkeypatch.setattr(hints, "tenant_of", lambda cache_salt: TenantId(0))
+
+
+def released_pages_stay_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pin ends, and its pages keep their reader."""
+    monkeypatch.setattr(HostIndex, "unpin", lambda self, page_ids: None)
+
+
 CASES = [
+    Case(mutant=pins_of_pages_outlive_their_budget, workload=PINNING),
+    Case(mutant=pins_of_pages_outlive_their_time, workload=PINNING),
+    Case(mutant=pins_are_anybodys, workload=PINNING),
+    Case(mutant=released_pages_stay_pinned, workload=PINNING),
     Case(mutant=pins_outlive_their_budget, workload=BUSY),
     Case(mutant=pins_outlive_the_next_request, workload=ROOMY),
     Case(mutant=hints_reach_other_tenants, workload=BUSY),

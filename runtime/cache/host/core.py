@@ -54,7 +54,7 @@ from raydix.runtime.messages.host import (
     ReleaseLeases,
     ToHost,
 )
-from raydix.runtime.messages.retention import EndUse
+from raydix.runtime.messages.retention import EndUse, ReleasePin
 
 _STAGED_DIVISOR = 2
 """Prefetch may fill at most one page in so many."""
@@ -105,8 +105,7 @@ class HostMemoryCore:
             former_users=() if former is None else former.users,
         )
         self._quarantine = Quarantine(self._index)
-        max_kept = int(settings.max_kept_fraction * geometry.num_host_pages)
-        self._retention = HostRetention(self._index, max_kept)
+        self._retention = HostRetention(self._index, settings, geometry)
         self._staged = StagedPages(
             self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages
         )
@@ -114,6 +113,7 @@ class HostMemoryCore:
         self._touches = ChainTouches(self._index)
         shared = Shared(
             index=self._index,
+            pins=self._retention.pins,
             staged=self._staged,
             touches=self._touches,
             effects=self._effects,
@@ -205,8 +205,8 @@ class HostMemoryCore:
                 fetching = self._peers.fetching_of(message.source) or self._storage.fetching
                 fetching.lookups.start(side.connection, message, self._now_s)
                 self._storage.repairs.note_use(message.keys, self._now_s)
-            case EndUse():
-                self._retention.end_use(message, self._now_s)
+            case EndUse() | ReleasePin():
+                self._retention.take(message, self._now_s)
             case CancelLookup():
                 for fetching in self._fetchings:
                     fetching.lookups.cancel(side.connection, message.lookup_id)
@@ -294,6 +294,7 @@ class HostMemoryCore:
         # What is done in pieces goes on with ticks, which come at once, so that other events are
         # not held up by it.
         self._staged.expire(self._now_s)
+        self._retention.pins.expire(self._now_s)
         is_flushing = isinstance(event, Tick | FlushHost)
         if is_flushing and (num_dropped := self._flush.advance()) is not None:
             self._effects.append(HostFlushed(num_dropped))
@@ -336,7 +337,8 @@ class HostMemoryCore:
         if any(has_work):
             return self._now_s
         staged_s, peers_s = self._staged.next_expiry_s, self._peers.next_deadline_s
-        times = (self._storage.next_deadline_s, staged_s, peers_s)
+        pins_s = self._retention.pins.next_expiry_s
+        times = (self._storage.next_deadline_s, staged_s, peers_s, pins_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def stats(self) -> dict[str, Any]:
@@ -348,7 +350,7 @@ class HostMemoryCore:
             "lookup_times": self._storage.fetching.lookups.times.figure(),
             "pages_reading": self._num_reading,
             "pages_staged": self._staged.num_pins,
-            "l2_kept": [keep.figures(self._now_s) for keep in self._retention.keeps(self._now_s)],
+            **self._retention.figures(self._now_s),
             **self._storage.figures(),
             **self._peers.figures(),
         }
@@ -372,6 +374,7 @@ class HostMemoryCore:
             num_pins=self._quarantine.num_pins
             + self._schedulers.num_pins
             + self._staged.num_pins
+            + self._retention.pins.num_pins
             + self._peers.readers.num_pins
             + self._storage.writes.num_pinned,
         )

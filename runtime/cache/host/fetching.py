@@ -8,6 +8,7 @@ from raydix.runtime.cache.host.chain_touches import ChainTouches
 from raydix.runtime.cache.host.events import HostEffect
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.lookups import HostLookups
+from raydix.runtime.cache.host.pins import HostPins
 from raydix.runtime.cache.host.reads import HostReads
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
@@ -24,6 +25,7 @@ class Shared:
     """What all places have in common from which pages are fetched into one L2."""
 
     index: HostIndex
+    pins: HostPins
     staged: StagedPages
     touches: ChainTouches
     effects: list[HostEffect]
@@ -57,6 +59,7 @@ class Fetching:
             self.reads,
             counters,
             touches=shared.touches,
+            pins=shared.pins,
             brings=brings,
         )
         self._probes = StorageProbes(index, self.reads, self.orders, effects)

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId, ConnectionId, HostPageId, LookupId
@@ -11,6 +12,7 @@ from raydix.runtime.cache.host.fetch_turns import FetchTurns
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.lookup_pages import LookupPages
 from raydix.runtime.cache.host.open_lookup import OpenLookup
+from raydix.runtime.cache.host.pins import HostPins
 from raydix.runtime.cache.host.reads import HostReads, ReadOutcome
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
@@ -51,6 +53,7 @@ class HostLookups:
         counters: Counter[str],
         *,
         touches: ChainTouches,
+        pins: HostPins,
         brings: PageSource,
     ) -> None:
         """Start without lookups. `brings`: what is reported of pages that are fetched."""
@@ -66,6 +69,7 @@ class HostLookups:
         self._turns = FetchTurns(settings.storage, staged, orders, reads, self._pages)
 
         self._touches = touches
+        self._pins = pins
         self._brings = brings
         self._lookups: dict[ConnectionId, dict[LookupId, OpenLookup]] = {}
         """Lookups that are not final, by the connection over which they were asked."""
@@ -318,12 +322,22 @@ class HostLookups:
         A final one ends it and touches its chain.
         """
         changed = self._pages.take_changed(_PIECE)
-        reports = [(lookup.connection, lookup.report(now_s)) for lookup in changed]
+        reports = [(lookup.connection, self._report(lookup, now_s)) for lookup in changed]
         for lookup, (_, report) in zip(changed, reports, strict=True):
             if report.is_final:
                 self._end(lookup, now_s)
         self._arrived = None
         return reports
+
+    def _report(self, lookup: OpenLookup, now_s: float) -> LookupProgress:
+        """What is known of a lookup; if that is all there will be, what it wanted is pinned."""
+        report = lookup.report(now_s)
+        if lookup.pin is None or not report.is_final or lookup.is_cancelled:
+            return report
+        # Chains are used in the order in which they were looked up.
+        self._touches.catch_up()
+        num_pinned = self._pins.pin(lookup.pin, lookup.keys, now_s)
+        return replace(report, num_pinned_pages=num_pinned)
 
     def _end(self, lookup: OpenLookup, now_s: float) -> None:
         del self._lookups[lookup.connection][lookup.lookup_id]

@@ -76,8 +76,8 @@ class OpenLookup:
         self.name: LookupName = (connection, message.lookup_id)
         self.urgency = message.urgency
         self.user = message.user
-        self.num_brought_pages = message.num_brought_pages
-        num_l1_pages = message.num_l1_pages
+        self.pin = message.pin
+        self.num_brought_pages, num_l1_pages = message.num_brought_pages, message.num_l1_pages
         self.arrival = arrival
         self.asked_s = asked_s
         self.keys = keys

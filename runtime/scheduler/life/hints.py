@@ -7,7 +7,7 @@ them when no request's pages wait.
 
 from collections.abc import Sequence
 
-from raydix.ids import ClientId
+from raydix.ids import ClientId, PinId
 from raydix.runtime.cache.kv_match import match_groups
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -17,9 +17,10 @@ from raydix.runtime.messages.client import (
     RequestDelta,
     RequestFailure,
     StopRequest,
+    UnpinPrompt,
 )
 from raydix.runtime.messages.host import PageSource, Urgency
-from raydix.runtime.messages.retention import EndUse
+from raydix.runtime.messages.retention import EndUse, Pin, ReleasePin
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.life.refusals import refuse_as_closing, refuse_prefetch
@@ -28,6 +29,7 @@ from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.prefetch_hint import HintClient, PrefetchHint
+from raydix.runtime.scheduler.request.users import tenant_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.sources.kv_source import KvSource
@@ -62,8 +64,13 @@ class Hints:
         self._timers = timers
         self._counters = counters
 
-    def submit(self, client_id: ClientId, message: PrefetchPrompt) -> None:
-        """Queue a hint, or refuse it with a typed failure."""
+    def take(self, client_id: ClientId, message: PrefetchPrompt | UnpinPrompt) -> None:
+        """Queue a hint, or refuse it with a typed failure; or have a pin released."""
+        if isinstance(message, UnpinPrompt):
+            if self._source.view.is_usable:
+                tenant = tenant_of(message.cache_salt)
+                self._source.tell(ReleasePin(pin_id=message.pin_id, tenant=tenant))
+            return
         failure = self._refusal(message)
         if failure is not None:
             delta = RequestDelta(
@@ -76,12 +83,24 @@ class Hints:
             PrefetchHint(
                 request_id=message.request_id,
                 client=HintClient(client_id=client_id, asking=message.asking),
+                pin=self._pin(message),
                 chain=Chain(
                     message.token_ids,
                     cache_salt=message.cache_salt,
                     page_size=self._settings.page_size,
                 ),
             )
+        )
+
+    def _pin(self, message: PrefetchPrompt) -> Pin | None:
+        """How a prompt is to be pinned: in the tenant's own name, for as long as is allowed."""
+        if message.pin_s is None:
+            return None
+        return Pin(
+            pin_id=PinId(message.request_id),
+            tenant=tenant_of(message.cache_salt),
+            seconds=min(message.pin_s, self._settings.max_keep_s),
+            cache_salt=message.cache_salt,
         )
 
     def _refusal(self, message: PrefetchPrompt) -> RequestFailure | None:
@@ -130,13 +149,20 @@ class Hints:
             hint.prefetch.rule_out(PageSource.IO_ERROR, num_full, num_groups=num_groups)
             self.end(hint, PageSource.IO_ERROR)
             return False
-        matches = [lane.match(hint.chain) for lane in self._lanes]
+        if hint.pin is None:
+            matches = [lane.match(hint.chain) for lane in self._lanes]
+        else:
+            # What is to be pinned has to be in L2, wherever else it is.
+            matches = [self._lanes[0].l1.tree.match(hint.chain.identity, b"")]
         longest = max(matches, key=lambda match: match.num_pages)
         self._source.send_lookup(hint, longest, Urgency.HINT)
         return True
 
-    def end(self, hint: PrefetchHint, missed: PageSource) -> None:
-        """Tell the client where the prompt's pages were; `missed`: why the pending did not come."""
+    def end(self, hint: PrefetchHint, missed: PageSource, num_pinned_pages: int = 0) -> None:
+        """Tell the client where the prompt's pages were; `missed`: why the pending did not come.
+
+        `num_pinned_pages`: the leading pages that the client's pin holds, if it wanted one.
+        """
         hint.prefetch.give_up(missed)
         if hint.rests is not None:
             self._end_return(hint, hint.rests)
@@ -153,7 +179,8 @@ class Hints:
         )
 
         self._counters.count(Count.PREFETCHES)
-        self._answer(hint, FinishReason.PREFETCH, total_by_source(ranges))
+        num_pinned = num_pinned_pages * self._settings.page_size
+        self._answer(hint, FinishReason.PREFETCH, total_by_source(ranges), num_pinned)
 
     def _end_return(self, hint: PrefetchHint, rests: EndUse) -> None:
         """Let a session rest on, unless its next request has come meanwhile."""
@@ -184,6 +211,7 @@ class Hints:
         hint: PrefetchHint,
         reason: FinishReason,
         tokens_by_source: dict[str, int] | None,
+        num_pinned_tokens: int | None = None,
     ) -> None:
         assert hint.client is not None, "a client is answered"
         self._requests.remove_hint(hint)
@@ -191,6 +219,7 @@ class Hints:
             asking=hint.client.asking,
             request_id=hint.request_id,
             cached_tokens_by_source=tokens_by_source,
+            num_pinned_tokens=num_pinned_tokens,
             finished=reason,
         )
         self._outbox.emit(SendClient(client_id=hint.client.client_id, delta=delta))

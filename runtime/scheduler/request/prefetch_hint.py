@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from raydix.ids import SEVERAL_USERS, AskingId, ClientId, RequestId, UserId
-from raydix.runtime.messages.retention import EndUse
+from raydix.runtime.messages.retention import EndUse, Pin
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.prefetch import PrefetchState
 
@@ -26,6 +26,8 @@ class PrefetchHint:
     """None: it is for a session."""
     rests: EndUse | None = None
     """What L2 is told of the session once its pages are there; None: it is for a client."""
+    pin: Pin | None = None
+    """How the client wants the pages pinned, if it does."""
     prefetch: PrefetchState = field(default_factory=PrefetchState)
 
     @property

@@ -29,6 +29,7 @@ from raydix.runtime.messages.host import (
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendHost
 from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import OrderKey
 from raydix.runtime.scheduler.request.transfers import Backup, Load, Promotion, abandonment
@@ -288,6 +289,7 @@ class KvSource:
             source=asker.prefetch.fetch_from,
             urgency=urgency,
             user=user_of(asker) if isinstance(asker, RequestState) else asker.user,
+            pin=asker.pin if isinstance(asker, PrefetchHint) else None,
         )
         self.tell(message)
         if earlier_id is not None:

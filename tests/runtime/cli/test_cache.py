@@ -225,3 +225,58 @@ def test_a_name_that_no_tenant_can_have_is_refused(
     assert run("cache", "prefetch", "--file", str(path), "--tenant", tenant) != 0
 
     assert "in --tenant must have a name of 1 to 64 letters" in capsys.readouterr().err
+
+
+PIN = {
+    "pin_id": "p1",
+    "cache_salt": "alice/",
+    "reason": "pin",
+    "pages": 2,
+    "pinned_tokens": 128,
+    "bytes": 1 << 20,
+    "left_s": 60.0,
+}
+
+
+def with_pins(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(method: str) -> dict[str, object]:
+        assert method == "stats"
+        return {"host": {"l2_pins": [PIN]}}
+
+    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.engines["mine"] = cluster.handle
+
+
+def test_pins_are_listed_and_released_by_id(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with_pins(cluster, monkeypatch)
+    assert run("cache", "pins", "--connect", "mine", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [PIN]
+    assert run("cache", "pins", "--connect", "mine") == 0
+    assert "p1" in capsys.readouterr().out
+
+    assert run("cache", "unpin", "p1", "--connect", "mine") == 0
+    assert run("cache", "unpin", "p2", "--connect", "mine") == 1
+    assert "no pin 'p2'" in capsys.readouterr().err
+
+
+def test_a_file_is_pinned_prompt_by_prompt(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\nfour\n")
+    flags = ["--file", str(path), "--keep-s", "60", "--connect", "mine"]
+    assert run("cache", "pin", *flags, "--json") == 0
+    pinned = json.loads(capsys.readouterr().out)
+    assert [each["tokens_by_source"] for each in pinned] == [{"l3": 3}, {"l3": 4}]
+    assert run("cache", "pin", *flags) == 0
+    assert "no pin: 0 of 3 tokens are held in L2" in capsys.readouterr().out
+    assert run("cache", "pin", *flags[:2], "--keep-s", "0", "--connect", "mine") == 1

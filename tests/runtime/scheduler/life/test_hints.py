@@ -7,9 +7,10 @@ import pytest
 from raydix.ids import ClientId, RequestId
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import PrefetchPrompt
+from raydix.runtime.messages.client import PrefetchPrompt, UnpinPrompt
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.request.users import tenant_of
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 PROMPT = list(range(17))
@@ -184,3 +185,28 @@ def test_prompt_without_a_full_page_is_answered_at_once() -> None:
     driver = driver_with()
     assert driver.answers[prefetch(driver, [1, 2])].sources == {"computed:partial_page": 2}
     assert not lookups(driver)
+
+
+def test_what_is_to_be_pinned_is_looked_up_in_l2_though_l1_has_it() -> None:
+    driver = driver_with(max_keep_s=60.0)
+    driver.submit(PROMPT[:9], max_tokens=1)
+    driver.run()
+    driver.to_host.clear()
+    message = PrefetchPrompt(
+        asking=driver.new_asking("p"),
+        request_id=RequestId("p"),
+        token_ids=int32_array(PROMPT),
+        cache_salt="x",
+        pin_s=1e9,
+    )
+    driver.send(events.ClientMessage(client_id=CLIENT, message=message))
+    [lookup] = [each for each in driver.to_host if isinstance(each, host.Lookup)]
+    assert lookup.num_l1_pages == (0,)
+    assert lookup.pin is not None
+    pin = lookup.pin
+    assert (pin.pin_id, pin.tenant, pin.seconds) == ("p", tenant_of("x"), 60.0)
+
+    driver.to_host.clear()
+    unpin = UnpinPrompt(pin_id=pin.pin_id, cache_salt="x")
+    driver.send(events.ClientMessage(client_id=CLIENT, message=unpin))
+    assert list(driver.to_host) == [host.ReleasePin(pin_id=pin.pin_id, tenant=tenant_of("x"))]

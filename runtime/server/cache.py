@@ -1,0 +1,114 @@
+"""Routes below `/cache/`, whose names are LMCache's: prompts that are to be in L2, and to stay."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from raydix.errors import BadRequest
+from raydix.runtime.api.pins import pin_prompt, unpinning
+from raydix.runtime.server.answers import json_answer
+from raydix.runtime.server.connection import while_connected
+from raydix.runtime.server.conversation import conversation_of
+from raydix.runtime.server.errors import RequestRefused, failure, refused_as
+from raydix.runtime.server.json_route import JsonRoute
+from raydix.runtime.server.keys import Caller
+from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.wire.cache import (
+    CachedPrompt,
+    Pinned,
+    PinRequest,
+    PinShown,
+    PinsShown,
+    Prefetched,
+    PrefetchRequest,
+)
+
+
+def cache_routes(served: Served) -> APIRouter:
+    """The routes `/cache/prefetches` and `/cache/pins`."""
+    router = APIRouter(prefix="/cache", route_class=JsonRoute, responses=REFUSALS)
+
+    @router.post("/prefetches", response_model=Prefetched)
+    async def prefetch(body: PrefetchRequest, request: Request) -> Response:
+        """Bring to L2 what L3 has of a prompt; answers once it is there."""
+        caller = caller_of(request)
+
+        async def work() -> dict[str, int]:
+            token_ids = await _token_ids(served, body, caller)
+            client = await served.engine.connected()
+            return await client.prefetch(token_ids, caller.within_tenant(body.cache_salt))
+
+        sources = await while_connected(request.receive, work())
+        return json_answer(Prefetched(tokens_by_source=sources))
+
+    @router.post("/pins", response_model=Pinned)
+    async def pin(body: PinRequest, request: Request) -> Response:
+        """Bring to L2 what L3 has of a prompt, and hold what is there of it for a while."""
+        caller = caller_of(request)
+
+        async def work() -> Pinned:
+            token_ids = await _token_ids(served, body, caller)
+            client = await served.engine.connected()
+            salt = caller.within_tenant(body.cache_salt)
+            pinned = await pin_prompt(client, token_ids, body.keep_s, salt)
+            return Pinned(
+                pin_id=pinned.pin_id if pinned.num_pinned_tokens else None,
+                pinned_tokens=pinned.num_pinned_tokens,
+                tokens_by_source=pinned.tokens_by_source,
+            )
+
+        return json_answer(await while_connected(request.receive, work()))
+
+    @router.get("/pins", response_model=PinsShown)
+    async def pins(request: Request) -> Response:
+        """All pins of the caller's tenant."""
+        caller = caller_of(request)
+        return json_answer(
+            PinsShown(pins=[_shown(pin, caller) for pin in await _pins_of(served, caller)])
+        )
+
+    @router.delete("/pins/{pin_id}", status_code=204)
+    async def release(pin_id: str, request: Request) -> Response:
+        """Hold a prompt no more that the caller's tenant has pinned."""
+        for pin in await _pins_of(served, caller_of(request)):
+            if pin["pin_id"] == pin_id:
+                (await served.engine.connected()).send(unpinning(pin))
+                return Response(status_code=204)
+        text = f"There is no pin {pin_id!r:.80} of yours. GET /cache/pins lists those that are."
+        raise RequestRefused(failure(404, text, "invalid_request_error", code="pin_not_found"))
+
+    return router
+
+
+async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list[int]:
+    """The prompt that a body names. Raises BadRequest."""
+    served.check_model(body.model)
+    given = [body.prompt, body.token_ids, body.messages]
+    if sum(each is not None for each in given) != 1:
+        raise BadRequest("Exactly one of prompt, token_ids and messages is expected. Set one.")
+    if body.token_ids is not None:
+        return body.token_ids
+
+    desk = (await served.engine.connected()).texts
+    if body.prompt is not None:
+        with refused_as("prompt"):
+            return await desk.encode(body.prompt, caller.tenant)
+    assert body.messages is not None, "one of them is set"
+    conversation = conversation_of(body.messages, body, field="messages")
+    return await conversation.token_ids(desk, caller.tenant)
+
+
+async def _pins_of(served: Served, caller: Caller) -> list[dict[str, Any]]:
+    host: dict[str, Any] = (await served.engine.stats()).get("host") or {}
+    return [pin for pin in host.get("l2_pins", ()) if caller.owns(pin["cache_salt"])]
+
+
+def _shown(pin: dict[str, Any], caller: Caller) -> PinShown:
+    return PinShown(
+        pin_id=pin["pin_id"],
+        cache_salt=caller.as_given(pin["cache_salt"]),
+        pinned_tokens=pin["pinned_tokens"],
+        bytes=pin["bytes"],
+        left_s=pin["left_s"],
+    )

@@ -1,0 +1,65 @@
+"""JSON of the routes below `/cache/`, whose names are LMCache's."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from raydix.runtime.server.wire.base import Items, Text, Turns, WireAnswer
+from raydix.runtime.server.wire.chat import TemplateFields
+from raydix.runtime.server.wire.generation import Word
+from raydix.runtime.server.wire.messages import Message
+
+DEFAULT_KEEP_S = 3600.0
+
+
+class CachedPrompt(TemplateFields):
+    """Exactly one of text, token ids and a conversation, which would begin a request."""
+
+    model: str | None = None
+    prompt: Text | None = None
+    token_ids: Items[int] | None = None
+    messages: Turns[Message] | None = None
+    cache_salt: Word | None = None
+
+
+class PrefetchRequest(CachedPrompt):
+    """A prompt that is to be in L2."""
+
+
+class PinRequest(CachedPrompt):
+    """A prompt that is to stay in L2."""
+
+    keep_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = DEFAULT_KEEP_S
+    """Seconds; no more than cache.retention.max_keep_s count."""
+
+
+class Prefetched(WireAnswer):
+    """Where the prompt's tokens were."""
+
+    tokens_by_source: dict[str, int]
+
+
+class Pinned(Prefetched):
+    """What came of a pin."""
+
+    pin_id: str | None
+    """The name by which it is released; null: nothing of the prompt is there, or there is no room.
+    """
+    pinned_tokens: int
+    """The leading tokens of the prompt that are held."""
+
+
+class PinShown(WireAnswer):
+    """One pin of the caller's tenant."""
+
+    pin_id: str
+    cache_salt: str | None
+    pinned_tokens: int
+    bytes: int
+    left_s: float
+
+
+class PinsShown(WireAnswer):
+    """All of them, the oldest first."""
+
+    pins: list[PinShown]
