@@ -13,6 +13,7 @@ import pytest
 from raydix.runtime.actors.pulls import readers
 from raydix.runtime.actors.pulls.leaving import LeavingPages
 from raydix.runtime.actors.pulls.page_stream import PageStream
+from raydix.runtime.actors.pulls.pull_settings import PullHome
 from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import host_settings
 from raydix.runtime.actors.supervision.spawn import ActorKind
@@ -44,9 +45,12 @@ PROMPTS = make_prompts(83, [100, 90, 70], num_shared=40)
 
 @asynccontextmanager
 async def nodes(
-    folder: Path, *sections: dict[str, Any]
-) -> AsyncIterator[tuple[list[InProcessEngine], InProcessPeers]]:
-    """An engine for each of these sections, all of which find each other."""
+    folder: Path, *sections: dict[str, Any], hold: "Hold | None" = None
+) -> AsyncIterator[list[InProcessEngine]]:
+    """An engine for each of these sections, all of which find each other.
+
+    `hold`: what lets go before they end.
+    """
     peers = InProcessPeers()
     async with AsyncExitStack() as stack:
         engines = []
@@ -54,7 +58,9 @@ async def nodes(
             config = config_of(folder, **changes)
             engine = in_process_engine(config, name=f"node{number}", peers=peers)
             engines.append(await stack.enter_async_context(engine))
-        yield engines, peers
+        if hold is not None:
+            stack.callback(hold.let_go)
+        yield engines
 
 
 def config_of(folder: Path, **sections: Any) -> EngineConfig:
@@ -108,7 +114,7 @@ async def test_what_one_node_has_computed_is_pulled_by_another(
 ) -> None:
     reference = references(family)
     expected = reference.expect(PROMPTS)
-    async with nodes(reference.folder, {}, {}) as ((first, second), _):
+    async with nodes(reference.folder, {}, {}) as (first, second):
         await assert_all_exact(first, expected, await run(first, PROMPTS, NUM_TOKENS))
         await until_known(second, first)
 
@@ -126,7 +132,7 @@ async def test_pages_written_at_one_degree_are_pulled_at_another(references: Ref
     reference = references(Family.QWEN3)
     expected = reference.expect(PROMPTS)
     tp2, tp4 = {"parallel": {"tp": 2}}, {"parallel": {"tp": 4}}
-    async with nodes(reference.folder, tp2, tp4) as ((first, second), _):
+    async with nodes(reference.folder, tp2, tp4) as (first, second):
         await run(first, PROMPTS, NUM_TOKENS)
         await until_known(second, first)
 
@@ -202,7 +208,7 @@ async def test_a_holder_that_dies_in_the_middle_costs_what_was_missing(
     reference = references(Family.QWEN3)
     prompt = PROMPTS[0]
     expected = reference.expect([prompt])
-    async with nodes(reference.folder, {}, {}) as ((first, second), _):
+    async with nodes(reference.folder, {}, {}, hold=hold) as (first, second):
         await run(first, [prompt], NUM_TOKENS)
         await until_known(second, first)
         asking = asyncio.create_task(run(second, [prompt], NUM_TOKENS))
@@ -212,7 +218,6 @@ async def test_a_holder_that_dies_in_the_middle_costs_what_was_missing(
         assert host is not None
         host.kill()
         await until(second, "host", lambda figures: figures["peers"] == 0)
-        hold.let_go()
 
         outputs = await asking
         await assert_all_exact(second, expected, outputs)
@@ -221,11 +226,35 @@ async def test_a_holder_that_dies_in_the_middle_costs_what_was_missing(
         await second.check()
 
 
+async def test_a_holder_that_hangs_fails_no_request(
+    references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, tells its keys, and sends no page."""
+    hold = Hold(num_pieces=0)
+    monkeypatch.setattr(readers, "send_pages", hold.send_pages)
+    make_home = PullHome.of
+    monkeypatch.setattr(
+        PullHome, "of", lambda *arguments: replace(make_home(*arguments), patience_s=0.5)
+    )
+    reference = references(Family.QWEN3)
+    expected = reference.expect(PROMPTS)
+    async with nodes(reference.folder, {}, {}, hold=hold) as (first, second):
+        await run(first, PROMPTS, NUM_TOKENS)
+        await until_known(second, first)
+
+        async with asyncio.timeout(WAIT_S):
+            outputs = await run(second, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(second, expected, outputs)
+        assert count_tokens(outputs, "peer") == 0
+        assert (await second.stats())["host"]["peers_lost"] >= 1
+
+
 async def test_links_that_flap_fail_no_request_and_pulls_go_on(references: References) -> None:
     reference = references(Family.QWEN3)
     prompts = make_prompts(84, [100] * 12)
     expected = reference.expect(prompts)
-    async with nodes(reference.folder, {}, {}) as ((first, second), _):
+    async with nodes(reference.folder, {}, {}) as (first, second):
         await run(first, prompts, NUM_TOKENS)
         flapping = asyncio.create_task(flap(first))
         outputs = [(await run(second, [prompt], NUM_TOKENS))[0] for prompt in prompts[:-1]]
