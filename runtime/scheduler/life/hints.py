@@ -6,6 +6,7 @@ them when no request's pages wait.
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from raydix.ids import ClientId, PinId
 from raydix.runtime.cache.kv_match import match_groups
@@ -65,12 +66,22 @@ class Hints:
         self._counters = counters
 
     def take(self, client_id: ClientId, message: PrefetchPrompt | UnpinPrompt) -> None:
-        """Queue a hint, or refuse it with a typed failure; or have a pin released."""
-        if isinstance(message, UnpinPrompt):
-            if self._source.view.is_usable:
-                tenant = tenant_of(message.cache_salt)
-                self._source.tell(ReleasePin(pin_id=message.pin_id, tenant=tenant))
-            return
+        """Queue a hint, or have a pin released."""
+        match message:
+            case PrefetchPrompt():
+                self.submit(client_id, message)
+            case UnpinPrompt():
+                self.unpin(message)
+            case _:
+                assert_never(message)
+
+    def unpin(self, message: UnpinPrompt) -> None:
+        """Have a pin released: the one of this name that was made with this salt."""
+        tenant = tenant_of(message.cache_salt)
+        self._source.tell(ReleasePin(pin_id=message.pin_id, tenant=tenant))
+
+    def submit(self, client_id: ClientId, message: PrefetchPrompt) -> None:
+        """Queue a hint, or refuse it with a typed failure."""
         failure = self._refusal(message)
         if failure is not None:
             delta = RequestDelta(

@@ -50,6 +50,7 @@ async def test_a_pin_is_shown_and_released_to_its_tenant_alone(server: Server) -
     assert (await call(server, BOB, "GET", "/cache/pins"))[1] == {"pins": []}
     assert (await call(server, BOB, "DELETE", path))[0] == 404
     assert (await call(server, ALICE, "DELETE", path))[0] == 204
+    await server.engine.settle()
     assert (await call(server, ALICE, "GET", "/cache/pins"))[1] == {"pins": []}
     assert (await call(server, ALICE, "DELETE", path))[0] == 404
 
@@ -110,5 +111,6 @@ async def test_python_has_them_too(server: Server) -> None:
     [shown] = await pins.shown()
     assert (shown["pin_id"], shown["cache_salt"]) == (pinned.pin_id, "alice/")
     assert await pins.release(pinned.pin_id)
+    await server.engine.settle()
     assert not await pins.release(pinned.pin_id)
     assert await pins.shown() == []
