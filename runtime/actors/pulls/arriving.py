@@ -64,10 +64,9 @@ class ArrivingPages:
         """The number of batches that are not answered."""
         return len(self._pulls)
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes that have come so far over all streams."""
-        return self._num_bytes
+    def progress(self) -> int | None:
+        """The bytes that have come so far over all streams; None while none are awaited."""
+        return self._num_bytes if self._pulls else None
 
     def ask(self, order: ReadObjects) -> None:
         """Note a batch that is about to be asked for; its pages are FILLING until the answer."""

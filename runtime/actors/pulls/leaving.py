@@ -53,6 +53,7 @@ class LeavingPages:
         self._asked: dict[BatchId, PullPages] = {}
         """What was asked for, until the pages are pinned."""
         self._sending: dict[BatchId, _Sending] = {}
+        self._num_sent = 0
         self._changed = threading.Condition()
         self._is_ended = False
 
@@ -60,6 +61,10 @@ class LeavingPages:
     def num_open(self) -> int:
         """The number of batches that were asked for and are not sent."""
         return len(self._asked) + len(self._sending)
+
+    def progress(self) -> int | None:
+        """The number of pieces that were sent so far; None while none are to be."""
+        return self._num_sent if self._sending else None
 
     def ask(self, message: PullPages) -> None:
         """Note what the reader has asked for; its pages are pinned next."""
@@ -108,6 +113,7 @@ class LeavingPages:
         """A piece has been sent: nobody reads its pages for it any more."""
         batch_id = leaving.piece.batch_id
         with self._changed:
+            self._num_sent += 1
             sending = self._sending[batch_id]
             sending.num_open -= 1
             if sending.num_open:

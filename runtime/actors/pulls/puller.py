@@ -18,6 +18,7 @@ from raydix.runtime.actors.pulls.page_stream import PageStream, dial_stream
 from raydix.runtime.actors.pulls.peer_link import PeerLink
 from raydix.runtime.actors.pulls.pieces import PeerMisbehaves
 from raydix.runtime.actors.pulls.pull_settings import PeerRecord, PullHome
+from raydix.runtime.actors.pulls.stalls import wait_for_stall
 from raydix.runtime.actors.pulls.streaming import receive_pages
 from raydix.runtime.cache.host.events import FromPeer, PeerAttached, PeerLost
 from raydix.runtime.messages.hello import Role
@@ -28,10 +29,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 5.0
-_LOOKS = 10
-"""The times that progress is looked at within the patience: a look that comes late, as this process
-was held up, counts for no more than one.
-"""
 
 
 class Puller:
@@ -150,12 +147,7 @@ class _Session:
 
     async def _watch(self) -> None:
         """End the link of a peer that is to send pages and sends nothing."""
-        num_bytes, num_still = 0, 0
-        while num_still < _LOOKS:
-            await asyncio.sleep(self._home.patience_s / _LOOKS)
-            is_still = self._arriving.num_open > 0 and self._arriving.num_bytes == num_bytes
-            num_bytes = self._arriving.num_bytes
-            num_still = num_still + 1 if is_still else 0
+        await wait_for_stall(self._arriving.progress, self._home.patience_s)
         logger.warning("a peer owes pages and sends nothing: its link is closed")
         self._link.close()
 

@@ -19,6 +19,7 @@ from raydix.runtime.actors.pulls.leaving import LeavingPages
 from raydix.runtime.actors.pulls.page_stream import PageStream, StreamListener
 from raydix.runtime.actors.pulls.pieces import PeerMisbehaves
 from raydix.runtime.actors.pulls.pull_settings import PullHome
+from raydix.runtime.actors.pulls.stalls import wait_for_stall
 from raydix.runtime.actors.pulls.streaming import send_pages
 from raydix.runtime.cache.host.events import (
     FromReader,
@@ -130,11 +131,13 @@ class ReaderLinks:
         self._by_ticket[ticket] = reader
         self._home.post(ReaderAttached(connection))
         logger.info("%s pulls pages from here", link.hello.name)
+        watch = asyncio.create_task(self._watch(reader))
         try:
             await self._hear(connection, reader, ticket)
         except (LinkClosed, PeerMisbehaves) as error:
             logger.info("%s pulls no more pages: %s", link.hello.name, error)
         finally:
+            watch.cancel()
             self._home.links.close(connection)
             del self._by_ticket[ticket]
             self._home.post(ReaderLost(connection))
@@ -151,6 +154,12 @@ class ReaderLinks:
             if isinstance(message, PullPages):
                 reader.leaving.ask(message)
             self._home.post(FromReader(connection, message))
+
+    async def _watch(self, reader: _Reader) -> None:
+        """End the link of a reader that asks for pages and takes none, which are pinned for it."""
+        await wait_for_stall(reader.leaving.progress, self._home.patience_s)
+        logger.warning("%s asks for pages and takes none", reader.link.hello.name)
+        reader.link.abort("the reader takes no pages")
 
     def _serve_stream(self, hello: Hello, stream: PageStream) -> None:
         """Send pages by a stream until it ends; called in a thread of its own."""

@@ -267,6 +267,17 @@ async def test_a_peer_that_dies_in_the_middle_answers_nothing_and_writes_no_more
         assert not all(puller.holds(page) for page in range(200))
 
 
+async def test_a_reader_that_asks_and_opens_no_stream_loses_its_link_and_its_pins() -> None:
+    async with two_shells(patience_s=0.2) as (holder, _, record):
+        link, _ = await dialled(record)
+        link.send(PullPages(batch_id=BatchId(1), keys=make_key(1)))
+
+        await ended(link)
+
+        await holder.wait_for(ReaderLost)
+        assert (await holder.wait_for(PagesSent)).batch_id == 1
+
+
 async def test_a_peer_that_owes_pages_and_sends_nothing_loses_its_link() -> None:
     async with two_shells(patience_s=0.2) as (holder, puller, record):
         holder.answers_pulls = False
