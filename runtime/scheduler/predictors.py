@@ -9,7 +9,8 @@ done for long is forgotten.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from raydix.runtime.messages.line import Line
 
 _KEEP_S = 30.0
 """Seconds without an observation after which the prediction drifts back to the start values."""
@@ -33,19 +34,6 @@ own size.
 """
 _MIN_SLOPE = 0.25
 """The least time of a unit that is ever believed, as a part of its time at the start rate."""
-
-
-class Line(NamedTuple):
-    """The time of a piece of work: a fixed part, and a part for each unit of its amount."""
-
-    fixed_s: float
-    """Seconds that a piece of work takes whatever its amount is."""
-    unit_s: float
-    """Seconds that each unit of the amount adds."""
-
-    def predict_s(self, amount: float) -> float:
-        """Seconds that a piece of so many units takes."""
-        return self.fixed_s + amount * self.unit_s
 
 
 @dataclass(slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from raydix.errors import AccountingError
 from raydix.runtime.cache.recent_prefixes import RecentPrefixes
 from raydix.runtime.config.policies import LoadPolicy
+from raydix.runtime.routing.choice import Place, choose_place
+from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.scheduler.life.requests import Requests
-from raydix.runtime.scheduler.life.sessions import Sessions
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.rates import Rates
@@ -25,8 +26,6 @@ _MAX_SOUGHT_PAGES = 16_384
 """The most pages that one event looks up on all lanes to place requests; then no further one gets a
 lane. That takes 2 ms, and a prompt of 100,000 tokens has thousands of pages.
 """
-
-
 _NUM_RECENT_PAGES = 1 << 20
 """The number of prompt pages that are remembered: 8 MiB, none of it used without windows."""
 
@@ -52,7 +51,7 @@ class Placing:
         self._rates = rates
         self._life = life
         self._timers = timers
-        self._sessions = Sessions()
+        self._last_lanes = LastPlaces()
         self._prefixes = RecentPrefixes(_NUM_RECENT_PAGES)
 
     def place_some(self, now_s: float) -> int:
@@ -87,7 +86,7 @@ class Placing:
         """Put a request that holds nothing on a lane."""
         found, lane = self._choose_lane(request, now_s)
         if request.submit.session_id is not None:
-            self._sessions.remember(request.submit.session_id, lane.index)
+            self._last_lanes.remember(request.submit.session_id, lane.index)
         self._life.place(request, lane, found, now_s)
 
     def _choose_lane(self, request: RequestState, now_s: float) -> tuple[CachedPrefix, Lane]:
@@ -111,31 +110,43 @@ class Placing:
             lanes = [lane for lane in lanes if lane.is_first_of_group]
         if len(lanes) == 1:
             return self._find_prefix(request, lanes[0]), lanes[0]
-        preferred = self._sessions.lane_of(request.submit.session_id)
-        tokens_per_s = self._rates.prefill.rate(now_s)
         is_sharing = self._settings.prefix_caching
         coming = [lane.waiting.coming.num_pages(request) if is_sharing else 0 for lane in lanes]
-
-        def cost(candidate: tuple[CachedPrefix, Lane, int]) -> tuple[float, bool, int, int]:
-            found, lane, num_coming = candidate
-            num_pages = max(found.num_pages, num_coming)
-            own_s = self._predict_prefill_s(request, found, num_pages, now_s)
-            busy_s = (lane.waiting.num_tokens + lane.num_tokens_to_compute) / tokens_per_s + own_s
-            # What another lane computes anyway takes this one's time from others.
-            num_repeated = max(0, max(coming) - num_pages) * self._settings.page_size
-            return (
-                round(busy_s + num_repeated / tokens_per_s, 4),
-                lane.index != preferred,
-                -max(found.num_l1_pages, num_coming),
-                len(lane.running) + len(lane.waiting),
-            )
-
-        candidates = [
-            (self._find_prefix(request, lane), lane, num_coming)
-            for lane, num_coming in zip(lanes, coming, strict=True)
+        prefixes = [self._find_prefix(request, lane) for lane in lanes]
+        most_pages = max(coming)
+        places = [
+            self._place_on(request, lane, found, now_s, num_coming=num, most_coming=most_pages)
+            for lane, found, num in zip(lanes, prefixes, coming, strict=True)
         ]
-        found, lane, _ = min(candidates, key=cost)
-        return found, lane
+        chosen = choose_place(places)
+        return prefixes[chosen], lanes[chosen]
+
+    def _place_on(
+        self,
+        request: RequestState,
+        lane: Lane,
+        found: CachedPrefix,
+        now_s: float,
+        *,
+        num_coming: int,
+        most_coming: int,
+    ) -> Place:
+        """What it takes to serve a request on a lane that is about to compute `num_coming` pages.
+
+        `most_coming`: the most of its pages that some lane is about to compute.
+        """
+        tokens_per_s = self._rates.prefill.rate(now_s)
+        num_pages = max(found.num_pages, num_coming)
+        num_repeated = max(0, most_coming - num_pages) * self._settings.page_size
+        return Place(
+            wait_s=(lane.waiting.num_tokens + lane.num_tokens_to_compute) / tokens_per_s,
+            own_s=self._predict_prefill_s(request, found, num_pages, now_s),
+            # What another lane computes anyway takes this one's time from others.
+            caused_s=num_repeated / tokens_per_s,
+            is_preferred=lane.index == self._last_lanes.place_of(request.submit.session_id),
+            num_near_pages=max(found.num_l1_pages, num_coming),
+            num_requests=len(lane.running) + len(lane.waiting),
+        )
 
     def _find_prefix(self, request: RequestState, lane: Lane) -> CachedPrefix:
         return self._source.find_prefix(request, lane.match(request.chain))

@@ -1,0 +1,23 @@
+"""Which place served a session last, whose cache may hold its prompt."""
+
+from collections import OrderedDict
+
+_MAX_SESSIONS = 65_536
+
+
+class LastPlaces:
+    """Owns: the places of the sessions that were served of late, by number."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[str, int] = OrderedDict()
+
+    def place_of(self, session_id: str | None) -> int | None:
+        """The place that served a session last; None if that is not known."""
+        return None if session_id is None else self._places.get(session_id)
+
+    def remember(self, session_id: str, place: int) -> None:
+        """Remember that a request of this session goes to a place."""
+        self._places[session_id] = place
+        self._places.move_to_end(session_id)
+        while len(self._places) > _MAX_SESSIONS:
+            self._places.popitem(last=False)
