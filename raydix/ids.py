@@ -31,6 +31,8 @@ L2_SOURCE = SourceId(0)
 """The node's own L2."""
 L3_SOURCE = SourceId(1)
 """The storage behind it."""
+NodeId = NewType("NodeId", int)
+"""A node of a service, counted by the ingress that found it; one that comes back has another."""
 NO_TOKEN = -1
 """No token could be sampled, as the logits are not finite; it stands in arrays of sampled tokens.
 """

@@ -1,0 +1,130 @@
+"""A set of page keys in 5.3 bytes a key, which tells at once how many of a chain's pages it has.
+
+Of each key 32 bits are kept, in one of two buckets that the key says (Azar et al., "Balanced
+allocations", 1994, with the buckets of a cuckoo filter: Fan et al., 2014; as buckets have eight
+slots and are filled to three quarters, nothing is ever moved). A key that was never added is found
+once in 3 * 10^8 times; one that was added is always found, until it is removed.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.errors import AccountingError
+from raydix.runtime.cache.page_key import KEY_BYTES
+
+Words = NDArray[np.uint64]
+"""The first 8 bytes of each key."""
+_Slots = NDArray[np.uint32]
+_Buckets = NDArray[np.int64]
+
+_NUM_SLOTS = 8
+_MAX_FILL = 0.75
+"""The part of the slots that is taken when all keys are there: one in 10^4 then finds no slot."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number, whose product depends on all bits of a key: 2^64 over the golden ratio."""
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+_EMPTY = np.uint32(0)
+
+
+def words_of(keys: bytes, width: int = KEY_BYTES) -> Words:
+    """The words by which filters know concatenated keys of `width` bytes each."""
+    words = np.frombuffer(keys, dtype="<u8")
+    return words[:: width // words.itemsize]
+
+
+class KeyFilter:
+    """Owns: which pages one tier of one node holds, as far as is known. A hint."""
+
+    def __init__(self, max_keys: int) -> None:
+        """Start empty, with room for `max_keys` keys, which is all that is ever taken."""
+        self.max_keys = max_keys
+        num_buckets = max(2, int(max_keys / (_NUM_SLOTS * _MAX_FILL)) + 1)
+        self._num_buckets = np.uint64(num_buckets)
+        self._slots: _Slots = np.zeros((num_buckets, _NUM_SLOTS), dtype=np.uint32)
+        self._homeless: set[int] = set()
+        """Keys of which both buckets are full."""
+        self._num_housed = 0
+        self.num_refused = 0
+        """How many keys were left out, as there were more than were announced."""
+
+    def __len__(self) -> int:
+        return self._num_housed + len(self._homeless)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the slots take."""
+        return self._slots.nbytes
+
+    def has(self, words: Words) -> NDArray[np.bool_]:
+        """Which of these keys are there."""
+        marks, buckets = self._marks(words), self._buckets(words)
+        found: NDArray[np.bool_] = (self._slots[buckets] == marks[:, None]).any(axis=(0, 2))
+        if self._homeless and not found.all():
+            for place in np.flatnonzero(~found).tolist():
+                found[place] = int(words[place]) in self._homeless
+        return found
+
+    def num_leading(self, words: Words) -> int:
+        """How many of a chain's pages are there, up to the first gap."""
+        gaps = np.flatnonzero(~self.has(words))
+        return int(gaps[0]) if len(gaps) else len(words)
+
+    def add(self, words: Words) -> None:
+        """Add keys; those that are there already stay as they are."""
+        words = np.unique(words)
+        words = words[~self.has(words)]
+        num_left_out = max(0, len(self) + len(words) - self.max_keys)
+        self.num_refused += num_left_out
+        words = words[: len(words) - num_left_out]
+
+        marks, buckets = self._marks(words), self._buckets(words)
+        while len(words):
+            # The emptier bucket of the two; of keys that chose the same one is housed in a turn.
+            num_taken = np.count_nonzero(self._slots[buckets], axis=2)
+            chosen = np.where(num_taken[0] <= num_taken[1], buckets[0], buckets[1])
+            is_full = num_taken.min(axis=0) == _NUM_SLOTS
+            self._homeless.update(words[is_full].tolist())
+
+            rows, first = np.unique(chosen[~is_full], return_index=True)
+            turn = np.flatnonzero(~is_full)[first]
+            self._slots[rows, (self._slots[rows] == _EMPTY).argmax(axis=1)] = marks[turn]
+            self._num_housed += len(turn)
+
+            is_left = ~is_full
+            is_left[turn] = False
+            words, marks, buckets = words[is_left], marks[is_left], buckets[:, is_left]
+
+    def remove(self, words: Words) -> None:
+        """Remove keys; those that are not there change nothing."""
+        words = np.unique(words)
+        if self._homeless:
+            gone = self._homeless.intersection(words.tolist())
+            self._homeless -= gone
+            words = words[~np.isin(words, np.array(list(gone), dtype=np.uint64))]
+
+        marks, buckets = self._marks(words), self._buckets(words)
+        for rows in buckets:
+            is_there = self._slots[rows] == marks[:, None]
+            found = np.flatnonzero(is_there.any(axis=1))
+            self._slots[rows[found], is_there[found].argmax(axis=1)] = _EMPTY
+            self._num_housed -= len(found)
+
+    def _marks(self, words: Words) -> _Slots:
+        """What is kept of each key: never 0."""
+        marks = ((words * _MIX) >> _HALF).astype(np.uint32)
+        return np.maximum(marks, np.uint32(1))
+
+    def _buckets(self, words: Words) -> _Buckets:
+        """The two buckets of each key: shape (2, keys)."""
+        low, high = words & _LOW, words >> _HALF
+        halves = np.stack((low, high))
+        return ((halves * self._num_buckets) >> _HALF).astype(np.int64)
+
+    def check(self) -> None:
+        """Raise AccountingError unless as many slots are taken as are counted."""
+        num_taken = int(np.count_nonzero(self._slots))
+        if num_taken != self._num_housed or len(self) > self.max_keys:
+            raise AccountingError(
+                f"{num_taken} slots are taken and {self._num_housed} counted, of {self.max_keys}"
+            )

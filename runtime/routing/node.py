@@ -1,0 +1,257 @@
+"""What one ingress believes of one node: its keys, its load, and what it was sent itself.
+
+How a wrong belief is refuted. Too good: the next report replaces what is believed of the load, and
+says which requests it knows of; those that it does not know of count in full until it does. A node
+that is silent for longer than it said answers no sooner than it has been silent, and one that lets
+a request wait for longer than was predicted, whatever it reports, no sooner than it has been late:
+so it is asked less and less, and again once it is heard or has answered. Too bad: work that was
+reported counts as done with time, up to the next report.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.errors import AccountingError
+from raydix.ids import RequestId
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.messages.kv_events import (
+    KvEvent,
+    KvNews,
+    PagesRemoved,
+    PagesStored,
+    Tier,
+    TierCleared,
+)
+from raydix.runtime.messages.line import Line
+from raydix.runtime.routing.choice import Place
+from raydix.runtime.routing.events import NodeFound, NodeReport
+from raydix.runtime.routing.key_filter import KeyFilter, Words, words_of
+from raydix.runtime.routing.load_average import AVERAGED_S
+
+_TIMES_COMPUTED = 2.0
+"""What is computed takes the room of as many other pages, which have to be computed again, too, if
+anybody comes back to them.
+"""
+_Keys = dict[tuple[Tier, int | None], KeyFilter]
+"""The pages of each tier, and lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How many leading pages of a prompt a node has."""
+
+    num_near: int
+    """Pages that are in L1 already, or will be computed there before."""
+    num_held: int
+    """Pages that are in L1 or L2."""
+    num_there: int
+    """Pages that are in L1 or L2, or will be computed there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What it takes to serve a request on a node."""
+
+    place: Place
+    num_cached_pages: int
+    num_pulled_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Booking:
+    number: int
+    own_s: float
+    due_s: float
+    """When its first token is to come."""
+    coming: tuple[int, ...]
+    """The words of the keys that the request is to bring to the node."""
+
+
+class Node:
+    """Owns: what is believed of one node, from when it is found until it is gone."""
+
+    def __init__(self, found: NodeFound) -> None:
+        self.name = found.name
+        self._sizes = {(size.tier, size.lane): size for size in found.sizes}
+        self._group = found.group
+        self._keys: _Keys = {}
+        self._told: _Keys | None = None
+        """The keys as they are told anew, until that is whole."""
+        self._report: NodeReport | None = None
+        self._report_s = 0.0
+        self._num_sent = 0
+        self._bookings: dict[RequestId, _Booking] = {}
+        self._num_unseen = 0
+        self._unseen_s = 0.0
+        """The time that the bookings take of which the last report did not know."""
+        self._coming: dict[int, RequestId] = {}
+        """The request that is to bring a key, by the key's word."""
+        self._brought: list[tuple[RequestId, tuple[int, ...]]] = []
+        """What requests have brought since the last report, before which changes of keys come."""
+
+    @property
+    def num_keys(self) -> int:
+        """The number of pages that are known, in all tiers."""
+        return sum(map(len, self._keys.values()))
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        """The requests that were sent there and whose prompts have not been computed yet."""
+        return tuple(self._bookings)
+
+    def begin_following(self) -> None:
+        """All keys are told anew; what is known counts until that is whole."""
+        self._told = {}
+
+    def follow(self, news: KvNews) -> None:
+        """Follow what is told of the node's keys."""
+        keys = self._keys if self._told is None else self._told
+        for event in news.events:
+            self._follow(event, keys)
+        if news.is_whole and self._told is not None:
+            self._keys, self._told = self._told, None
+
+    def hear(self, report: NodeReport, now_s: float) -> None:
+        """Believe a report, and only count beside it what it does not know of."""
+        self._report, self._report_s = report, now_s
+        for request_id, words in self._brought:
+            for word in words:
+                if self._coming.get(word) == request_id:
+                    del self._coming[word]
+        self._brought = []
+        self._count_unseen()
+
+    def is_known(self) -> bool:
+        """Whether it has reported, so that something can be predicted."""
+        return self._report is not None
+
+    def find(self, words: Words) -> Holding:
+        """How much of a prompt is there; `words` are those of its keys."""
+        lanes = [keys.has(words) for (tier, _), keys in self._keys.items() if tier is Tier.L1]
+        others = [keys.has(words) for (tier, _), keys in self._keys.items() if tier is not Tier.L1]
+        num_near = max(map(_leading, lanes), default=0)
+        num_held = _leading(np.logical_or.reduce([*lanes, *others])) if lanes or others else 0
+
+        num_there = num_held
+        while num_there < len(words) and int(words[num_there]) in self._coming:
+            num_there += 1
+        # What is computed there before is in L1 then.
+        return Holding(num_near + num_there - num_held, num_held, num_there)
+
+    def need(
+        self, holding: Holding, *, num_tokens: int, page_size: int, elsewhere: Holding, now_s: float
+    ) -> Need:
+        """What it takes to serve a prompt of which the node has `holding`.
+
+        `elsewhere`: the most that any node has of it. Raises ValueError before the first report.
+        """
+        report = self._report
+        if report is None:
+            raise ValueError(f"node {self.name} has not reported yet; ask only nodes that have")
+        num_there = holding.num_there
+        load_s = _predict_s(report.load, num_there - holding.num_near)
+        num_missing = num_tokens - num_there * page_size
+        fetch_s, num_pulled = 0.0, max(0, elsewhere.num_held - num_there)
+        if report.pull is not None and num_pulled:
+            fetch_s = report.pull.predict_s(num_pulled)
+        if report.pull is None or fetch_s >= num_pulled * page_size * report.prefill.unit_s:
+            fetch_s, num_pulled = 0.0, 0
+
+        compute_s = report.prefill.predict_s(num_missing - num_pulled * page_size)
+        wait_s = self._wait_s(report, now_s)
+        place = Place(
+            wait_s=wait_s,
+            own_s=load_s + fetch_s + compute_s,
+            caused_s=_caused_s(report, wait_s, compute_s),
+            is_preferred=False,
+            num_near_pages=holding.num_near,
+            num_requests=report.num_requests + self._num_unseen,
+        )
+        return Need(place, num_there, num_pulled)
+
+    def book(self, request_id: RequestId, words: Words, need: Need, now_s: float) -> int:
+        """Count a request that is sent to the node; returns its number, from 1 on."""
+        self.release(request_id)
+        self._num_sent += 1
+        coming = tuple(words[need.num_cached_pages :].tolist())
+        for word in coming:
+            self._coming.setdefault(word, request_id)
+        due_s = now_s + need.place.first_token_s
+        self._bookings[request_id] = _Booking(self._num_sent, need.place.own_s, due_s, coming)
+        self._count_unseen()
+        return self._num_sent
+
+    def release(self, request_id: RequestId) -> None:
+        """The prompt of a request has been computed, or never will be; others change nothing."""
+        booking = self._bookings.pop(request_id, None)
+        if booking is not None:
+            self._brought.append((request_id, booking.coming))
+            self._count_unseen()
+
+    def _wait_s(self, report: NodeReport, now_s: float) -> float:
+        age_s = max(0.0, now_s - self._report_s)
+        # What was to be done by the next report is believed; what is later has to be shown.
+        rest_s = max(0.0, report.busy_s - min(age_s, report.interval_s))
+        silent_s = max(0.0, age_s - report.interval_s)
+        oldest = next(iter(self._bookings.values()), None)
+        late_s = 0.0 if oldest is None else max(0.0, now_s - oldest.due_s)
+        # Other ingresses see what this one saw and send as much: half of it comes before this.
+        unseen_s = self._unseen_s * (1 + report.num_ingresses) / 2
+        return rest_s + max(silent_s, late_s) + unseen_s
+
+    def _count_unseen(self) -> None:
+        num_seen = 0 if self._report is None else self._report.num_seen
+        unseen = [each.own_s for each in self._bookings.values() if each.number > num_seen]
+        self._num_unseen, self._unseen_s = len(unseen), sum(unseen)
+
+    def _follow(self, event: KvEvent, keys: _Keys) -> None:
+        """Follow one event; what concerns another KV group, or no tier of the node, is passed."""
+        place = event.tier, event.lane
+        match event:
+            case TierCleared():
+                keys.pop(place, None)
+            case PagesStored() | PagesRemoved() if event.group != self._group:
+                pass
+            case PagesStored():
+                if place in self._sizes:
+                    held = keys.setdefault(place, KeyFilter(self._sizes[place].max_pages))
+                    held.add(words_of(event.keys, MIRROR_KEY_BYTES))
+            case PagesRemoved():
+                if place in keys:
+                    keys[place].remove(words_of(event.keys, MIRROR_KEY_BYTES))
+
+    def check(self) -> None:
+        """Raise AccountingError unless what is coming belongs to requests that were sent."""
+        for keys in (*self._keys.values(), *(self._told or {}).values()):
+            keys.check()
+        brought = {request_id for request_id, _ in self._brought}
+        strangers = set(self._coming.values()) - self._bookings.keys() - brought
+        if strangers or (not self._bookings and self._unseen_s):
+            raise AccountingError(
+                f"node {self.name}: {len(strangers)} requests bring keys and are not booked; "
+                f"{self._unseen_s} s are booked by {len(self._bookings)}"
+            )
+
+
+def _caused_s(report: NodeReport, wait_s: float, compute_s: float) -> float:
+    """How much longer others wait if a request is computed on a node, all together.
+
+    Whoever comes before the node is idle again waits `compute_s` longer. To be idle it has to do
+    what is queued and this, in the part of its time that it has left; what comes later than that
+    part was averaged over is not foreseen.
+    """
+    busy_s = wait_s + compute_s
+    until_idle_s = busy_s / (1.0 - report.busy_fraction + busy_s / AVERAGED_S)
+    return _TIMES_COMPUTED * report.arrivals_per_s * until_idle_s * compute_s
+
+
+def _leading(found: "np.typing.NDArray[np.bool_]") -> int:
+    """How many are true before the first that is not."""
+    gaps = np.flatnonzero(~found)
+    return int(gaps[0]) if len(gaps) else len(found)
+
+
+def _predict_s(line: Line, amount: int) -> float:
+    """Nothing takes no time."""
+    return line.predict_s(amount) if amount else 0.0

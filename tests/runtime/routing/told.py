@@ -1,0 +1,76 @@
+"""What nodes tell in tests of routing."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from raydix.ids import NodeId, RequestId
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.messages.kv_events import KvNews, PagesRemoved, PagesStored, ShortKeys, Tier
+from raydix.runtime.messages.line import Line
+from raydix.runtime.routing.events import Asking, CacheSize, NodeFound, NodeNews, NodeReport
+
+PAGE_SIZE = 16
+TOKEN_S = 0.001
+LOAD_PAGE_S = 0.002
+SIZES = (CacheSize(Tier.L1, 0, 500), CacheSize(Tier.L1, 1, 500), CacheSize(Tier.L2, None, 2_000))
+
+
+def key(page: int) -> bytes:
+    """The key of a page, which stands for all that comes before it."""
+    return hashlib.sha256(page.to_bytes(8, "little")).digest()
+
+
+def short_keys(pages: Iterable[int]) -> ShortKeys:
+    """The short keys of some pages."""
+    return ShortKeys(b"".join(key(page)[:MIRROR_KEY_BYTES] for page in pages))
+
+
+def found(node: int, name: str | None = None) -> NodeFound:
+    """A node that has come."""
+    return NodeFound(node=NodeId(node), name=name or f"n{node}", sizes=SIZES)
+
+
+def stored(
+    node: int, pages: Iterable[int], tier: Tier = Tier.L1, lane: int | None = 0, group: int = 0
+) -> NodeNews:
+    """Pages that have come to a node."""
+    event = PagesStored(tier=tier, lane=lane, group=group, keys=short_keys(pages))
+    return NodeNews(node=NodeId(node), news=KvNews(events=(event,), is_whole=True))
+
+
+def removed(
+    node: int, pages: Iterable[int], tier: Tier = Tier.L1, lane: int | None = 0
+) -> NodeNews:
+    """Pages that have left a node."""
+    event = PagesRemoved(tier=tier, lane=lane, group=0, keys=short_keys(pages))
+    return NodeNews(node=NodeId(node), news=KvNews(events=(event,), is_whole=True))
+
+
+def reported(node: int, **changes: object) -> NodeReport:
+    """An idle node's report, or one with changes."""
+    idle = NodeReport(
+        node=NodeId(node),
+        num_seen=0,
+        busy_s=0.0,
+        num_requests=0,
+        arrivals_per_s=0.1,
+        busy_fraction=0.1,
+        num_ingresses=1,
+        prefill=Line(0.0, TOKEN_S),
+        load=Line(0.0, LOAD_PAGE_S),
+        pull=None,
+        interval_s=0.5,
+    )
+    return replace(idle, **changes)  # type: ignore[arg-type]
+
+
+def asking(name: str, pages: Iterable[int], session_id: str | None = None) -> Asking:
+    """A request whose prompt is these pages and half a page."""
+    keys = [key(page) for page in pages]
+    return Asking(
+        request_id=RequestId(name),
+        keys=b"".join(keys),
+        num_tokens=len(keys) * PAGE_SIZE + PAGE_SIZE // 2,
+        session_id=session_id,
+    )
