@@ -23,6 +23,7 @@ class TraceRequest:
     """The last block, if it is not whole."""
     num_tokens: int
     """The length of the whole prompt."""
+    num_answer_tokens: int
     arrival_s: float
     end_s: float
     """When its answer ends, if nothing has to wait."""
@@ -56,6 +57,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
                 blocks=blocks[index],
                 partial_block=_partial_block(row),
                 num_tokens=row["input_length"],
+                num_answer_tokens=row["output_length"],
                 arrival_s=arrivals[index],
                 end_s=arrivals[index] + num_new * BLOCK_TOKENS / _PREFILL_TOKENS_PER_S + answer_s,
                 session=sessions[index],
