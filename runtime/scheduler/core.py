@@ -39,6 +39,7 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.fetch_choice import FetchChoice
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.steps.copies import CopyDrafter
+from raydix.runtime.scheduler.steps.copy_reports import CopyReports
 from raydix.runtime.scheduler.steps.drafts import Drafter
 from raydix.runtime.scheduler.steps.planning import Planner
 from raydix.runtime.scheduler.steps.step_results import StepResults
@@ -95,7 +96,7 @@ class SchedulerCore:
         self._late_ranks = self._make_late_ranks()
         self._planner = self._make_planner()
         self._followers = Followers(
-            settings, self._page_news, self._lanes, self._source.view, self._outbox, self._timers
+            settings, self._page_news, self._lanes, self._source.view, self._outbox
         )
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -125,7 +126,8 @@ class SchedulerCore:
         if late_s is not None:
             self._timers.add(late_s)
 
-        self._followers.tell(now_s)
+        if self._followers.tell():
+            self._timers.add(now_s)
         # Plans go first, over links of their own: devices may wait for them.
         return [*sent, *self._outbox.take()]
 
@@ -308,15 +310,13 @@ class SchedulerCore:
             counters=self._counters,
             timings=self._timings,
         )
+        reports = CopyReports(self._rates, self._trials, self._counters, self._timings)
         transfers = TransferResults(
             requests=self._requests,
             source=self._source,
-            rates=self._rates,
-            trials=self._trials,
+            reports=reports,
             steps=steps,
             life=self._life,
-            counters=self._counters,
-            timings=self._timings,
         )
         return RankEvents(
             self.settings,

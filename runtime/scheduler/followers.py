@@ -9,7 +9,6 @@ from raydix.runtime.scheduler.page_news import PageNews, shared_state
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.host_view import HostView
-from raydix.runtime.scheduler.timers import Timers
 
 
 class Followers:
@@ -22,11 +21,10 @@ class Followers:
         lanes: Sequence[Lane],
         view: HostView,
         outbox: Outbox,
-        timers: Timers,
     ) -> None:
         self._settings = settings
         self._news, self._lanes, self._view = news, lanes, view
-        self._outbox, self._timers = outbox, timers
+        self._outbox = outbox
 
     def take(self, event: FollowerAttached | FollowerLost) -> None:
         """Take a follower in, or forget it. Without `tells_pages` none is told anything."""
@@ -37,14 +35,13 @@ class Followers:
             case FollowerLost():
                 self._news.end(event.connection)
 
-    def tell(self, now_s: float) -> None:
-        """Tell them what is due; of what is left, more with the next tick, which comes at once."""
+    def tell(self) -> bool:
+        """Tell them what is due; returns whether something is left, for the next tick."""
         if not self._news.is_followed:
-            return
+            return False
         for effect in self._news.take():
             self._outbox.emit(effect)
-        if self._news.has_more:
-            self._timers.add(now_s)
+        return self._news.has_more
 
     def _state(self) -> Iterator[KvEvent]:
         """All that there is. L1 comes first, which says what its pages hold."""

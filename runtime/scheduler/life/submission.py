@@ -52,24 +52,27 @@ class Submission:
             self._refuse(client_id, message, failure)
             return
 
+        request = self._enter(client_id, message, now_s)
+        self._counters.count(Count.PROMPT_TOKENS, request.num_prompt)
+        if request.deadline_s is not None:
+            self._timers.add(request.deadline_s, request.ticket)
+        self._grammars.provide(request)
+
+    def _enter(self, client_id: ClientId, message: SubmitRequest, now_s: float) -> RequestState:
+        """Let a request live, with what is known of its prompt, under a name of its own."""
         room = self._settings.max_model_len - len(message.token_ids)
-        max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
         request = RequestState(
             message,
             client_id,
             serial=self._requests.next_serial(),
-            max_tokens=max_tokens,
+            max_tokens=room if message.max_tokens is None else min(message.max_tokens, room),
             page_size=self._settings.page_size,
             now_s=now_s,
         )
-
-        self._counters.count(Count.PROMPT_TOKENS, request.num_prompt)
-        if request.deadline_s is not None:
-            self._timers.add(request.deadline_s, request.ticket)
         self._adopt_keys(request)
         self._endings.drop_orphan(request.request_id)
         self._requests.add(request)
-        self._grammars.provide(request)
+        return request
 
     def _refuse(self, client_id: ClientId, message: SubmitRequest, failure: RequestFailure) -> None:
         self._counters.count_failure(failure.kind)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.scheduler.life.load_users import user_of
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.transfers import Backup, Load
@@ -41,9 +42,7 @@ class CopyDrafter:
         wanted: list[Load] = []
         for load in lane.in_flight.take_ready_loads():
             # It may have ended, or started over, in the same event that brought the lease.
-            request = self._requests.living.get(load.request_id)
-            is_for_run = request is not None and request.load is load
-            if is_for_run or lane.promotions.of_load(load) is not None:
+            if user_of(load, lane, self._requests) is not None:
                 wanted.append(load)
             else:
                 self._source.release_lease(load.lease_id, load.host_connection)
