@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raydix.runtime.config.values import Port, Section
+from raydix.runtime.config.values import Section
 
 
 class PullSection(Section):
@@ -14,7 +14,7 @@ class PullSection(Section):
         None,
         description="Address of this host by which other nodes reach it. null: Ray's for the node.",
     )
-    port: Port | None = Field(
+    port: Annotated[int, Field(ge=1, le=65534)] | None = Field(
         None,
         description="Where other nodes ask for pages, which then travel by the port behind it. "
         "null: two free ones.",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raydix.errors import ConfigError
 from raydix.ids import BatchId
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
@@ -112,6 +113,12 @@ async def test_a_node_that_is_not_found_is_left_once_its_link_has_ended() -> Non
         puller.pulls.follow([])
 
         assert not puller.pulls._pullers
+
+
+async def test_a_port_that_is_taken_is_told_with_the_key_to_change() -> None:
+    async with two_shells() as (_, puller, record):
+        with pytest.raises(ConfigError, match=r"Set .* cache\.l2\.pull\.port to a free port"):
+            await puller.pulls.open(TcpAddress(record.host, record.port))
 
 
 async def test_no_secret_stands_in_what_may_be_logged() -> None:
