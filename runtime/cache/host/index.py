@@ -254,12 +254,12 @@ class HostIndex:
     def pin(self, page_id: HostPageId) -> None:
         """Add a reader to a READY page."""
         if self._pages.add_reader(page_id):
-            self._evictable.remove(self._pages.group_of(page_id), page_id)
+            self._evictable.set_aside(self._pages.group_of(page_id), page_id)
 
     def pin_all(self, group: int, page_ids: Sequence[HostPageId]) -> None:
         """Add a reader to each of these READY pages of a group, none of which is named twice."""
         pages = np.array(page_ids, dtype=np.int64)
-        self._evictable.remove_all(group, self._pages.add_readers(pages))
+        self._evictable.set_all_aside(group, self._pages.add_readers(pages))
 
     def unpin(self, page_ids: Iterable[HostPageId]) -> None:
         """Take a reader off each page, given in prefix order; the last one counts as used first."""
@@ -269,7 +269,7 @@ class HostIndex:
 
     def _make_evictable(self, group: int, page_id: HostPageId) -> None:
         """List a READY page without readers as the most recently used of its group."""
-        self._evictable.append(group, page_id, self._now_s)
+        self._evictable.put_back(group, page_id, self._now_s)
         self._pages.use(page_id)
 
     def drop_unread(self, page_id: HostPageId) -> bool:

@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +10,8 @@ from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.eviction_policies import EvictionKey, PolicyKey, eviction_key
 from raydix.runtime.cache.host.coming_pages import Coming
 from raydix.runtime.cache.host.lru_lists import Items, view_of
-from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
+from raydix.runtime.cache.host.page_run import EndedUsers, Origin, PageRun, users_of
+from raydix.runtime.cache.sorted_entries import SortedEntries
 from raydix.runtime.cache.standing import (
     Away,
     Idle,
@@ -31,43 +31,6 @@ long as it is.
 """
 
 
-@dataclass(slots=True, eq=False)
-class PageRun:
-    """Pages of one KV group that were used together. `PageRuns` alone changes it."""
-
-    group: int
-    number: int
-    pages: "array[int]"
-    """The pages in the order in which they go; some may have left the run since."""
-    standing: Standing
-    created_s: float
-    num_hits: int
-    user: UserId | None
-    """The only user of the pages; None: nobody has used them since they came."""
-    reader: UserId | None
-    """Who used them last."""
-    num_live: int
-    start: int = 0
-    """The first of `pages` that may not have left."""
-    entry: "OrderEntry[PageRun] | None" = None
-    priority: int = 0
-
-    def is_free_for(self, user: UserId) -> bool:
-        """Whether a user may make the pages its own."""
-        return self.user is None or (self.user == user and user != SEVERAL_USERS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where the pages of a new run come from."""
-
-    group: int
-    user: UserId | None
-    reader: UserId | None
-    created_s: float
-    num_hits: int
-
-
 class PageRuns:
     """Owns: the READY pages without readers, in runs, and the order in which the runs go.
 
@@ -82,6 +45,10 @@ class PageRuns:
         self._run_of = array("i", [_NOWHERE]) * num_pages
         """The number of each page's run."""
         self._all_run_of = view_of(self._run_of, np.intc)
+        self._owner_of = array("q", bytes(8 * num_pages))
+        self._all_owner_of = view_of(self._owner_of, np.int64)
+        """The only user of each page that is out of its run while it is read; 0: several."""
+        self._ended = EndedUsers()
         self._runs: list[PageRun | None] = []
         self._free_numbers: list[int] = []
         self._orders = [SortedEntries[PageRun]() for _ in range(num_groups)]
@@ -145,26 +112,55 @@ class PageRuns:
                     walks.remove(walk)
 
     def append(self, group: int, page: int, now_s: float, coming: Coming | None = None) -> None:
-        """Add a page that is in no run, as the most recently used.
+        """Add a page that is new, as the most recently used.
 
         One that a user was to bring becomes its own, and goes before the pages of its chain that
         were there.
         """
         user = None if coming is None else coming.user
         standing = Idle(now_s) if coming is None else InUse(coming.since_s)
+        self._append(group, page, now_s, user, standing)
+
+    def put_back(self, group: int, page: int, now_s: float) -> None:
+        """Add a page that `set_aside` has taken out, as the most recently used: its user's again.
+
+        If that has ended meanwhile, it goes before all others.
+        """
+        owner = UserId(self._owner_of[page])
+        self._owner_of[page] = SEVERAL_USERS
+        standing = Over() if owner in self._ended else Idle(now_s)
+        user = None if owner == SEVERAL_USERS else owner
+        self._append(group, page, now_s, user, standing)
+
+    def _append(
+        self, group: int, page: int, now_s: float, user: UserId | None, standing: Standing
+    ) -> None:
         run = self._newcomers[group]
         if (
             run is None
             or len(run.pages) >= _MAX_NEWCOMERS
             or (run.user, run.standing, run.created_s) != (user, standing, now_s)
         ):
-            origin = _Origin(group, user=user, reader=user, created_s=now_s, num_hits=0)
-            run = self._add(origin, [], standing, now_s, is_before_equals=coming is not None)
+            origin = Origin(group, user=user, reader=user, created_s=now_s, num_hits=0)
+            is_before = isinstance(standing, InUse)
+            run = self._add(origin, [], standing, now_s, is_before_equals=is_before)
             self._newcomers[group] = run
         run.pages.append(page)
         run.num_live += 1
         self._run_of[page] = run.number
         self._lengths[group] += 1
+
+    def set_aside(self, group: int, page: int) -> None:
+        """Take a page out that is to be read, and remember whose it is."""
+        self._owner_of[page] = self._run(self._run_of[page]).user or SEVERAL_USERS
+        self.remove(group, page)
+
+    def set_all_aside(self, group: int, pages: Items) -> None:
+        """Take pages out that are to be read, and remember whose they are."""
+        numbers, places = np.unique(self._all_run_of[pages], return_inverse=True)
+        users = [self._run(number).user or SEVERAL_USERS for number in numbers.tolist()]
+        self._all_owner_of[pages] = np.array(users, dtype=np.int64)[places]
+        self.remove_all(group, pages)
 
     def remove(self, group: int, page: int) -> None:
         """Take a page out."""
@@ -202,7 +198,7 @@ class PageRuns:
         # The last pages first: so they go first among equals.
         for pages, owner in ((chain[end:], user), (chain[:end], SEVERAL_USERS)):
             if len(pages):
-                origin = _Origin(
+                origin = Origin(
                     group, user=owner, reader=user, created_s=created_s, num_hits=num_hits
                 )
                 self._add(origin, pages[::-1].tolist(), standing, now_s)
@@ -221,6 +217,7 @@ class PageRuns:
 
         A hint that it gave before holds no longer.
         """
+        self._ended.note(user, Idle(now_s))
         for run in self._runs_of(user):
             if run.reader == user and not isinstance(run.standing, Idle):
                 self._enter(run, Idle(now_s), now_s)
@@ -238,6 +235,7 @@ class PageRuns:
 
         What it has used last and others use, too, is kept or comes back with that.
         """
+        self._ended.note(user, standing)
         num_pages = 0
         for run in self._runs_of(user):
             former = run.standing
@@ -259,7 +257,7 @@ class PageRuns:
 
     def _add(
         self,
-        origin: _Origin,
+        origin: Origin,
         pages: list[int],
         standing: Standing,
         now_s: float,
@@ -282,7 +280,7 @@ class PageRuns:
             self._runs.append(run)
         else:
             self._runs[number] = run
-        for user in _users_of(run):
+        for user in users_of(run):
             self._of_user.setdefault(user, {})[run] = None
 
         self._newcomers[run.group] = None
@@ -327,7 +325,7 @@ class PageRuns:
         self._orders[run.group].remove(run.entry)
         self._runs[run.number] = None
         self._free_numbers.append(run.number)
-        for user in _users_of(run):
+        for user in users_of(run):
             runs = self._of_user[user]
             del runs[run]
             if not runs:
@@ -357,7 +355,7 @@ class PageRuns:
                     raise AccountingError(
                         f"run {run.number} has pages {live}; {run.num_live} are counted"
                     )
-                for user in _users_of(run):
+                for user in users_of(run):
                     of_user.setdefault(user, set()).add(run)
 
         if {user: set(runs) for user, runs in self._of_user.items()} != of_user:
@@ -365,11 +363,6 @@ class PageRuns:
         num_listed = int(np.count_nonzero(self._all_run_of != _NOWHERE))
         if num_listed != num_found:
             raise AccountingError(f"{num_listed} pages are in runs that have {num_found}")
-
-
-def _users_of(run: PageRun) -> set[UserId]:
-    """The users under whom a run is found."""
-    return {user for user in (run.user, run.reader) if user is not None} - {SEVERAL_USERS}
 
 
 def _walk(run_of: "array[int]", runs: list[tuple[int, "array[int]"]]) -> Iterator[int]:

@@ -1,5 +1,7 @@
 """HostMemory hears of ends and hints, and keeps within budgets."""
 
+import pytest
+
 from raydix.ids import TenantId, UserId
 from raydix.runtime.messages.host import EndUse
 from raydix.runtime.messages.retention import Retention, RetentionKind
@@ -78,3 +80,39 @@ def test_what_a_session_shares_is_kept_no_longer_than_its_budget_allows() -> Non
     serve(host, UserId(13), ["c1", "c2", "c3", "c4"], keep)
     assert [each["pages"] for each in host.core.stats()["l2_kept"]] == [4]
     host.core.check()
+
+
+@pytest.mark.parametrize("ends_while_read", [False, True])
+def test_pages_that_were_read_stay_their_sessions_own(ends_while_read: bool) -> None:
+    host = attached(16)
+    serve(host, B, ["b1", "b2"])
+    serve(host, A, ["a1", "a2"])
+    host.now_s += 1.0
+    host.lookup("again", ["a1", "a2"], user=A)
+    host.lease(7, ["a1", "a2"])
+    end = EndUse(user=A, tenant=TENANT, retention=END)
+    if ends_while_read:
+        host.say(end)
+    host.release(7)
+    if not ends_while_read:
+        host.say(end)
+    for number in range(10):
+        host.commit([f"x{number}"])
+    assert left_of(host, ["a1", "a2"]) == []
+    assert left_of(host, ["b1", "b2"]) == ["b1", "b2"]
+    host.core.check()
+
+
+def test_pages_of_a_session_that_goes_on_while_they_are_read_age_as_others() -> None:
+    host = attached(16)
+    serve(host, A, ["a1", "a2"])
+    host.lookup("again", ["a1", "a2"], user=A)
+    host.lease(7, ["a1", "a2"])
+    host.say(EndUse(user=A, tenant=TENANT, retention=END))
+    host.say(EndUse(user=A, tenant=TENANT))
+    host.release(7)
+    host.now_s += 1.0
+    serve(host, B, ["b1", "b2"], END)
+    for number in range(10):
+        host.commit([f"x{number}"])
+    assert left_of(host, ["a1", "a2"]) == ["a1", "a2"]

@@ -1,0 +1,71 @@
+"""Pages of L2 that were used together: they go one after the other."""
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from raydix.ids import SEVERAL_USERS, UserId
+from raydix.runtime.cache.sorted_entries import OrderEntry
+from raydix.runtime.cache.standing import Over, Standing
+
+_MAX_ENDED = 4096
+
+
+class EndedUsers:
+    """Owns: the users that have ended of late: their pages may come back from readers."""
+
+    def __init__(self) -> None:
+        self._users: OrderedDict[UserId, None] = OrderedDict()
+
+    def __contains__(self, user: UserId) -> bool:
+        return user in self._users
+
+    def note(self, user: UserId, standing: Standing) -> None:
+        """Note what has become of a user."""
+        self._users.pop(user, None)
+        if isinstance(standing, Over):
+            self._users[user] = None
+            if len(self._users) > _MAX_ENDED:
+                self._users.popitem(last=False)
+
+
+@dataclass(slots=True, eq=False)
+class PageRun:
+    """Pages of one KV group that were used together. `PageRuns` alone changes it."""
+
+    group: int
+    number: int
+    pages: "array[int]"
+    """The pages in the order in which they go; some may have left the run since."""
+    standing: Standing
+    created_s: float
+    num_hits: int
+    user: UserId | None
+    """The only user of the pages; None: nobody has used them since they came."""
+    reader: UserId | None
+    """Who used them last."""
+    num_live: int
+    start: int = 0
+    """The first of `pages` that may not have left."""
+    entry: "OrderEntry[PageRun] | None" = None
+    priority: int = 0
+
+    def is_free_for(self, user: UserId) -> bool:
+        """Whether a user may make the pages its own."""
+        return self.user is None or (self.user == user and user != SEVERAL_USERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the pages of a new run come from."""
+
+    group: int
+    user: UserId | None
+    reader: UserId | None
+    created_s: float
+    num_hits: int
+
+
+def users_of(run: PageRun) -> set[UserId]:
+    """The users under whom a run is found."""
+    return {user for user in (run.user, run.reader) if user is not None} - {SEVERAL_USERS}
