@@ -1,0 +1,141 @@
+"""Made-up traces of agents: sessions that grow turn by turn behind prefixes that they share."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log
+
+from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
+
+_PREFILL_TOKENS_PER_S = 20_000
+_DECODE_TOKENS_PER_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the sessions of a trace are like. Medians and spreads are those of log-normal draws."""
+
+    num_sessions: int = 60
+    start_gap_s: float = 15.0
+    """The mean of the exponential gaps between the starts of sessions."""
+    common_tokens: int = 32_000
+    """Tools and system prompt, which all begin with."""
+    num_repositories: int = 50
+    repository_tokens: int = 20_000
+    """What sessions of one repository share behind that; the k-th is drawn with weight 1 / k."""
+    own_tokens: int = 10_000
+    turn_tokens: float = 2_100.0
+    """Median of a turn's new tokens."""
+    turn_spread: float = 1.0
+    pause_s: float = 1.6
+    """Median of the time from an answer to the session's next request."""
+    pause_spread: float = 1.8
+    answer_tokens: float = 312.0
+    answer_spread: float = 1.0
+    mean_turns: float = 20.0
+    max_tokens: int = 200_000
+    child_fraction: float = 0.0
+    """The part of turns at which a sub-agent starts, a session that goes on from what there is and
+    ends after a few turns.
+    """
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session that is to send its next request."""
+
+    number: int
+    parts: list[tuple[str, int]]
+    """What its prompt is made of: the name of each part, and its tokens."""
+    at_s: float
+    mean_turns: float
+
+
+class _Blocks:
+    """Numbers the blocks of prompts, each with all that comes before it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, tuple[tuple[str, int], ...], int], int] = {}
+
+    def of(self, parts: list[tuple[str, int]]) -> tuple[tuple[int, ...], int | None]:
+        """The whole blocks of a prompt, and the last one if it is not whole."""
+        blocks: list[int] = []
+        content: list[tuple[str, int]] = []
+        room = BLOCK_TOKENS
+        for name, num_tokens in parts:
+            start = 0
+            while num_tokens - start >= room:
+                content.append((name, start))
+                blocks.append(self._number(blocks, content, BLOCK_TOKENS))
+                start, room, content = start + room, BLOCK_TOKENS, []
+            if start < num_tokens:
+                content.append((name, start))
+                room -= num_tokens - start
+        partial = self._number(blocks, content, BLOCK_TOKENS - room) if content else None
+        return tuple(blocks), partial
+
+    def _number(self, before: list[int], content: list[tuple[str, int]], num_tokens: int) -> int:
+        key = (before[-1] if before else -1, tuple(content), num_tokens)
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+def make_trace(shape: Shape, seed: int) -> list[TraceRequest]:
+    """All requests of a made-up trace, in order; the same for the same shape and seed."""
+    draw = random.Random(seed)
+    waiting = list(_roots(shape, draw))
+    blocks, seen = _Blocks(), set[int]()
+    made: list[TraceRequest] = []
+    num_sessions = len(waiting)
+    while waiting:
+        session = min(waiting, key=lambda each: each.at_s)
+        waiting.remove(session)
+        turn = f"turn {len(made)}"
+        session.parts.append((turn, _tokens(draw, shape.turn_tokens, shape.turn_spread)))
+        num_tokens = sum(tokens for _, tokens in session.parts)
+        found, partial = blocks.of(session.parts)
+        num_new = BLOCK_TOKENS * sum(block not in seen for block in found)
+        seen.update(found)
+
+        answer = _tokens(draw, shape.answer_tokens, shape.answer_spread)
+        end_s = session.at_s + num_new / _PREFILL_TOKENS_PER_S + answer / _DECODE_TOKENS_PER_S
+        next_s = end_s + draw.lognormvariate(log(shape.pause_s), shape.pause_spread)
+        goes_on = draw.random() > 1 / session.mean_turns and num_tokens < shape.max_tokens
+        made.append(
+            TraceRequest(
+                blocks=found,
+                partial_block=partial,
+                num_tokens=num_tokens,
+                num_answer_tokens=answer,
+                arrival_s=session.at_s,
+                end_s=end_s,
+                session=session.number,
+                next_s=next_s if goes_on else None,
+            )
+        )
+        session.parts.append((f"answer to {turn}", answer))
+        if draw.random() < shape.child_fraction:
+            num_sessions += 1
+            waiting.append(_Session(num_sessions, list(session.parts), end_s + 0.1, 4.0))
+        if goes_on:
+            session.at_s = next_s
+            waiting.append(session)
+    return made
+
+
+def _roots(shape: Shape, draw: random.Random) -> Iterator[_Session]:
+    """The sessions that begin by themselves."""
+    at_s = 0.0
+    weights = [1 / (index + 1) for index in range(shape.num_repositories)]
+    for number in range(1, shape.num_sessions + 1):
+        [repository] = draw.choices(range(shape.num_repositories), weights)
+        parts = [
+            ("common", shape.common_tokens),
+            (f"repository {repository}", shape.repository_tokens),
+            (f"session {number}", draw.randint(shape.own_tokens // 2, 3 * shape.own_tokens // 2)),
+        ]
+        yield _Session(number, [each for each in parts if each[1]], at_s, shape.mean_turns)
+        at_s += draw.expovariate(1 / shape.start_gap_s)
+
+
+def _tokens(draw: random.Random, median: float, spread: float) -> int:
+    return max(1, round(draw.lognormvariate(log(median), spread)))
