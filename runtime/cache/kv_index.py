@@ -45,6 +45,10 @@ class KvIndex:
         """Whether a place has this page of a KV group, by its short key."""
         return key in self._places.get(place, {}).get(group, ())
 
+    def has_anywhere(self, key: bytes) -> bool:
+        """Whether some place has this page, of any KV group."""
+        return any(key in keys for groups in self._places.values() for keys in groups.values())
+
     def count_leading(self, place: Place, group: int, keys: ShortKeys, start: int = 0) -> int:
         """Pages of a chain from page `start` on that a place has, up to the first gap."""
         known = self._places.get(place, {}).get(group)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from raydix.kernels.pages.page_codec import Codec
+from raydix.runtime.config.events import EventsSection
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.config.policies import (
     EvictionPolicy,
@@ -230,6 +231,10 @@ class CacheSection(Section):
         description="The node's arena. null: no L2, hence no L3.",
     )
     l3: L3Section | None = Field(None, description="Storage that outlives the engine. null: none.")
+    events: EventsSection | None = Field(
+        None,
+        description="Tells others which pages each tier gets and loses. null: nobody is told.",
+    )
     kv_dtype: Choice[KvDtype] = Field(
         KvDtype.AUTO,
         description="What keys and values are cached as, in all tiers. auto: model.dtype; "

@@ -24,7 +24,7 @@ class Tier(StrEnum):
     L3 = "l3"
 
 
-class TokenRun(msgspec.Struct, frozen=True, kw_only=True):
+class TokenRun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a run of pages next to each other in one chain holds, so that others can find it."""
 
     parent: ShortKeys | None
@@ -35,7 +35,7 @@ class TokenRun(msgspec.Struct, frozen=True, kw_only=True):
     """The salt from which the keys are chained; None: they have none."""
 
 
-class PagesStored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PagesStored(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
     """A tier has pages that it had not. Of one chain in its order, if `run` says what they hold."""
 
     tier: Tier
@@ -47,7 +47,7 @@ class PagesStored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What the pages hold; None: not told. A page of L1 says so in one of its KV groups."""
 
 
-class PagesRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PagesRemoved(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
     """A tier has lost pages that it had."""
 
     tier: Tier
@@ -56,7 +56,7 @@ class PagesRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     keys: ShortKeys
 
 
-class TierCleared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class TierCleared(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
     """A tier has lost all pages of all KV groups: who had them is gone."""
 
     tier: Tier

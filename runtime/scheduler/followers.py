@@ -37,7 +37,7 @@ class Followers:
 
     def tell(self) -> bool:
         """Tell them what is due; returns whether something is left, for the next tick."""
-        if not self._news.is_followed:
+        if not self._news.has_more:
             return False
         for effect in self._news.take():
             self._outbox.emit(effect)

@@ -31,8 +31,8 @@ class PageNews:
         self._left: dict[ConnectionId, deque[KvEvent]] = {}
         """What each follower is still to be told, but for the latest changes."""
         self._changes: list[KvEvent] = []
-        self._whole: set[ConnectionId] = set()
-        """The followers that were told all that there was when they came."""
+        self._behind: set[ConnectionId] = set()
+        """The followers that were not told yet all that there was when they came."""
 
     @property
     def is_followed(self) -> bool:
@@ -41,18 +41,19 @@ class PageNews:
 
     @property
     def has_more(self) -> bool:
-        """Whether some follower is to be told more than was taken for it."""
-        return any(self._left.values())
+        """Whether some follower is to be told something now."""
+        return bool(self._changes or self._behind)
 
     def begin(self, connection: ConnectionId, state: Iterable[KvEvent]) -> None:
         """Take a new follower, which is told first what there is now."""
-        self._hand_on_changes()
+        assert not self._changes, "they are told at the end of each event"
         self._left[connection] = deque(state)
+        self._behind.add(connection)
 
     def end(self, connection: ConnectionId) -> None:
         """Forget a follower that has gone."""
         self._left.pop(connection, None)
-        self._whole.discard(connection)
+        self._behind.discard(connection)
 
     def note(self, event: KvEvent) -> None:
         """Note a change of what is followed."""
@@ -72,21 +73,25 @@ class PageNews:
 
     def take(self) -> list[TellFollower]:
         """Take what followers are told now, in order."""
-        self._hand_on_changes()
+        changes = self._hand_on_changes()
         told = []
         for connection, left in self._left.items():
-            if left or connection not in self._whole:
+            was_behind, events = connection in self._behind, changes
+            if was_behind:
                 events = _take_piece(left)
                 if not left:
-                    self._whole.add(connection)
-                is_whole = connection in self._whole
+                    self._behind.remove(connection)
+            if events or was_behind:
+                is_whole = connection not in self._behind
                 told.append(TellFollower(connection=connection, events=events, is_whole=is_whole))
         return told
 
-    def _hand_on_changes(self) -> None:
-        changes, self._changes = self._changes, []
-        for left in self._left.values():
-            left.extend(changes)
+    def _hand_on_changes(self) -> tuple[KvEvent, ...]:
+        """Let changes come behind what is left for those who are behind; returns them."""
+        changes, self._changes = tuple(self._changes), []
+        for connection in self._behind:
+            self._left[connection].extend(changes)
+        return changes
 
 
 def shared_state(tier: Tier, group: int, keys: Iterable[bytes]) -> list[PagesStored]:

@@ -10,6 +10,7 @@ from raydix.errors import EngineDead
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.host_memory import HostMemoryActor
+from raydix.runtime.actors.kv_publisher import KvPublisherActor
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
@@ -126,6 +127,9 @@ class InProcessSpawner:
             case ActorKind.STORAGE:
                 storage = StorageActor(**arguments, on_fatal=running.fail)
                 running.bind(storage, storage.stop)
+            case ActorKind.EVENTS:
+                events = KvPublisherActor(**arguments, on_fatal=running.fail)
+                running.bind(events, events.stop)
             case ActorKind.GPU:
                 gpu = GpuActor(**arguments, build_model=self._build_model, on_fatal=running.fail)
                 running.bind(gpu, gpu.shutdown)

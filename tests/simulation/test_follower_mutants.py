@@ -7,7 +7,7 @@ import pytest
 from raydix.runtime.cache.host.stored_objects import StoredObjects
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, short_keys, split_keys
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.messages.kv_events import Tier
+from raydix.runtime.messages.kv_events import KvEvent, Tier
 from raydix.runtime.scheduler import page_news
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.host_messages import HostMessages
@@ -76,10 +76,11 @@ def changes_overtake_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes late is told of changes at once, and of what there was when it gets to that."""
     monkeypatch.setattr(page_news, "_PIECE_BYTES", 1)
 
-    def hand_on_first(self: PageNews) -> None:
-        changes, self._changes = self._changes, []
-        for left in self._left.values():
-            left.extendleft(reversed(changes))
+    def hand_on_first(self: PageNews) -> tuple[KvEvent, ...]:
+        changes, self._changes = tuple(self._changes), []
+        for connection in self._behind:
+            self._left[connection].extendleft(reversed(changes))
+        return changes
 
     monkeypatch.setattr(PageNews, "_hand_on_changes", hand_on_first)
 

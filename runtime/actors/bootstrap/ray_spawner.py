@@ -18,6 +18,7 @@ from raydix.runtime.actors.bootstrap.ray_peers import RayPeerFinder
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.host_memory import HostMemoryActor
+from raydix.runtime.actors.kv_publisher import KvPublisherActor
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
@@ -208,6 +209,8 @@ class RaySpawner:
                 arguments["finder"] = RayPeerFinder()
             case ActorKind.STORAGE:
                 cls = StorageActor
+            case ActorKind.EVENTS:
+                cls = KvPublisherActor
             case ActorKind.GPU:
                 return await self._spawn_gpu(name, log_path, arguments)
             case ActorKind.SUPERVISOR:

@@ -92,6 +92,7 @@ def scheduler_settings(
         max_kept_fraction=cache.retention.max_kept_fraction,
         max_keep_s=cache.retention.max_keep_s,
         prefix_caching=cache.prefix_caching,
+        tells_pages=cache.events is not None,
         has_host_memory=config.has_l2,
         launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
@@ -152,6 +153,9 @@ def host_settings(config: EngineConfig, layout: KvLayout, *, has_storage: bool) 
         eviction=EvictionPolicy.LRU if cache.l2 is None else cache.l2.eviction,
         max_kept_fraction=cache.retention.max_kept_fraction,
         rule=make_rule(layout),
-        storage=StorageSettings(min_tokens=cache.prefetch.min_tokens),
+        storage=StorageSettings(
+            min_tokens=cache.prefetch.min_tokens,
+            max_told_objects=0 if cache.events is None else cache.events.max_l3_pages,
+        ),
         has_storage=has_storage,
     )

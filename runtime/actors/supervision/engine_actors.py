@@ -11,6 +11,7 @@ from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.gpu import GpuSetup
 from raydix.runtime.actors.gpu_model import LoadReport
 from raydix.runtime.actors.host_memory import HostMemorySetup
+from raydix.runtime.actors.kv_publisher import KvPublisherSetup
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.pulls.pull_settings import PullSetup
 from raydix.runtime.actors.scheduler import SchedulerSetup
@@ -89,12 +90,16 @@ class EngineActors:
         self.host = (
             self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host) if config.has_l2 else None
         )
+        self.events = (
+            self._keeper(ActorKind.EVENTS, self._bring_up_events) if config.cache.events else None
+        )
         self.storage = StorageSwitch(self, supervision)
 
     def all(self) -> list[Keeper]:
-        """The keepers of all actors; that of storage only while there is a backend."""
+        """The keepers of all actors; those of storage and of events only while there are any."""
         storage = self.storage.current
-        return [*self.lasting(), *([] if storage is None else [storage.keeper])]
+        others = [self.events, None if storage is None else storage.keeper]
+        return [*self.lasting(), *[keeper for keeper in others if keeper is not None]]
 
     def lasting(self) -> list[Keeper]:
         """The keepers of the actors without which there is no engine."""
@@ -133,6 +138,8 @@ class EngineActors:
     async def wait_attached(self) -> None:
         """Return once every actor serves and has met those it works with."""
         await asyncio.gather(*(keeper.serving() for keeper in self.lasting()), self.storage.met())
+        if self.events is not None:
+            await self.events.serving()
         await self._tell(self.scheduler, "wait_ready")
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
@@ -279,6 +286,18 @@ class EngineActors:
         """The namespace of the pages of L2 and L3."""
         report, _ = await self._loaded.agreed()
         return make_namespace(report.fingerprint, _WEIGHT_VERSION, report.layout)
+
+    async def _bring_up_events(self, actor: RunningActor, incarnation: int) -> None:
+        assert self._config.cache.events is not None, "there are events"
+        facts = await self.facts()
+        setup = KvPublisherSetup(
+            section=self._config.cache.events,
+            layout=facts.layout,
+            num_lanes=self._config.parallel.dp,
+            scheduler_address=self.record.client_address,
+            secret=self._secret,
+        )
+        await actor.call("start", setup)
 
     async def _bring_up_host(self, actor: RunningActor, incarnation: int) -> None:
         # A GPU actor that outlived the last HostMemory still maps its arena, with all pages.

@@ -14,6 +14,7 @@ class ActorKind(StrEnum):
     HOST_MEMORY = "host"
     STORAGE = "storage"
     GPU = "gpu"
+    EVENTS = "events"
 
 
 def actor_name(engine: str, kind: ActorKind, number: int | None = None) -> str:

@@ -105,6 +105,8 @@ class SupervisorActor:
         if self._config.has_l3 and self._config.cache.l3 is not None:
             self._actors.storage.start(self._config.cache.l3)
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._actors.lasting()]
+        if self._actors.events is not None:
+            keepers.append(asyncio.create_task(_keep_events(self._actors.events)))
         self._guard = asyncio.create_task(self._watch(keepers))
         ready = asyncio.create_task(self._wait_ready())
         await asyncio.wait({ready, self._guard}, return_when=asyncio.FIRST_COMPLETED)
@@ -329,6 +331,18 @@ class SupervisorActor:
                         logger.warning(
                             "engine %s stops before all pages were written to L3", self._name
                         )
+
+
+async def _keep_events(keeper: Keeper) -> None:
+    """Keep who publishes events; if it ends too often the engine goes on without.
+
+    Raises ConfigError if it cannot even start.
+    """
+    try:
+        await keeper.run()
+    except EngineDead as error:
+        logger.error("KV events are published no more: %s", error)
+        await asyncio.Event().wait()
 
 
 async def _stats_of(keeper: Keeper) -> dict[str, Any] | None:

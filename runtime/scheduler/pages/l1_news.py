@@ -58,7 +58,11 @@ class L1News:
         stop = start + len(own[0])
         keys = short_keys(chain.keys(stop, start))
         parent = short_keys(chain.key(start - 1)) if start else None
-        taken = [(ids != 0) & (ids == in_tree) for ids, in_tree in zip(own, kept, strict=True)]
+        if kept is own:
+            # Nothing of it was there before.
+            taken = [ids != 0 for ids in own]
+        else:
+            taken = [(ids != 0) & (ids == in_tree) for ids, in_tree in zip(own, kept, strict=True)]
         packed = chain.packed_pages(start, stop)
         for event in self._stored(taken, keys, packed, parent, chain.cache_salt):
             self._news.note(event)
