@@ -78,7 +78,7 @@ class Compiler:
             case GrammarKind.JSON_OBJECT:
                 return self._compiler.compile_json_schema(_ANY_OBJECT, any_whitespace=False)
             case GrammarKind.JSON_SCHEMA:
-                schema = json.dumps(enforceable(_parsed(text)))
+                schema = json.dumps(enforceable(_parsed(text)), allow_nan=False)
                 return self._compiler.compile_json_schema(schema, any_whitespace=False)
             case GrammarKind.REGEX:
                 check_regex(text)
@@ -86,7 +86,7 @@ class Compiler:
             case GrammarKind.EBNF:
                 return self._compiler.compile_grammar(text)
             case GrammarKind.STRUCTURAL_TAG:
-                tag = json.dumps(_enforceable_tag(_parsed(text), 0))
+                tag = json.dumps(_enforceable_tag(_parsed(text), 0), allow_nan=False)
                 return self._compiler.compile_structural_tag(tag)
 
     def _try(self, content: bytes) -> None:
