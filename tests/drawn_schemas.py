@@ -28,6 +28,7 @@ def _base() -> st.SearchStrategy[Any]:
         "maximum": st.one_of(st.integers(20, 500), st.floats(20, 50).map(lambda x: round(x, 2))),
         "exclusiveMinimum": st.integers(-30, 10),
         "exclusiveMaximum": st.integers(5, 90),
+        "multipleOf": st.sampled_from([1, 2, 7, 0.5, 0.1]),
     }
     values = st.one_of(SCALARS, st.lists(SCALARS, max_size=2), st.dictionaries(NAMES, SCALARS))
     return st.one_of(
@@ -41,6 +42,7 @@ def _base() -> st.SearchStrategy[Any]:
         st.lists(values, min_size=1, max_size=4).map(lambda each: {"enum": each}),
         SCALARS.map(lambda each: {"const": each}),
         st.sampled_from([{"minLength": 2}, {"minimum": 3, "maxItems": 1}]),
+        st.just({"$ref": "#/$defs/d"}),
     )
 
 
@@ -51,6 +53,8 @@ def _extended(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "additionalProperties": st.one_of(st.booleans(), inner),
         "patternProperties": st.dictionaries(st.sampled_from(["^x", "y$"]), inner, max_size=2),
         "description": st.just("d"),
+        "minProperties": st.integers(0, 3),
+        "maxProperties": st.integers(1, 4),
     }
     arrays = {
         "items": inner,
@@ -63,17 +67,23 @@ def _extended(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.fixed_dictionaries({"type": st.just("object")}, optional=objects),
         st.fixed_dictionaries({"type": st.just("array")}, optional=arrays),
         *(some.map(lambda each, name=name: {name: each}) for name in ("anyOf", "oneOf", "allOf")),
-        st.builds(lambda one, others: {**one, "anyOf": others}, inner, some),
+        st.builds(
+            lambda one, name, others: {**one, name: others},
+            inner,
+            st.sampled_from(["anyOf", "oneOf", "allOf"]),
+            some,
+        ),
         inner.map(lambda each: {"properties": {"p": each}, "required": ["p"]}),
-        inner.map(
-            lambda each: {"$ref": "#/$defs/d", "$defs": {"d": {"type": "array", "items": each}}}
+        st.fixed_dictionaries(
+            {"type": st.just("array"), "contains": inner},
+            optional={**arrays, "minContains": st.integers(0, 2), "uniqueItems": st.booleans()},
         ),
-        inner.map(lambda each: {"type": "array", "contains": each}),
-        st.sampled_from(
-            [{"not": {}}, {"type": "array", "uniqueItems": True}, {"minProperties": 1}]
-        ),
+        st.sampled_from([{"not": {}}, {"type": "array", "uniqueItems": True}]),
     )
 
 
-SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.recursive(_base(), _extended, max_leaves=8)
-"""Some demand what is not enforced."""
+_PARTS = st.recursive(_base(), _extended, max_leaves=8)
+SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.builds(
+    lambda schema, shared: {**schema, "$defs": {"d": shared}}, _PARTS, _PARTS
+)
+"""Some demand what is not enforced, and some contain themselves."""

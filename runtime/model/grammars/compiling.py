@@ -14,7 +14,8 @@ import numpy as np
 from raydix.errors import BadRequest
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
 from raydix.runtime.model.grammars.regexes import check_regex
-from raydix.runtime.model.grammars.schema_check import MAX_DEPTH, enforceable
+from raydix.runtime.model.grammars.schema_check import enforceable
+from raydix.runtime.model.grammars.schema_merging import MAX_DEPTH
 from raydix.runtime.model.grammars.schema_strings import NotEnforced
 from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary
 
