@@ -10,7 +10,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
-from raydix.runtime.model.checkpoint.hub import settings_folder
+from raydix.runtime.model.checkpoint.hub import require_folder, settings_folder
 
 if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
@@ -56,12 +56,15 @@ def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
 
     Raises CheckpointError, or ConfigError if the model cannot be divided among so many ranks.
     """
+    # What is missing is told at once.
+    folder = settings_folder(config.model.path)
+    require_folder(folder)
     # Imported here: torch takes seconds, and clients that merely connect should not wait for it.
     from raydix.runtime.model.checkpoint.model_sizes import measure_model
     from raydix.runtime.model.spec.fixed_order import require_fixed_order
 
     sizes = measure_model(
-        settings_folder(config.model.path),
+        folder,
         dtype=config.model.dtype,
         tp=config.parallel.tp,
         page_size=config.cache.page_size,
