@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from raydix.runtime.config.values import Fraction, Seconds, Section, Size
+from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.config.values import Choice, Fraction, Seconds, Section, Size
 
 
 class StoreSection(Section):
@@ -27,6 +28,9 @@ class BoundedL3Section(StoreSection):
 
     max_bytes: Size = Field(
         2**30, description="Most bytes of objects, over all models; the least used go."
+    )
+    eviction: Choice[EvictionPolicy] = Field(
+        EvictionPolicy.LRU, description="Which objects go first."
     )
 
 

@@ -12,7 +12,7 @@ class SchedulingPolicy(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """Which pages leave L1 or L2 first; `runtime/cache/eviction_policies.py` has the keys."""
+    """What leaves L1, L2 and a bounded L3 first; `cache/eviction_policies.py` has the keys."""
 
     LRU = "lru"
     LFU = "lfu"

@@ -42,7 +42,9 @@ def create_backend(section: L3Section) -> StorageBackend:
 
     match section:
         case FileL3Section():
-            return FileBackend(Path(section.path), section.max_bytes, modes=modes)
+            return FileBackend(
+                Path(section.path), section.max_bytes, modes=modes, eviction=section.eviction
+            )
         case RedisL3Section():
             return RedisBackend(section.url, ttl_s=section.ttl_s, timeout_s=section.timeout_s)
         case S3L3Section():
@@ -50,14 +52,23 @@ def create_backend(section: L3Section) -> StorageBackend:
         case MooncakeL3Section():
             return MooncakeBackend(section)
         case Hf3fsL3Section():
-            return Hf3fsBackend(Path(section.path), section.max_bytes)
+            return Hf3fsBackend(Path(section.path), section.max_bytes, eviction=section.eviction)
         case NixlL3Section():
             transfers = NixlTransfers(section.plugin, section.plugin_options)
             return FileBackend(
-                Path(section.path), section.max_bytes, transfers=transfers, modes=modes
+                Path(section.path),
+                section.max_bytes,
+                transfers=transfers,
+                modes=modes,
+                eviction=section.eviction,
             )
         case AibrixL3Section():
-            return AibrixBackend(Path(section.path), section.max_bytes, ttl_s=section.ttl_s)
+            return AibrixBackend(
+                Path(section.path),
+                section.max_bytes,
+                ttl_s=section.ttl_s,
+                eviction=section.eviction,
+            )
         case FakeL3Section():
             faults = Faults(
                 seed=section.seed,
@@ -67,7 +78,7 @@ def create_backend(section: L3Section) -> StorageBackend:
                 failure_fraction=section.failure_fraction,
                 corrupt_fraction=section.corrupt_fraction,
             )
-            return FakeBackend(section.max_bytes, faults)
+            return FakeBackend(section.max_bytes, faults, eviction=section.eviction)
         case PluginL3Section():
             return _create_plugin(section, entry_points(group=ENTRY_POINT_GROUP))
         case _:

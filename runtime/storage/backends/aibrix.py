@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raydix.errors import ConfigError
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
@@ -58,14 +59,16 @@ class AibrixBackend:
         *,
         ttl_s: int,
         clock: Callable[[], float] = time.monotonic,
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
         self._root = root
         self._max_bytes = max_bytes
+        self._eviction = eviction
         self._ttl_s = ttl_s
         self._clock = clock
 
         self._prefix = b""
-        self._room = Room(max_bytes, self._remove)
+        self._room = Room(max_bytes, self._remove, eviction)
         self._writing: set[bytes] = set()
         self._connector: Any = None
         self._as_status: Any = None
@@ -106,7 +109,9 @@ class AibrixBackend:
 
     def _take_stock(self) -> None:
         sizes = {key.hex(): len(value) for key, value in self._connector.store.items()}
-        self._room = open_room(self._root, self._max_bytes, sizes, self._remove, OWNER_ALONE)
+        self._room = open_room(
+            self._root, self._max_bytes, sizes, self._remove, OWNER_ALONE, eviction=self._eviction
+        )
 
     def _make_connector(self, executor: ThreadPoolExecutor) -> Any:
         # Not by `from_envs`: AIBrix's environment variables would hold for the whole process.

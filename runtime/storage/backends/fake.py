@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
@@ -46,13 +47,15 @@ class FakeBackend:
         faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
         self._faults = faults or Faults()
         self._random = random.Random(self._faults.seed)
         self._clock = clock
         self._sleep = sleep
 
-        self._room = Room(max_bytes, self._remove)
+        self._room = Room(max_bytes, self._remove, eviction)
         self._objects: dict[str, bytes] = {}
         self._namespace = ""
         self._lock = threading.Lock()

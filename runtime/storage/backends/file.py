@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from raydix.errors import ConfigError
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
@@ -51,15 +52,17 @@ class FileBackend:
         transfers: FileTransfers | None = None,
         *,
         modes: Modes = OWNER_ALONE,
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
         """`transfers`: what moves the bytes; None for system calls."""
         self._root = root
         self._tree = FileTree(root, modes)
         self._transfers = transfers or SystemCalls()
         self._max_bytes = max_bytes
+        self._eviction = eviction
         self._clock = clock
 
-        self._room = Room(max_bytes, self._remove)
+        self._room = Room(max_bytes, self._remove, eviction)
         self._namespace: Namespace | None = None
         self._prefix = ""
         self._suffixes: list[str] = []
@@ -98,7 +101,14 @@ class FileBackend:
     def _take_stock(self, writer: WriterLock) -> None:
         found = self._tree.sweep(writer, self._counts)
         sizes = {item.name: item.size_bytes for item in found}
-        self._room = open_room(self._root, self._max_bytes, sizes, self._remove, self._tree.modes)
+        self._room = open_room(
+            self._root,
+            self._max_bytes,
+            sizes,
+            self._remove,
+            self._tree.modes,
+            eviction=self._eviction,
+        )
 
     def _relative(self, name: ObjectName) -> str:
         key = name.key.hex()

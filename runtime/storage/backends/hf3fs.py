@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raydix.errors import ConfigError
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
@@ -48,14 +49,17 @@ class Hf3fsBackend:
         max_bytes: int | None,
         usrbio: Any = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
         """`usrbio`: a module like `hf3fs_fuse.io`, the default. Raises ConfigError without it."""
         self._usrbio: Any = _import_usrbio() if usrbio is None else usrbio
         self._path = path
         self._max_bytes = max_bytes
+        self._eviction = eviction
         self._clock = clock
 
-        self._room = Room(max_bytes, self._remove)
+        self._room = Room(max_bytes, self._remove, eviction)
         self._namespace = b""
         self._open_arena: UsrbioArena | None = None
         self._open_slabs: SlabFolder | None = None
@@ -92,7 +96,9 @@ class Hf3fsBackend:
 
     def _take_stock(self) -> None:
         sizes = {str(name): place.size_bytes for name, place in self._slabs}
-        self._room = open_room(self._path, self._max_bytes, sizes, self._remove, OWNER_ALONE)
+        self._room = open_room(
+            self._path, self._max_bytes, sizes, self._remove, OWNER_ALONE, eviction=self._eviction
+        )
 
     @property
     def _slabs(self) -> SlabFolder:

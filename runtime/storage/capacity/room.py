@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import TypeVar
 
-from raydix.runtime.storage.capacity.bytes_lru import BytesLru
+from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.storage.capacity.stored_objects import StoredObjects
 
 T = TypeVar("T")
 Remove = Callable[[Sequence[str]], Collection[str]]
@@ -28,18 +29,23 @@ class Reservation:
 
 
 class Room:
-    """Owns: what a bounded store holds, in order of use, and room for what is written. Thread-safe.
+    """Owns: what a bounded store holds, in its order, and room for what is written. Thread-safe.
 
     An object that cannot be deleted stays on record, as if it had just been used: its bytes are
     taken, and others are tried before it is tried again. That it is stuck is thus tested with each
     round of evictions; that it is there although somebody else has deleted it, with its own.
     """
 
-    def __init__(self, max_bytes: int | None, remove: Remove) -> None:
+    def __init__(
+        self,
+        max_bytes: int | None,
+        remove: Remove,
+        eviction: EvictionPolicy = EvictionPolicy.LRU,
+    ) -> None:
         """`remove` is called without the room's lock. If it raises, its objects stay on record."""
         self._max_bytes = max_bytes
         self._remove = remove
-        self._lru = BytesLru(max_bytes)
+        self._objects = StoredObjects(max_bytes, eviction)
         self._num_evicted = 0
         self._num_stuck = 0
         self._lock = threading.Lock()
@@ -51,7 +57,7 @@ class Room:
         What is not settled is given back.
         """
         with self._lock:
-            num_fitting, victims = self._lru.reserve(sizes)
+            num_fitting, victims = self._objects.reserve(sizes)
             reservation = Reservation(sizes[:num_fitting])
 
         try:
@@ -68,7 +74,7 @@ class Room:
 
         # What stays in the store takes the room of the last objects.
         with self._lock:
-            while self._lru.is_over and reservation.sizes:
+            while self._objects.is_over and reservation.sizes:
                 self._give_back(reservation, reservation.sizes.pop())
 
     def write_in_parts(
@@ -104,11 +110,11 @@ class Room:
         # In one piece, so that nobody counts the bytes twice and evicts for them.
         with self._lock:
             self._give_back(reservation, sum(written.values()))
-            self._lru.add(written)
+            self._objects.add(written)
 
     def _give_back(self, reservation: Reservation, size_bytes: int) -> None:
         reservation.held_bytes -= size_bytes
-        self._lru.release(size_bytes)
+        self._objects.release(size_bytes)
 
     def enforce(self) -> None:
         """Evict what is beyond the bound, as far as it can be deleted."""
@@ -116,9 +122,9 @@ class Room:
             pass
 
     def trim(self) -> bool:
-        """Evict a few of the objects above the marks of `BytesLru`; whether to go on at once."""
+        """Evict a few objects above the marks of `StoredObjects`; whether to go on at once."""
         with self._lock:
-            victims = self._lru.trim()
+            victims = self._objects.trim()
         return self._evict(victims) > 0
 
     def _evict(self, victims: Mapping[str, int]) -> int:
@@ -130,56 +136,56 @@ class Room:
                 stuck = self._remove(tuple(victims))
         finally:
             with self._lock:
-                self._lru.add({name: victims[name] for name in stuck})
+                self._objects.add({name: victims[name] for name in stuck})
                 self._num_stuck += len(stuck)
                 self._num_evicted += len(victims) - len(stuck)
         return len(victims) - len(stuck)
 
     def __contains__(self, name: str) -> bool:
         with self._lock:
-            return name in self._lru
+            return name in self._objects
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._lru)
+            return len(self._objects)
 
     def names(self) -> tuple[str, ...]:
-        """All objects, the least recently used first."""
+        """All objects, in the order in which they would go."""
         with self._lock:
-            return self._lru.names()
+            return self._objects.names()
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None if it is unknown."""
         with self._lock:
-            return self._lru.size(name)
+            return self._objects.size(name)
 
     def known(self, names: Iterable[str]) -> set[str]:
         """The objects among `names` that are on record."""
         with self._lock:
-            return self._lru.known(names)
+            return self._objects.known(names)
 
     def add(self, sizes: Mapping[str, int]) -> None:
         """Enter objects that are in the store as the most recently used, in this order."""
         with self._lock:
-            self._lru.add(sizes)
+            self._objects.add(sizes)
 
     def forget(self, names: Iterable[str]) -> None:
         """Take objects off the record that are gone from the store, or were never there."""
         with self._lock:
             for name in names:
-                self._lru.remove(name)
+                self._objects.remove(name)
 
     def touch(self, names: Iterable[str]) -> list[str]:
         """Mark objects as used, in this order; returns those that are unknown."""
         with self._lock:
-            return self._lru.touch(names)
+            return self._objects.touch(names)
 
     def figures(self) -> dict[str, int]:
         """The figures for `StorageBackend.stats`."""
         with self._lock:
             return {
-                "objects": len(self._lru),
-                "bytes": self._lru.total_bytes,
+                "objects": len(self._objects),
+                "bytes": self._objects.total_bytes,
                 "max_bytes": self._max_bytes or 0,
                 "objects_evicted": self._num_evicted,
                 "evictions_failed": self._num_stuck,
@@ -188,4 +194,4 @@ class Room:
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
         with self._lock:
-            self._lru.check()
+            self._objects.check()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from raydix.errors import ConfigError
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.storage.capacity.room import Remove, Room
 from raydix.runtime.storage.file_modes import Modes
 
@@ -12,14 +13,20 @@ _FILE = "max_bytes"
 
 
 def open_room(
-    folder: Path, max_bytes: int | None, sizes: Mapping[str, int], remove: Remove, modes: Modes
+    folder: Path,
+    max_bytes: int | None,
+    sizes: Mapping[str, int],
+    remove: Remove,
+    modes: Modes,
+    *,
+    eviction: EvictionPolicy,
 ) -> Room:
     """The room of a folder in which objects are stored already, the least recently used first.
 
     Evicts what is beyond `max_bytes`. Raises as `agree_on_bound` does.
     """
     agree_on_bound(folder, max_bytes, sum(sizes.values()), modes)
-    room = Room(max_bytes, remove)
+    room = Room(max_bytes, remove, eviction)
     room.add(sizes)
     room.enforce()
     return room

@@ -13,7 +13,7 @@ from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.backends.fake import FakeBackend, Faults
-from raydix.runtime.storage.capacity.bytes_lru import BytesLru
+from raydix.runtime.storage.capacity.stored_objects import StoredObjects
 from raydix.runtime.storage.namespace import make_namespace
 from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header, verify_object
 from tests.runtime.storage.stores import GROUP, LAYOUT, Bench, FakeStore
@@ -67,7 +67,7 @@ def test_every_field_changes_the_namespace() -> None:
 def test_lru_keeps_within_its_bound_and_gives_up_the_least_recently_used(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    lru, order, reserved = BytesLru(100), {}, []
+    lru, order, reserved = StoredObjects(100), {}, []
     for action, number, size in steps:
         name = str(number)
         victims: dict[str, int] = {}
@@ -101,7 +101,7 @@ def test_lru_keeps_within_its_bound_and_gives_up_the_least_recently_used(
 
 
 def test_lru_trims_from_its_high_mark_to_its_low_one() -> None:
-    lru = BytesLru(64)
+    lru = StoredObjects(64)
     lru.add({str(name): 1 for name in range(62)})
     assert lru.trim() == {}
     lru.add({"62": 1})
@@ -110,7 +110,7 @@ def test_lru_trims_from_its_high_mark_to_its_low_one() -> None:
 
 
 def test_lru_notices_a_release_too_many() -> None:
-    lru = BytesLru(None)
+    lru = StoredObjects(None)
     lru.release(1)
     with pytest.raises(AccountingError, match="reserved"):
         lru.check()

@@ -12,7 +12,7 @@ from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.backends.file import STAMP_EVERY_S, FileBackend
 from raydix.runtime.storage.backends.file_tree import FileTree
-from raydix.runtime.storage.capacity.bytes_lru import TRIM_OBJECTS
+from raydix.runtime.storage.capacity.stored_objects import TRIM_OBJECTS
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, OBJECT_BYTES, Bench, FileStore, make_key
 
