@@ -2,6 +2,7 @@
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydix.ids import SEVERAL_USERS, UserId
@@ -31,7 +32,7 @@ class EndedUsers:
 
 @dataclass(slots=True, eq=False)
 class PageRun:
-    """Pages of one KV group that were used together. `PageRuns` alone changes it."""
+    """Owns: pages of one KV group that were used together, and their place in the order."""
 
     group: int
     number: int
@@ -53,6 +54,27 @@ class PageRun:
     def is_free_for(self, user: UserId) -> bool:
         """Whether a user may make the pages its own."""
         return self.user is None or (self.user == user and user != SEVERAL_USERS)
+
+    def add(self, page: int) -> None:
+        """Add a page behind the others."""
+        self.pages.append(page)
+        self.num_live += 1
+
+    def pass_first(self) -> None:
+        """Note that the first page has left."""
+        self.start += 1
+
+    def lose(self, num_pages: int) -> None:
+        """Note that so many pages have left."""
+        self.num_live -= num_pages
+
+    def shorten(self, live: Sequence[int]) -> None:
+        """Forget the pages that have left; `live` are the others."""
+        self.pages, self.start = array("i", live), 0
+
+    def place(self, standing: Standing, entry: "OrderEntry[PageRun]") -> None:
+        """Note the run's standing, and with it its place in the order."""
+        self.standing, self.entry = standing, entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class PageRuns:
                 self._place(run, run.standing, now_s, entry[1])
                 continue
             while self._run_of[run.pages[run.start]] != run.number:
-                run.start += 1
+                run.pass_first()
             return run.pages[run.start]
         return None
 
@@ -145,8 +145,7 @@ class PageRuns:
             is_before = isinstance(standing, InUse)
             run = self._add(origin, [], standing, now_s, is_before_equals=is_before)
             self._newcomers[group] = run
-        run.pages.append(page)
-        run.num_live += 1
+        run.add(page)
         self._run_of[page] = run.number
         self._lengths[group] += 1
 
@@ -302,23 +301,24 @@ class PageRuns:
         order = self._orders[run.group]
         if run.entry is not None:
             order.remove(run.entry)
-        run.standing = standing
-        run.entry = (self._key(run, now_s), ticket, run)
-        order.add(run.entry)
+        key = eviction_key(self._policy_key, run, counts_as_used_s(standing, now_s))
+        entry = (key, ticket, run)
+        run.place(standing, entry)
+        order.add(entry)
 
     def _key(self, run: PageRun, now_s: float) -> EvictionKey:
         return eviction_key(self._policy_key, run, counts_as_used_s(run.standing, now_s))
 
     def _lose(self, run: PageRun, num_pages: int) -> None:
         """Note that pages have left a run."""
-        run.num_live -= num_pages
+        run.lose(num_pages)
         # A page that left it may come back as the newest: not into this run, where it once was.
         if self._newcomers[run.group] is run:
             self._newcomers[run.group] = None
         if run.num_live == 0:
             self._drop(run)
         elif 2 * run.num_live < len(run.pages) - run.start:
-            run.pages, run.start = array("i", self._live(run).tolist()), 0
+            run.shorten(self._live(run).tolist())
 
     def _drop(self, run: PageRun) -> None:
         assert run.entry is not None
