@@ -134,7 +134,7 @@ async def measure_returns(session: Session, setting: Setting) -> list[Figure]:
 
     for answer in from_l3:
         expect_sources(answer, l3=setting.prompt_tokens)
-    for answer in (*from_l2, *hinted):
+    for answer in from_l2:
         expect_sources(answer, l2=setting.prompt_tokens)
     l3_ms, l2_ms, hinted_ms = map(_median_ms, (from_l3, from_l2, hinted))
     return [
