@@ -28,7 +28,7 @@ from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
-from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.messages.plan import FromRank
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.model.grammars.compiling import CompilerSetup
 from raydix.runtime.scheduler.core import SchedulerCore
@@ -261,9 +261,7 @@ class SchedulerActor:
         try:
             while True:
                 message = await link.receive()
-                if self._ranks.get(rank) is not link or not isinstance(
-                    message, StepResult | TransfersDone
-                ):
+                if self._ranks.get(rank) is not link or not isinstance(message, FromRank):
                     break
                 self._turns.post(RankMessage(rank=rank, connection=connection, message=message))
         except LinkClosed:

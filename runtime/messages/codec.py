@@ -37,6 +37,7 @@ from raydix.runtime.messages.kv_events import KvNews
 from raydix.runtime.messages.plan import (
     StepPlan,
     StepResult,
+    StepsLeftOut,
     TransfersDone,
 )
 from raydix.runtime.messages.pulls import OpenStreams, PullPages, TellKeys
@@ -54,6 +55,7 @@ Message = (
     | KvNews
     | StepPlan
     | StepResult
+    | StepsLeftOut
     | TransfersDone
     | ToHost
     | FromHost

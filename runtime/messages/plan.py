@@ -1,8 +1,8 @@
 """What the Scheduler sends to a GPU actor, and what comes back.
 
-Plans are numbered per step group, without gaps, and carried out in order. The page copies of one
-start at once; its rows form one model step. Columns named `row_*` have one entry per row, `table_*`
-one per block-table change.
+Steps are numbered per step group, without gaps, and carried out in order. The page copies of a plan
+start at once; its rows form one model step, which a plan that stands lets ranks repeat. Columns
+named `row_*` have one entry per row, `table_*` one per block-table change.
 
 Every message belongs to the connection it came over, and what an earlier one still brings is
 dropped: steps and transfers are numbered within it. A plan is never stale; what makes an answer
@@ -147,6 +147,9 @@ class StepPlan:
     copy. Rows may
     use pages that loads of this or an earlier plan fill: such a row names the load in `row_loads`
     and layer i waits until that load has brought layer i.
+
+    While the Scheduler has not heard how often an earlier plan was repeated, rows say where they
+    would begin if that one were repeated to its end. They begin where their slot's last row ended.
     """
 
     step: int
@@ -166,12 +169,23 @@ class StepPlan:
     """Output position (from 0) of the token sampled after the row's last token; -1: none."""
     row_loads: Int32Array = field(default_factory=empty)
     """Transfer id of the unfinished load that the row must wait for, layer by layer; -1: none."""
+    row_repeats: Int32Array = field(default_factory=empty)
+    """The number of further steps in which each row goes on, by one token in each, while no other
+    plan comes. Its pages are there for all of them. Empty: no row goes on.
+    """
     group_rows: Int32Array = field(default_factory=empty)
     """Rows of each lane of the step group, in order of lanes; empty for a lane that steps alone."""
     group_tokens: Int32Array = field(default_factory=empty)
     """Tokens of those rows. If any lane has some, the ranks of the others run padding."""
     expert_copies: ExpertCopies = field(default_factory=ExpertCopies)
     placement: PlacementChange | None = None
+
+    @property
+    def num_repeats(self) -> int:
+        """The most steps in which the plan is repeated. They are numbered behind `step`, whether or
+        not they are run, so that the next plan's number is behind them all.
+        """
+        return int(self.row_repeats.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +270,16 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepsLeftOut:
+    """The last repetitions of a plan were not run, since another plan came: never stale."""
+
+    rank: int
+    step: int
+    """The number of the first of them."""
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransfersDone:
     """Loads and backups that are complete on one rank, in order of completion.
 
@@ -270,3 +294,7 @@ class TransfersDone:
     num_bytes: int = 0
     seconds: float = 0.0
     """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""
+
+
+FromRank = StepResult | StepsLeftOut | TransfersDone
+"""What a GPU actor says."""

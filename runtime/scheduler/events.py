@@ -9,7 +9,7 @@ from raydix.runtime.messages.client import FromClient, RequestDelta, RequestFail
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.kv_events import KvEvent
-from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.plan import FromRank, StepPlan
 from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
 
 
@@ -47,7 +47,7 @@ class RankMessage:
 
     rank: int
     connection: ConnectionId
-    message: StepResult | TransfersDone
+    message: FromRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

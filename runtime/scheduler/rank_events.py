@@ -5,7 +5,7 @@ from typing import assert_never
 
 from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.messages.host import ProcessDrained
-from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.messages.plan import StepResult, StepsLeftOut, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import KillCause, KillRank
@@ -113,6 +113,8 @@ class RankEvents:
                 wanted = on_expert_step(self._step_group_of(event.rank), event.message)
                 if wanted is not None:
                     self._outbox.emit(wanted)
+            case StepsLeftOut():
+                self._steps.leave_out(lane, event.message, now_s)
             case TransfersDone():
                 self._transfers.take(lane, event.message, now_s)
             case _:

@@ -63,6 +63,9 @@ class SchedulerSettings:
     experts: ExpertSettings | None = None
     """The experts of each step group; None if its lanes share no experts, or have none."""
     max_running_requests: int = 64
+    max_repeats: int = 0
+    """The most steps for which a plan of decodes stands behind its own, where one rank steps alone.
+    """
     max_waiting_requests: int = 1024
     """The most requests that wait in the whole replica."""
     prefill_budget_tokens: int = 2048

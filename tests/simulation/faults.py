@@ -11,6 +11,8 @@ class Faults:
     turn_s: float = 0.0002
     """What has arrived waits for so long until the Scheduler or HostMemory takes it."""
     step_s: float = 0.010
+    ahead_fraction: float = 0.3
+    """The part of repetitions that were on the device already when another plan came."""
     token_s: float = 0.0
     """A step takes so much longer for each of its tokens."""
     copy_s: float = 0.020

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
+from raydix.runtime.messages.plan import StepPlan
 from tests.simulation.modelled_tokens import WrongHit, kv_of
 
 Pages = list[list[list[int | None]]]
@@ -48,3 +49,13 @@ class ModelledRow:
                     cells = slice(None) if is_state else slice(place, place + 1)
                     held = pages[group][page]
                     held[cells] = [content] * len(held[cells])
+
+
+def change_tables(tables: dict[int, list[dict[int, int]]], plan: StepPlan) -> None:
+    """Change block tables, which are given by slot and KV group, as a plan says."""
+    for changes in plan.tables:
+        ids = iter(changes.page_ids.tolist())
+        columns = (changes.slots.tolist(), changes.starts.tolist(), changes.counts.tolist())
+        for slot, first, count in zip(*columns, strict=True):
+            table = tables[slot][changes.group]
+            table.update({first + index: next(ids) for index in range(count)})

@@ -7,21 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from raydix.runtime.actors.standing_plan import StandingPlan
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import (
-    PageCopies,
-    StepPlan,
-    StepResult,
-    TransfersDone,
-)
+from raydix.runtime.messages.plan import FromRank, PageCopies, StepPlan, StepResult, TransfersDone
 from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.grammars import RankGrammars
 from tests.simulation.links import End, Link
-from tests.simulation.modelled_rows import ModelledRow, Pages
+from tests.simulation.modelled_rows import ModelledRow, Pages, change_tables
 from tests.simulation.modelled_tokens import prefix_hashes
 from tests.simulation.not_finite import NotFinite
-from tests.simulation.page_copy import PageCopy, StrayWrite
+from tests.simulation.page_copy import PageCopy, StrayWrite, by_transfer
 from tests.simulation.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
@@ -65,6 +61,7 @@ class SimulatedRank:
         self.stale: set[int] = set()
         """Loads that read pages which had changed hands: nothing computed on them may count."""
         self.plans: deque[StepPlan] = deque()
+        self.standing = StandingPlan(rank)
         self.is_stepping = False
         self._num_copying = 0
         """Transfers under way."""
@@ -120,7 +117,7 @@ class SimulatedRank:
             return
         for kept in (self.tokens, self.hashes, self.tables, self.stale, self._shares):
             kept.clear()
-        for part in (self.not_finite, self.scores, self.grammars):
+        for part in (self.not_finite, self.scores, self.grammars, self.standing):
             part.forget()
         self._restore_experts()
         self.cluster.after(self.cluster.world.draw_redial_s(), self._dial)
@@ -140,15 +137,28 @@ class SimulatedRank:
             self._next()
 
     def _next(self) -> None:
+        if self._repeats():
+            self.is_stepping = True
+            self._wait_for_loads(self.standing.repeat())
+            return
         if not self.plans or not self.is_alive:
             self.is_stepping = False
             self._forget_if_drained()
             return
         self.is_stepping = True
-        plan = self.plans.popleft()
-        self._apply(plan)
-        self._start_copies(plan.backups, is_load=False)
-        self._wait_for_loads(plan)
+        taken = self.standing.take(self.plans.popleft())
+        if taken.left_out is not None:
+            self._send(taken.left_out)
+        self._apply(taken.plan)
+        self._start_copies(taken.plan.backups, is_load=False)
+        self._wait_for_loads(taken.plan)
+
+    def _repeats(self) -> bool:
+        """Whether the plan that stands is carried out once more: what comes may come too late."""
+        may_repeat = self.standing.may_repeat and self.is_alive and self._link is not None
+        if not may_repeat or not self.plans:
+            return may_repeat
+        return self.cluster.random.random() < self.cluster.faults.ahead_fraction
 
     def _copy_experts(self, plan: StepPlan) -> None:
         for copy in [] if self.experts is None else self.experts.begin_copies(plan.expert_copies):
@@ -176,22 +186,11 @@ class SimulatedRank:
             salt = self.cluster.cache_salt(added.sampling)
             self.hashes[added.slot] = prefix_hashes(self.tokens[added.slot], salt)
             self.tables[added.slot] = [{} for _ in self.pages]
-        for changes in plan.tables:
-            start = 0
-            columns = (changes.slots.tolist(), changes.starts.tolist(), changes.counts.tolist())
-            for slot, first, count in zip(*columns, strict=True):
-                ids = changes.page_ids[start : start + count].tolist()
-                start += count
-                table = self.tables[slot][changes.group]
-                table.update({first + index: page for index, page in enumerate(ids)})
+        change_tables(self.tables, plan)
 
     def _start_copies(self, copies: PageCopies, *, is_load: bool) -> None:
         started_s = self.cluster.now_s
-        transfers: dict[int, list[PageCopy]] = {}
-        columns = (copies.groups, copies.page_ids, copies.host_page_ids, copies.generations)
-        pages = map(PageCopy._make, zip(*(column.tolist() for column in columns), strict=True))
-        for transfer, page in zip(copies.transfer_ids.tolist(), pages, strict=True):
-            transfers.setdefault(transfer, []).append(page)
+        transfers = by_transfer(copies)
         self._num_copying += len(transfers)
         for transfer, entries in transfers.items():
             if is_load:
@@ -395,6 +394,6 @@ class SimulatedRank:
         self._send(result)
         self._next()
 
-    def _send(self, message: StepResult | TransfersDone) -> None:
+    def _send(self, message: FromRank) -> None:
         if self._link is not None:
             self._link.send(End.ACCEPTOR, message)

@@ -195,7 +195,7 @@ class SchedulerProcess:
     def _take(self, event: events.Event) -> None:
         effects = self.core.handle(event, self._cluster.now_s)
         for named in self._named_pages:
-            named.forget_done()
+            named.forget_done(event)
         for effect in effects:
             self._carry_out(effect)
         for change in self.followers.due():

@@ -21,4 +21,6 @@ def test_help_and_wrong_arguments_end_in_a_usage_line(
 
     printed = capsys.readouterr()
     assert ended.value.code == status
-    assert "usage: run_seeds [-h] [--shared | --pulling] FIRST STOP" in printed.out + printed.err
+    assert "usage: run_seeds [-h] [--shared | --pulling | --standing] FIRST STOP" in (
+        printed.out + printed.err
+    )

@@ -156,7 +156,8 @@ def draw_workload(seed: int) -> Workload:
         settings = with_windows(own_draw, settings)
         layout = draw_states(random.Random(seed + 16), settings.layout)
         settings = replace(settings, layout=layout)
-    settings = with_step_groups(random.Random(seed + 4), settings)
+    max_repeats = random.Random(seed + 18).choice([0, 1, 3, 16])
+    settings = with_step_groups(random.Random(seed + 4), replace(settings, max_repeats=max_repeats))
     if random.Random(seed + 4).random() < _ROUTED_FRACTION:
         settings = replace(settings, policy=SchedulingPolicy.ROUTING_KEY)
     workload = Workload(

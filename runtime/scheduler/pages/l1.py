@@ -168,10 +168,11 @@ class L1:
         self.news.inserted(chain, start, page_ids, insertion.page_ids)
         return insertion
 
-    def start_step(self) -> int:
-        """Count a step whose plan is sent; returns its number."""
-        self.last_step += 1
-        return self.last_step
+    def start_steps(self, num_steps: int) -> int:
+        """Count the steps of a plan that is sent; returns the number of the first."""
+        first_step = self.last_step + 1
+        self.last_step += num_steps
+        return first_step
 
     def check(self, *, num_private: PageCounts, num_locks: int, figures: str) -> None:
         """Raise AccountingError unless tree and pools agree with those who hold pages and locks."""

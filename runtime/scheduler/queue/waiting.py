@@ -138,6 +138,11 @@ class WaitingQueue:
         """The number of cached pages of a waiting request when its place was chosen (`lpm`)."""
         return -self._keys[request.request_id].num_unpreferred
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether the next plan is to look at some request."""
+        return bool(self._came) or self.next_turn() is not None
+
     def next_turn(self) -> RequestState | None:
         """The first request that is not parked."""
         return self._turns.first()

@@ -5,14 +5,15 @@ is kept here, where `RequestState` reads it from its slot. Its own object is tou
 something happens: pages are published, the request ends.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, Slot
-from raydix.runtime.messages.arrays import Int32Array, Int64Array
+from raydix.runtime.messages.arrays import Int32Array, Int64Array, frozen
+from raydix.runtime.scheduler.ranks.decode_rows import DecodeRows
 from raydix.runtime.scheduler.request.decode_progress import DecodeProgress
 from raydix.runtime.scheduler.request.request import RequestState
 
@@ -22,17 +23,6 @@ _MAX_STOP_COLUMNS = 16
 """The most stop ids that a request keeps in the columns, which are as wide for every request as for
 the one with most; a request with more has a set of its own.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRows:
-    """The decode rows of one step, one token each: whose each row is, and at what position."""
-
-    slots: Int32Array
-    stamps: NDArray[np.int64]
-    starts: Int32Array
-    """The position, in its request, of the token that each row computes."""
-    output_positions: Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +77,8 @@ class DecodeBatch:
         self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
         """The known tokens of each slot that its request's chain does not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._has_changed = False
+        """Whether some request has joined or left since rows were last planned to be repeated."""
         self._num_sure_steps = 0
         """The number of further steps for which every request surely has a page to write to and a
         token to sample: they are planned without looking at each request.
@@ -103,7 +95,7 @@ class DecodeBatch:
         self._num_joined += 1
         self._stamps[slot] = self._num_joined
         self._requests[slot] = request
-        self._slots = np.flatnonzero(self._stamps).astype(np.int32)
+        self._note_slots()
 
         self._num_prompt[slot] = request.num_prompt
         self._num_sampled[slot] = request.num_sampled
@@ -127,7 +119,11 @@ class DecodeBatch:
         self._stamps[slot] = 0
         self._requests[slot] = None
         self._long_stops.pop(slot, None)
+        self._note_slots()
+
+    def _note_slots(self) -> None:
         self._slots = np.flatnonzero(self._stamps).astype(np.int32)
+        self._has_changed = True
 
     def request(self, slot: int) -> RequestState:
         """The request that decodes in a slot."""
@@ -195,6 +191,59 @@ class DecodeBatch:
         return DecodeRows(
             slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled
         )
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a step planned now would have other rows than what ranks repeat."""
+        return self._has_changed
+
+    def lacks_room(self, rows: DecodeRows, num_repeats: int) -> list[int]:
+        """Slots of rows just planned whose block tables end before so many repetitions."""
+        limits = np.minimum(num_repeats, self._num_left(rows))
+        return rows.slots[self._num_places(rows) < limits].tolist()
+
+    def repeat(self, rows: DecodeRows, num_repeats: int) -> DecodeRows:
+        """Let ranks repeat rows that were just planned, each as long as it has tokens to sample.
+
+        As often as all others have pages, `num_repeats` times at most.
+        """
+        if len(rows.slots) < len(self._slots) and not self._are_others_planned(rows):
+            return rows
+        left, places = self._num_left(rows), self._num_places(rows)
+        lacking = places < left
+        num_repeats = min(num_repeats, int(places[lacking].min(initial=num_repeats)))
+        repeats = np.minimum(num_repeats, left).astype(np.int32)
+        if not repeats.any():
+            return rows
+        self._num_sampled[rows.slots] += repeats
+        self._num_sure_steps = max(0, self._num_sure_steps - num_repeats)
+        self._has_changed = False
+        return replace(rows, repeats=frozen(repeats))
+
+    def take_back(self, rows: DecodeRows) -> None:
+        """Take in that a step of these rows is left out."""
+        slots = rows.slots[self.is_current(rows)]
+        # Plans that were sent meanwhile are without those that seemed to be complete.
+        if (self._num_sampled[slots] == self._max_output[slots]).any():
+            self._has_changed = True
+        self._num_sampled[slots] -= 1
+
+    def _are_others_planned(self, rows: DecodeRows) -> bool:
+        """Whether those without a row lack nothing but the results of steps that are sent."""
+        others = np.setdiff1d(self._slots, rows.slots)
+        return bool((self._num_sampled[others] == self._max_output[others]).all())
+
+    def _num_left(self, rows: DecodeRows) -> Int32Array:
+        """How many tokens each of these requests may sample behind those that are planned."""
+        left: Int32Array = self._max_output[rows.slots] - self._num_sampled[rows.slots]
+        return left
+
+    def _num_places(self, rows: DecodeRows) -> Int32Array:
+        """How many tokens behind those that are planned have a place in each block table."""
+        slots = rows.slots
+        planned = self._num_prompt[slots] + self._num_sampled[slots] - 1
+        places: Int32Array = self._num_paged[slots] - planned
+        return places
 
     def is_current(self, rows: DecodeRows) -> NDArray[np.bool_]:
         """Which rows still count: their slot still has the request for which they were planned."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import TransferId
-from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.messages.plan import StepResult, StepsLeftOut
 from raydix.runtime.scheduler.ranks.column_ids import next_id
-from raydix.runtime.scheduler.ranks.decodes import DecodeRows
+from raydix.runtime.scheduler.ranks.decode_rows import DecodeRows
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.transfers import Backup, Load
 
@@ -47,6 +47,11 @@ class StepInFlight:
     waiting_ranks: set[int]
     loads: set[TransferId]
     """Loads under way for which rows of the step wait."""
+    repetition: int
+    """Which repetition of its plan the step is, counted from 1, made by ranks themselves; 0: none.
+    """
+    num_repeats: int
+    """The number of the plan's repetitions."""
     result: StepResult | None = None
     """What the lane's first rank answered; None until it has."""
 
@@ -59,6 +64,25 @@ class StepInFlight:
     def num_rows(self) -> int:
         """The number of rows, in the decode batch and outside it."""
         return self.num_decodes + len(self.rows)
+
+    def repeated(self, number: int) -> "StepInFlight":
+        """The repetition of this number of the plan whose own step this is."""
+        assert self.decodes is not None, "nothing else is repeated"
+        decodes = self.decodes.repetition(number)
+        num_rows = len(decodes.slots)
+        return StepInFlight(
+            step=self.step + number,
+            decodes=decodes,
+            rows=[],
+            num_tokens=num_rows,
+            most_tokens=num_rows,
+            is_padding=False,
+            started_s=self.started_s,
+            waiting_ranks=set(self.waiting_ranks),
+            loads=set(),
+            repetition=number,
+            num_repeats=self.num_repeats,
+        )
 
     def end_load(self, transfer_id: TransferId, now_s: float) -> None:
         """Note that a load has ended, for which rows of this step may have waited."""
@@ -91,9 +115,18 @@ class InFlight:
         return bool(self.transfers) or not all(step.is_padding for step in self.steps.values())
 
     @property
-    def num_row_steps(self) -> int:
-        """The number of steps in flight in which some lane of the step group has rows."""
-        return sum([step.most_tokens > 0 for step in self.steps.values()])
+    def num_row_plans(self) -> int:
+        """The number of plans in flight in which some lane of the step group has rows."""
+        steps = self.steps.values()
+        return sum([step.repetition == step.num_repeats and step.most_tokens > 0 for step in steps])
+
+    @property
+    def num_standing(self) -> int:
+        """The number of steps left of the plan that was sent last, if ranks repeat it; else 0."""
+        newest, oldest = next(reversed(self.steps.values()), None), self.oldest_step
+        if newest is None or oldest is None or not newest.num_repeats:
+            return 0
+        return min(newest.num_repeats, newest.step - oldest.step) + 1
 
     @property
     def oldest_step(self) -> StepInFlight | None:
@@ -125,8 +158,10 @@ class InFlight:
         return ready
 
     def send_step(self, flight: StepInFlight) -> None:
-        """Note that a plan goes to every rank."""
+        """Note that a plan goes to every rank, which may repeat it."""
         self.steps[flight.step] = flight
+        for number in range(1, flight.num_repeats + 1):
+            self.steps[flight.step + number] = flight.repeated(number)
 
     def send_transfers(self, transfers: Sequence[Load | Backup], now_s: float) -> None:
         """Note that these copies go to every rank."""
@@ -155,6 +190,25 @@ class InFlight:
             return None
 
         del self.steps[oldest.step]
+        if self.oldest_step is not None:
+            self.oldest_step.started_s = now_s
+        return oldest
+
+    def leave_out(self, message: StepsLeftOut, now_s: float) -> list[StepInFlight]:
+        """Take out the oldest steps, which the only rank of the lane leaves out, as it says.
+
+        Raises AccountingError if they are not the oldest, or not all repetitions.
+        """
+        numbers = range(message.step, message.step + message.num_steps)
+        oldest = list(itertools.islice(self.steps.values(), len(numbers)))
+        are_oldest = [step.step for step in oldest] == list(numbers)
+        if len(self._ranks) > 1 or not (are_oldest and all(step.repetition for step in oldest)):
+            raise AccountingError(
+                f"rank {message.rank} leaves out steps {numbers}; in flight are "
+                f"{sorted(self.steps)}"
+            )
+        for number in numbers:
+            del self.steps[number]
         if self.oldest_step is not None:
             self.oldest_step.started_s = now_s
         return oldest

@@ -19,7 +19,8 @@ from raydix.runtime.scheduler.pages.promotion import Promotions
 from raydix.runtime.scheduler.pages.prompt_needs import PromptNeeds
 from raydix.runtime.scheduler.pages.use_counts import UseCounts
 from raydix.runtime.scheduler.queue.waiting import Place, WaitingQueue
-from raydix.runtime.scheduler.ranks.decodes import DecodeBatch, DecodeRows
+from raydix.runtime.scheduler.ranks.decode_rows import DecodeRows
+from raydix.runtime.scheduler.ranks.decodes import DecodeBatch
 from raydix.runtime.scheduler.ranks.in_flight import InFlight, PlannedRow, StepInFlight
 from raydix.runtime.scheduler.ranks.lane_grammars import LaneGrammars
 from raydix.runtime.scheduler.ranks.slots import Slots
@@ -198,14 +199,11 @@ class Lane:
         self.l1.release(request.table.cut(num_pages))
         self._needs.note(request)
 
-    def plan_decodes(self) -> tuple[DecodeRows, list[RequestState]] | None:
-        """Plan the rows of the batch, if any; with them, whose block tables have changed."""
-        rows = self.batch.plan()
-        if rows is None:
-            return None
+    def take_changed_tables(self) -> list[RequestState]:
+        """Decoding requests whose changed block tables the device is told with the next plan."""
         changed = list(self._changed_tables.values())
         self._changed_tables.clear()
-        return rows, changed
+        return changed
 
     def take_removed_slots(self) -> list[int]:
         """Slots that the device forgets with the next plan."""
@@ -282,12 +280,13 @@ class Lane:
         now_s: float,
     ) -> int:
         """Send a plan with these rows and copies to every rank; returns its step number."""
+        num_repeats = 0 if decodes is None else decodes.num_repeats
         for transfer in transfers:
             self.l1.pools.hold(transfer.page_ids)
         self.in_flight.send_transfers(transfers, now_s)
 
         flight = StepInFlight(
-            step=self.l1.start_step(),
+            step=self.l1.start_steps(1 + num_repeats),
             decodes=decodes,
             rows=rows,
             num_tokens=num_tokens,
@@ -296,6 +295,8 @@ class Lane:
             started_s=now_s,
             waiting_ranks=set(self.ranks),
             loads={row.request.load.transfer_id for row in rows if row.request.load is not None},
+            repetition=0,
+            num_repeats=num_repeats,
         )
         self.in_flight.send_step(flight)
         return flight.step

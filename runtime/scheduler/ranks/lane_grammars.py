@@ -28,6 +28,11 @@ class LaneGrammars:
         self._unsent_vocabulary: bytes | None = None
         self._has_vocabulary = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether some admitted request goes by a grammar."""
+        return any(self._num_users.values())
+
     def has_room(self, need: GrammarNeed) -> bool:
         """Whether another request may run that goes by this grammar."""
         compiled = need.compiled

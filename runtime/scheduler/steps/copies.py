@@ -20,9 +20,9 @@ class CopyDrafter:
         self._source = source
 
     def draft_copies(
-        self, drafts: Sequence[tuple[Lane, Draft]], now_s: float, *, num_row_steps: int
+        self, drafts: Sequence[tuple[Lane, Draft]], now_s: float, *, num_row_plans: int
     ) -> None:
-        """Add copies to drafts whose rows are known; `num_row_steps`: those in flight."""
+        """Add copies to drafts whose rows are known; `num_row_plans`: those in flight."""
         has_rows = any(draft.has_rows for _, draft in drafts)
         for lane, draft in drafts:
             if draft.has_rows:
@@ -33,7 +33,7 @@ class CopyDrafter:
             loads = self._take_loads(lane)
             # While rows are in flight, backups wait for the next: they need no plan of their own.
             is_beside_rows = has_rows and lane.backups.is_worth_a_copy(now_s)
-            may_copy = is_beside_rows or not num_row_steps
+            may_copy = is_beside_rows or not num_row_plans
             backups = _take_backups(lane, self._source.view, now_s) if may_copy else []
             draft.add_copies(loads, backups)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from raydix.ids import TransferId
 from raydix.runtime.messages.plan import AddedRequest
 from raydix.runtime.scheduler.prompt_shares import StepRoom
-from raydix.runtime.scheduler.ranks.decodes import DecodeRows
+from raydix.runtime.scheduler.ranks.decode_rows import DecodeRows
 from raydix.runtime.scheduler.ranks.in_flight import PlannedRow
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
@@ -57,10 +57,17 @@ class Draft:
         """Take room for a prompt's row of so many tokens."""
         self.room = self.room.less(num_tokens)
 
-    def add_decodes(self, rows: DecodeRows, changed: Sequence[RequestState]) -> None:
-        """Add the rows of the decode batch, some of whose block tables have changed."""
+    def add_decodes(self, rows: DecodeRows) -> None:
+        """Add the rows of the decode batch."""
         self.decodes = rows
         self.num_tokens += len(rows.slots)
+
+    def repeat_decodes(self, rows: DecodeRows) -> None:
+        """Let ranks repeat the rows of the decode batch, which are these."""
+        self.decodes = rows
+
+    def add_tables(self, changed: Sequence[RequestState]) -> None:
+        """Tell the device of these block tables of decoding requests, which have changed."""
         for request in changed:
             self._add_table(request)
 

@@ -18,6 +18,7 @@ from raydix.runtime.scheduler.request.transfers import Load
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.steps.draft import Draft, GroupWork
 from raydix.runtime.scheduler.steps.mixture import StepTimes, shared_tokens, tokens_beside_decodes
+from raydix.runtime.scheduler.steps.standing import let_stand, may_stand
 from raydix.runtime.scheduler.timers import Timers
 
 
@@ -52,6 +53,10 @@ class Drafter:
         for lane, draft in drafts:
             self._set_budget(lane, draft, work, now_s)
             self._draft_prompts(lane, draft, now_s)
+            if draft.decodes is not None:
+                if may_stand(lane, draft):
+                    let_stand(lane, draft)
+                draft.add_tables(lane.take_changed_tables())
 
     def _draft_prompts(self, lane: Lane, draft: Draft, now_s: float) -> None:
         if lane.waiting.wake_some():
@@ -120,9 +125,9 @@ class Drafter:
             if request.is_decoding:
                 self._extend_table(lane, request)
 
-        planned = lane.plan_decodes()
+        planned = lane.batch.plan()
         if planned is not None:
-            draft.add_decodes(*planned)
+            draft.add_decodes(planned)
 
     def _make_room(self, lane: Lane, num_short: int) -> None:
         """Evict pages for all short requests at once, and for the next ones, too.

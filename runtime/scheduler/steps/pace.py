@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from raydix.runtime.scheduler.ranks.in_flight import InFlight
 from raydix.runtime.scheduler.rates import Rates
 
-_STEPS_AHEAD = 2
-"""The number of steps with rows in flight: one runs and one is queued behind it. If they are short,
-a third is queued.
+_PLANS_AHEAD = 2
+"""The number of plans with rows in flight: one runs and one is queued behind it. If their steps are
+short, a third is queued.
 """
 _TURN_S = 1.25e-3
 """Seconds between a step's end and the start of the step that is planned with its result (H200
@@ -21,20 +21,26 @@ leaves the device idle.
 class Due:
     """What may be planned now for a step group."""
 
-    num_row_steps: int
-    """The number of steps with rows in flight."""
+    num_row_plans: int
+    """The number of plans with rows in flight."""
     takes_rows: bool
     """Whether another step with rows may be sent; if not, copies alone may."""
 
 
-def what_is_due(flights: Sequence[InFlight], rates: Rates, now_s: float) -> Due | None:
-    """What may be planned, given what the lanes of a step group have in flight; None: nothing."""
-    num_row_steps = max([flight.num_row_steps for flight in flights])
-    takes_rows = num_row_steps < _STEPS_AHEAD or (
-        num_row_steps == _STEPS_AHEAD and _are_short(flights, rates, now_s)
+def what_is_due(
+    flights: Sequence[InFlight], rates: Rates, now_s: float, *, wants_rows: bool
+) -> Due | None:
+    """What may be planned, given what the lanes of a step group have in flight; None: nothing.
+
+    `wants_rows`: whether a plan with rows is wanted, although ranks may repeat the last one.
+    """
+    num_row_plans = max([flight.num_row_plans for flight in flights])
+    takes_rows = wants_rows and (
+        num_row_plans < _PLANS_AHEAD
+        or (num_row_plans == _PLANS_AHEAD and _are_short(flights, rates, now_s))
     )
     has_loads = any(flight.ready_loads for flight in flights)
-    return Due(num_row_steps, takes_rows) if takes_rows or has_loads else None
+    return Due(num_row_plans, takes_rows) if takes_rows or has_loads else None
 
 
 def _are_short(flights: Sequence[InFlight], rates: Rates, now_s: float) -> bool:

@@ -12,6 +12,7 @@ from raydix.runtime.scheduler.steps.draft import Draft
 from raydix.runtime.scheduler.steps.drafts import Drafter
 from raydix.runtime.scheduler.steps.pace import what_is_due
 from raydix.runtime.scheduler.steps.sending import send
+from raydix.runtime.scheduler.steps.standing import is_plan_wanted, repeats_in_vain
 from raydix.runtime.scheduler.timers import Timers
 
 
@@ -43,15 +44,18 @@ class Planner:
         if not step_group.is_attached:
             return []
         lanes = step_group.pick(self._lanes)
-        due = what_is_due([lane.in_flight for lane in lanes], self._rates, now_s)
+        wants_rows = any(map(is_plan_wanted, lanes))
+        flights = [lane.in_flight for lane in lanes]
+        due = what_is_due(flights, self._rates, now_s, wants_rows=wants_rows)
         if due is None:
             return []
 
         drafts = [(lane, Draft(room=self._settings.step_room)) for lane in lanes]
         if due.takes_rows:
             self._rows.draft_rows(drafts, now_s)
-        self._copies.draft_copies(drafts, now_s, num_row_steps=due.num_row_steps)
-        if not any(draft.has_rows or draft.has_copies for _, draft in drafts):
+        self._copies.draft_copies(drafts, now_s, num_row_plans=due.num_row_plans)
+        has_work = any(draft.has_rows or draft.has_copies for _, draft in drafts)
+        if not has_work and not any(map(repeats_in_vain, lanes)):
             return []
 
         # Be woken when a step or copy that is sent now is late.

@@ -79,6 +79,7 @@ def _write(lane: Lane, draft: Draft, shared: _Shared) -> StepPlan:
         row_write_starts=write_starts,
         row_output_positions=outputs,
         row_loads=row_loads,
+        row_repeats=empty() if draft.decodes is None else draft.decodes.repeats,
         group_rows=shared.group_rows,
         group_tokens=shared.group_tokens,
         expert_copies=shared.orders.copies,

@@ -8,7 +8,7 @@ from raydix.errors import AccountingError
 from raydix.ids import NO_TOKEN
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestFailure
-from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.messages.plan import StepResult, StepsLeftOut
 from raydix.runtime.scheduler.counters import Count, Counters, Duration, Prediction, Timing, Timings
 from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.life.client_news import ClientNews
@@ -55,6 +55,13 @@ class StepResults:
         lane.in_flight.acknowledge_step(result)
         while (flight := lane.take_done_step(now_s)) is not None:
             self._apply_results(lane, flight, now_s)
+
+    def leave_out(self, lane: Lane, message: StepsLeftOut, now_s: float) -> None:
+        """The only rank of a lane does not repeat a plan any more, as another one has come."""
+        for flight in lane.in_flight.leave_out(message, now_s):
+            assert flight.decodes is not None, "nothing else is repeated"
+            lane.batch.take_back(flight.decodes)
+            lane.l1.pools.settle(flight.step)
 
     def _apply_results(self, lane: Lane, flight: StepInFlight, now_s: float) -> None:
         result = flight.result

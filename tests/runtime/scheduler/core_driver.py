@@ -242,7 +242,7 @@ class CoreDriver:
             self._copies[lane].clear()
         self.send(events.RankLost(rank=rank, connection=self._connections[rank]))
 
-    def report(self, rank: int, message: StepResult | TransfersDone) -> None:
+    def report(self, rank: int, message: Any) -> None:
         """A GPU actor says something."""
         self.send(
             events.RankMessage(rank=rank, connection=self._connections[rank], message=message)

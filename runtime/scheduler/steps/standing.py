@@ -1,0 +1,54 @@
+"""When ranks may repeat a plan by themselves, for how long, and when they need another one.
+
+A plan stands while nothing but decodes is to be done. Another one comes when a request arrives,
+ends or gets on, and before the steps for which the pages are reserved have run out.
+"""
+
+from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.steps.draft import Draft
+
+
+def may_stand(lane: Lane, draft: Draft) -> bool:
+    """Whether the ranks may repeat a drafted plan until they get another one.
+
+    They may not while a prompt is computed or somebody has a turn, for then each step is planned,
+    or while masks of grammars are made. Ranks that step together would not all hear of the next
+    plan in the same step.
+    """
+    settings = lane.settings
+    if not settings.max_repeats or settings.ranks_per_group > 1:
+        return False
+    return not (draft.rows or _has_prompts(lane) or lane.grammars.is_used)
+
+
+def let_stand(lane: Lane, draft: Draft) -> None:
+    """Reserve pages for further steps, as far as some can be had, and let the ranks make these."""
+    rows, max_repeats = draft.decodes, lane.settings.max_repeats
+    assert rows is not None, "there is something to repeat"
+    for slot in lane.batch.lacks_room(rows, max_repeats):
+        request = lane.batch.request(slot)
+        num_tokens = request.num_planned + min(
+            max_repeats, request.max_tokens - request.num_sampled
+        )
+        num_pages = -(-num_tokens // lane.settings.page_size)
+        while len(request.table) < num_pages:
+            if not lane.grow_table(request, len(request.table) + 1):
+                break
+    draft.repeat_decodes(lane.batch.repeat(rows, max_repeats))
+
+
+def is_plan_wanted(lane: Lane) -> bool:
+    """Whether a plan is due, though the ranks may repeat the last one; True if they may not."""
+    num_standing = lane.in_flight.num_standing
+    if num_standing <= max(1, lane.settings.max_repeats // 2):
+        return True
+    return lane.batch.has_changed or bool(lane.in_flight.ready_loads) or _has_prompts(lane)
+
+
+def repeats_in_vain(lane: Lane) -> bool:
+    """Whether the ranks are about to repeat a plan whose requests have all ended."""
+    return not len(lane.batch) and lane.in_flight.num_standing > 0
+
+
+def _has_prompts(lane: Lane) -> bool:
+    return bool(lane.prefilling) or lane.waiting.has_turns
