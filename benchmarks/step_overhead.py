@@ -48,9 +48,7 @@ class Measurement:
     """
 
 
-async def measure(
-    handle: EngineHandle, num_requests: int, num_ranks: int, num_tokens: int
-) -> Measurement:
+async def measure(handle: EngineHandle, num_requests: int, num_tokens: int) -> Measurement:
     """Stream `num_requests` at once to their end."""
     hello = Hello(role=Role.CLIENT, name="benchmark", incarnation=0, pid=os.getpid())
     link = await connect(handle.record.client_address, hello, handle.record.secret)
@@ -62,7 +60,8 @@ async def measure(
     after = (await handle.call("stats"))["scheduler"]
     link.close()
 
-    num_rounds = (after["num_plans"] - before["num_plans"]) / min(num_ranks, num_requests)
+    # A plan may be repeated: steps are counted by the tokens that each request has of them.
+    num_rounds = (after["generation_tokens"] - before["generation_tokens"]) / num_requests
     return Measurement(
         wall_ms, 1e3 * (after["scheduler_cpu_s"] - before["scheduler_cpu_s"]) / num_rounds
     )
@@ -128,10 +127,10 @@ async def measure_all(num_ranks: int, request_counts: list[int], step_ms: float)
 
     figures: list[Figure] = []
     try:
-        await measure(handle, num_ranks, num_ranks, SHORT_TOKENS)
+        await measure(handle, num_ranks, SHORT_TOKENS)
         for num_tokens, suffix in ((SHORT_TOKENS, ""), (LONG_TOKENS, "_8k_prompts")):
             for num_requests in request_counts:
-                measured = await measure(handle, num_requests, num_ranks, num_tokens)
+                measured = await measure(handle, num_requests, num_tokens)
                 figures += _figures(f"{num_requests}{suffix}", measured, num_requests, step_ms)
     finally:
         await handle.shutdown()

@@ -35,6 +35,7 @@ from raydix.runtime.actors.link_watch import ALONE_S, LinkWatch
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, send_unless_closed
 from raydix.runtime.actors.metrics_export import MetricsExporter
+from raydix.runtime.actors.plan_feed import PlanFeed
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.redial import RECONNECT_S, Dial, redial
 from raydix.runtime.actors.step_results import EnqueuedStep, StepResults
@@ -107,10 +108,10 @@ class GpuActor:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._results = StepResults(rank)
+        self._plans = PlanFeed(rank, self._results)
         self._reports = TransferReports(rank)
         self._slots: set[int] = set()
         """The slots that hold a request; the launcher alone knows them."""
-        self._next_step: int | None = None
         self._rehearsed = threading.Event()
 
         self._num_links = 0
@@ -288,21 +289,15 @@ class GpuActor:
         try:
             # A shutdown that looked for the link just before it was set has not closed it.
             while not self._stop.is_set():
-                self._carry_out(link.receive(), link)
+                self._carry_out(self._plans.next(link), link)
         except LinkClosed as closed:
             logger.info("%r lost its Scheduler: %s", self, closed)
         finally:
             self._link = None
             link.close()
 
-    def _carry_out(self, plan: object, link: BlockingLink) -> None:
-        if not isinstance(plan, StepPlan):
-            raise AccountingError(f"{self!r} received a {type(plan).__name__}; expected a StepPlan")
-        if self._next_step is not None and plan.step != self._next_step:
-            raise AccountingError(f"{self!r} received plan {plan.step}; expected {self._next_step}")
-
+    def _carry_out(self, plan: StepPlan, link: BlockingLink) -> None:
         assert self._model is not None
-        self._next_step = plan.step + 1
         self._model.runner.apply(plan)
         self._experts.apply(plan)
         # Removals come first: a plan may give the same slot to another request.
@@ -344,7 +339,7 @@ class GpuActor:
             self._slots.clear()
         # The next Scheduler knows only where experts were at the start.
         self._experts.restore()
-        self._next_step = None
+        self._plans.forget()
 
     def _complete(self) -> None:
         assert self._model is not None

@@ -2,11 +2,13 @@
 
 import queue
 import threading
+import time
 from dataclasses import dataclass, replace
 
 from raydix.runtime.actors.gpu_model import Experts, PendingDemand, StepOutput, StepTimer
 from raydix.runtime.actors.links.link import BlockingLink, send_unless_closed
-from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.actors.steps_ahead import StepsAhead
+from raydix.runtime.messages.plan import StepResult, StepsLeftOut
 
 MAX_STEPS_IN_FLIGHT = 8
 """The most steps enqueued and not yet reported; the Scheduler plans one or two ahead."""
@@ -24,6 +26,14 @@ class EnqueuedStep:
     """The rows that each expert was given, on their way to the host; None in most steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """What the Scheduler is told before it hears of any later step."""
+
+    link: BlockingLink
+    message: StepsLeftOut
+
+
 class StepResults:
     """Owns: the steps that are enqueued and not yet reported, and how many have been.
 
@@ -33,11 +43,17 @@ class StepResults:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         # Two of these take a fraction of the time of one that counts and waits in Python.
-        self._steps: queue.SimpleQueue[EnqueuedStep | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[EnqueuedStep | _LeftOut | None] = queue.SimpleQueue()
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
         """A place for each step that may still be added."""
         for _ in range(MAX_STEPS_IN_FLIGHT):
             self._places.put(None)
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """An entry for each step that has ended and that the thread which adds steps still counts.
+        """
+        self._num_open = 0
+        """The steps that this thread counts as under way."""
+        self._ahead = StepsAhead()
         self._waiting = threading.Lock()
         self.num_reported = 0
         self.compute_s = 0.0
@@ -46,7 +62,23 @@ class StepResults:
     def add(self, step: EnqueuedStep) -> None:
         """Report this step in its turn. Waits while as many as may be are in flight."""
         self._places.get()
+        for _ in range(self._ended.qsize()):
+            self._note_ended()
+        self._num_open += 1
         self._steps.put(step)
+
+    def leave_out(self, link: BlockingLink, message: StepsLeftOut) -> None:
+        """Tell, once the steps added so far are reported, that these will not be added."""
+        self._steps.put(_LeftOut(link, message))
+
+    def wait_until_few(self) -> None:
+        """Wait until so few steps are under way that the device may soon have none left."""
+        while self._num_open > self._ahead.num_steps:
+            self._note_ended()
+
+    def _note_ended(self) -> None:
+        self._ended.get()
+        self._num_open -= 1
 
     def close(self) -> None:
         """No step comes any more: `report` returns after the last one."""
@@ -64,16 +96,33 @@ class StepResults:
     def report(self, experts: Experts) -> None:
         """Wait for each step and send its result, until `close`."""
         while (step := self._steps.get()) is not None:
+            if isinstance(step, _LeftOut):
+                send_unless_closed(step.link, step.message)
+                continue
             try:
                 self._report_step(step, experts)
             finally:
                 self._places.put(None)
 
+    def _wait(self, step: EnqueuedStep) -> float:
+        """Wait until a step has ended; returns the time that its rows took."""
+        if step.timer is None:
+            self._ended.put(None)
+            return 0.0
+        began_s = time.monotonic()
+        try:
+            compute_s = step.timer.wait_s()
+            self._ahead.note_wait(time.monotonic() - began_s, compute_s)
+            return compute_s
+        finally:
+            # Who waits for it may enqueue another one: even before this one is reported.
+            self._ended.put(None)
+
     def _report_step(self, step: EnqueuedStep, experts: Experts) -> None:
-        if step.output is None or step.timer is None:
+        compute_s = self._wait(step)
+        if step.output is None:
             result = StepResult(rank=self._rank, step=step.step)
         else:
-            compute_s = step.timer.wait_s()
             result = step.output.to_result(self._rank, step.step, compute_s)
             self.compute_s += compute_s
             if step.demand is not None:

@@ -42,6 +42,11 @@ class ThreadInbox:
             self.num_bytes -= len(body)
             return body
 
+    def has_body(self) -> bool:
+        """Whether `take` would not wait."""
+        with self._changed:
+            return bool(self._bodies) or self._is_ended
+
     def wait_ended(self) -> None:
         """Return once nothing more will come."""
         with self._changed:
@@ -170,6 +175,10 @@ class InProcessBlockingLink:
     def receive(self) -> Message:
         """Wait for the next message in the inbox."""
         return decode(self.inbox.take())
+
+    def has_message(self) -> bool:
+        """Whether something is in the inbox, or an end has closed."""
+        return self.inbox.has_body()
 
     def wait_ended(self) -> None:
         """Return once an end has closed."""

@@ -37,6 +37,8 @@ class BlockingSocketLink:
         self._is_closed = False
         self._send_lock = threading.Lock()
         self._receive_lock = threading.Lock()
+        self._arrivals = select.poll()
+        self._arrivals.register(connection, select.POLLIN)
 
         self._hello = shake_hands(connection, handshake)
 
@@ -76,6 +78,10 @@ class BlockingSocketLink:
                 # Nothing that follows could be understood; the peer must not go on as if it were.
                 self._shut()
                 raise LinkClosed(f"the link broke: {error}") from error
+
+    def has_message(self) -> bool:
+        """Whether something has come over the socket, or it was closed."""
+        return self._is_closed or self._reader.has_body or bool(self._arrivals.poll(0))
 
     def descriptor(self) -> int | None:
         """Where there is something to read once the next message has come, or the end.

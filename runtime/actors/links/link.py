@@ -100,6 +100,12 @@ class BlockingLink(Protocol):
     def receive(self) -> Message:
         """Wait for the next message. Raises LinkClosed as `Link.receive` does."""
 
+    def has_message(self) -> bool:
+        """Whether `receive` would not wait, as something has come or the link is closed.
+
+        For the thread that receives.
+        """
+
     def wait_ended(self) -> None:
         """Return once an end has closed, though messages may be left to receive. Thread-safe."""
 

@@ -32,6 +32,12 @@ is put right by the first steps; what is believed too slow lets a step's fixed t
 of its tokens, so that nobody shares it.
 """
 
+_MAX_REPEATS = {"cuda": 0, "cpu": 15}
+"""The steps for which a plan of decodes stands behind its own. Half of them last longer than the
+Scheduler takes for the next plan on a slow host; pages are reserved for all. On a GPU each step has
+a plan of its own until one has shown that first tokens come no later.
+"""
+
 _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
 """Copies by the host are no faster for being large."""
 
@@ -83,6 +89,7 @@ def scheduler_settings(
         vocab_size=vocab_size,
         max_running_requests=scheduler.max_running_requests,
         max_waiting_requests=scheduler.max_waiting_requests,
+        max_repeats=_MAX_REPEATS[config.model.device],
         prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,
         chunked_prefill=chunk is not None,
         max_decode_slowdown=scheduler.max_decode_slowdown,

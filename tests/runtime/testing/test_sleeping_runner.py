@@ -1,8 +1,17 @@
+from functools import partial
+
 import numpy as np
 
+from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, SleepingRunner
+from raydix.runtime.testing.engine import in_process_engine
+from raydix.runtime.testing.sleeping_runner import (
+    VOCAB_SIZE,
+    SleepingRunner,
+    build_sleeping_model,
+)
 
 
 def _tokens(
@@ -38,3 +47,21 @@ def test_tokens_are_in_the_vocabulary_at_any_position() -> None:
     tokens = np.array(_tokens([4095] * 2, [(1 << 20) - 2, (1 << 20) - 1], [1, 1], [0, 1]))
 
     assert ((tokens >= 0) & (tokens < VOCAB_SIZE)).all()
+
+
+async def test_an_engine_has_eight_steps_of_a_request_alone_made_by_one_plan() -> None:
+    # A token depends on slot and position: one that was computed twice, or left out, would show.
+    config = load_config(
+        {"model": {"path": "none"}, "cache": {"l1": {"num_pages": 64}, "l2": None}},
+    )
+    tokens: list[int] = []
+    async with in_process_engine(config, partial(build_sleeping_model, step_s=0.0)) as engine:
+        greedy = SamplingParams(temperature=0.0, max_tokens=161)
+        async for output in engine.client.generate([1, 2, 3], greedy):
+            tokens = list(output.outputs[0].token_ids)
+        num_plans = (await engine.stats())["scheduler"]["num_plans"]
+
+    first = tokens[0]
+    expected = [(first + place * 104_729) % VOCAB_SIZE for place in range(161)]
+    assert tokens == expected
+    assert num_plans <= 161 / 8 + 4

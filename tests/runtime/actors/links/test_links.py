@@ -259,6 +259,32 @@ async def test_thread_hears_of_the_end_of_a_link_that_nobody_reads(
     await asyncio.wait_for(asyncio.to_thread(far.blocking.wait_ended), 20)
 
 
+async def test_thread_knows_whether_it_would_wait_for_a_message(pair: Pair) -> None:
+    near, far = pair
+    if not isinstance(far, ThreadedLink):
+        return
+    blocking = far.blocking
+
+    async def has_message() -> None:
+        while not blocking.has_message():
+            await asyncio.sleep(0.001)
+
+    assert not blocking.has_message()
+    near.send(numbered(1))
+    near.send(numbered(2))
+    # The first may bring the second along.
+    for number in (1, 2):
+        await asyncio.wait_for(has_message(), 20)
+        assert await far.receive() == numbered(number)
+
+    assert not blocking.has_message()
+    near.close()
+    await asyncio.wait_for(has_message(), 20)
+    with pytest.raises(LinkClosed):
+        await far.receive()
+    assert blocking.has_message()
+
+
 async def test_a_link_that_is_cut_ends_at_its_peer(pair: Pair) -> None:
     near, far = pair
     await asyncio.to_thread(near.cut)
