@@ -143,6 +143,31 @@ async def test_pages_written_at_one_degree_are_pulled_at_another(references: Ref
         assert count_computed(outputs) <= len(PROMPTS) * PAGE_SIZE
 
 
+async def test_what_was_pulled_is_written_to_the_own_l3(
+    references: References, tmp_path: Path
+) -> None:
+    reference = references(Family.QWEN3)
+    expected = reference.expect(PROMPTS)
+    async with nodes(reference.folder, {}, {"l3": tmp_path}) as (first, second):
+        await run(first, PROMPTS, NUM_TOKENS)
+        await until_known(second, first)
+        pulled = count_tokens(await run(second, PROMPTS, NUM_TOKENS), "peer")
+        num_pages = (await second.settle())["host"]["pages_ready"]
+        async with asyncio.timeout(WAIT_S):
+            while len(list(tmp_path.rglob("*.page"))) < num_pages:
+                await asyncio.sleep(0.01)
+        await first.flush()
+        await second.flush()
+        await until(second, "scheduler", lambda figures: figures["peer_known_pages"] == 0)
+
+        outputs = await run(second, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(second, expected, outputs)
+        assert pulled > 0
+        assert count_tokens(outputs, "peer") == 0
+        assert count_tokens(outputs, "l3") >= pulled
+
+
 async def test_pages_of_another_model_are_not_pulled(
     references: References, tmp_path: Path
 ) -> None:
@@ -191,17 +216,32 @@ class Hold:
         self._permits.release(64)
 
 
-def one_by_one(*arguments: Any, **options: Any) -> HostSettings:
-    """Pages are pulled one after another."""
-    settings = host_settings(*arguments, **options)
-    storage = replace(settings.storage, batch_pages=1, max_read_batches=1)
-    return replace(settings, storage=storage)
+def settings_with(**changes: Any) -> Callable[..., HostSettings]:
+    """How HostMemory fetches, but for these changes.
+
+    It waits for long: what a busy machine answers late would be computed, or asked about again a
+    minute later.
+    """
+    patient = {"exists_deadline_s": WAIT_S, "patience_s": WAIT_S, "min_read_patience_s": WAIT_S}
+
+    def changed(*arguments: Any, **options: Any) -> HostSettings:
+        settings = host_settings(*arguments, **options)
+        return replace(settings, storage=replace(settings.storage, **patient, **changes))
+
+    return changed
+
+
+@pytest.fixture(autouse=True)
+def patient_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine takes a slow answer for none."""
+    monkeypatch.setattr(engine_actors, "host_settings", settings_with())
 
 
 async def test_a_holder_that_dies_in_the_middle_costs_what_was_missing(
     references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages go one by one, and the holder of most of them ends when three have come."""
+    one_by_one = settings_with(batch_pages=1, max_read_batches=1)
     monkeypatch.setattr(engine_actors, "host_settings", one_by_one)
     hold = Hold(num_pieces=3)
     monkeypatch.setattr(readers, "send_pages", hold.send_pages)

@@ -93,9 +93,14 @@ async def test_pages_are_pulled_and_the_holders_death_fails_nothing(
         await until(first, lambda stats: stats["host"]["pages_ready"] >= 80)
         await until(second, lambda stats: stats["scheduler"]["peer_known_pages"] >= 80)
 
-        pulled = await ask(puller, 0)
-        assert tokens_of(pulled) == expected[0]
-        assert pulled.metrics.cached_tokens_by_source["peer"] >= 9 * PAGE_SIZE
+        num_pulled = 0
+        async with asyncio.timeout(WAIT_S):
+            # On a busy machine an answer may come too late, and the prompt be computed.
+            while num_pulled < 9 * PAGE_SIZE:
+                await second.call("flush")
+                pulled = await ask(puller, 0)
+                assert tokens_of(pulled) == expected[0]
+                num_pulled = pulled.metrics.cached_tokens_by_source.get("peer", 0)
 
         asking = [asyncio.create_task(ask(puller, number)) for number in range(1, 8)]
         pid = (await first.call("health"))["host"]["pid"]
