@@ -31,7 +31,7 @@ from raydix.runtime.model.grammars.compiler_process import (
 from raydix.runtime.model.grammars.compiling import CompilerSetup
 
 _MAX_ANSWER_BYTES = 256 << 20
-_ANSWER_S = 60.0
+_ANSWER_S = 600.0
 """The longest time for an answer: then the machine has no time for a grammar, however small."""
 _PROGRAM = """
 import json, os, sys
