@@ -6,6 +6,9 @@ import os
 import select
 import signal
 import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 
@@ -56,6 +59,49 @@ class ProcessHandle:
 def _settle(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process, told apart from later ones with its pid, in a form that can be written down."""
+
+    pid: int
+    started: int
+    """When it started, in the kernel's ticks since the host did; 0: it had ended by then."""
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """The process that has this pid now."""
+        return cls(pid, _started(pid))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended; one that nobody has waited for yet has."""
+        return self.started != 0 and _started(self.pid) == self.started
+
+    async def wait_ended(self) -> None:
+        """Return once it has ended."""
+        # While the pid is open no other process has it: what is looked at is what is waited for.
+        try:
+            handle = ProcessHandle(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self.is_alive:
+                await handle.wait()
+        finally:
+            handle.close()
+
+
+def _started(pid: int) -> int:
+    """The start time of the process with this pid; 0 if there is none that lives."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    # The name, in parentheses, may hold anything.
+    fields = status.rpartition(b")")[2].split()
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 async def wait_for_exit(pid: int) -> None:

@@ -106,6 +106,11 @@ class HostArena:
         return same_memory and location.geometry == self.geometry
 
     @property
+    def users(self) -> memoryview:
+        """The bytes in which HostMemory notes who uses the arena."""
+        return self._bytes[self.geometry.users_offset :]
+
+    @property
     def buffer(self) -> memoryview:
         """The whole arena, writable."""
         return self._bytes
@@ -135,6 +140,11 @@ class HostArena:
             self.fd = -1
         self._generations = np.empty(0, dtype=np.int32)
         self._bytes = memoryview(b"")
+
+
+def is_same_arena(one: ArenaLocation, other: ArenaLocation) -> bool:
+    """Whether the same memory is found at both. Raises OSError if a process is gone."""
+    return os.path.samestat(os.stat(_path_of(one)), os.stat(_path_of(other)))
 
 
 def _path_of(location: ArenaLocation) -> str:

@@ -13,6 +13,8 @@ MAX_SLAB_BYTES = 64 << 20
 MIN_SLABS_PER_GROUP = 4
 """The least number of slabs per KV group if there are several, so that each can own some."""
 GENERATION_BYTES = 4
+USERS_BYTES = 64 << 10
+"""The bytes behind the slabs, where HostMemory notes who uses the arena."""
 
 
 def _round_up(value: int, unit: int) -> int:
@@ -50,6 +52,11 @@ class ArenaGeometry:
     @property
     def size_bytes(self) -> int:
         """The bytes of the whole arena."""
+        return self.users_offset + USERS_BYTES
+
+    @property
+    def users_offset(self) -> int:
+        """The bytes before those that tell who uses the arena."""
         return self.slabs_offset + self.num_slabs * self.slab_bytes
 
     def object_bytes(self, group: int) -> int:
@@ -106,7 +113,8 @@ class ArenaGeometry:
 
 
 def plan_arena(layout: KvLayout, size_bytes: int) -> ArenaGeometry:
-    """Divide `size_bytes` of host pages into slabs; the table of generations comes on top.
+    """Divide `size_bytes` of host pages into slabs; the table of generations comes on top, and so
+    does the room for the names of users.
 
     Raises ConfigError if not every group gets a slab.
     """
