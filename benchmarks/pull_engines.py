@@ -58,7 +58,8 @@ async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list
     sections = sizes.sections(_PAGE_SIZE)
     sections["cache"]["load"] = "always"
     sections["cache"]["prefetch"] = {"strategy": "wait_complete"}
-    sections["cache"]["l2"]["pull"] = {}
+    # On one host each stands for a node, and has an L2 of its own.
+    sections["cache"]["l2"] |= {"pull": {}, "shared": False}
     prompts = Prompts(int(model["vocab_size"]))
     # With a token behind the last page: a prompt of whole pages would compute its last one.
     length = sizes.context_tokens + sizes.new_tokens

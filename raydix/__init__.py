@@ -6,6 +6,8 @@ Importing the package is cheap: each public name loads its module on first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from raydix.version import VERSION
+
 if TYPE_CHECKING:
     from raydix.errors import (
         AccountingError,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from raydix.runtime.api.sampling_params import SamplingParams
     from raydix.runtime.api.structured_outputs import StructuredOutputs
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "LLM",

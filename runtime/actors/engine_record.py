@@ -90,7 +90,7 @@ def find_record(name: str) -> EngineRecord | None:
 
 def running_names() -> list[str]:
     """This user's engines on this host, those that still start among them."""
-    found = sorted(_user_folder().glob(f"*{_SUFFIX}"))
+    found = sorted(user_folder().glob(f"*{_SUFFIX}"))
     held = [path for path in found if read_if_held(str(path)) is not None]
     return [urllib.parse.unquote(path.name.removesuffix(_SUFFIX)) for path in held]
 
@@ -164,10 +164,10 @@ def _path_of(name: str) -> str:
             f"an engine's name has {len(file_name)} bytes as a file's name; expected 1 to "
             f"{_MAX_NAME_BYTES}. Choose another one."
         )
-    return str(_user_folder() / f"{file_name}{_SUFFIX}")
+    return str(user_folder() / f"{file_name}{_SUFFIX}")
 
 
-def _user_folder() -> Path:
+def user_folder() -> Path:
     """This user's folder of records, which nobody else may enter. Raises ConfigError."""
     folder = _ROOT / f"raydix-user-{os.geteuid()}"
     try:

@@ -109,7 +109,8 @@ class HostMemoryActor:
         self._exporter = exporter
         self._finder = finder
         self._pulls: Pulls | None = None
-        self._arena: HostArena | None = None
+        self.arena: HostArena | None = None
+        """The arena, once it was made or adopted."""
         self._is_adopted = False
         self._page_tokens = 0
         self._core: HostMemoryCore | None = None
@@ -141,27 +142,27 @@ class HostMemoryActor:
         With `folder`, on a tmpfs, its file can be given a name there.
         """
         with phase(logger, f"arena of {format_bytes(size_bytes)} made"):
-            self._arena = await asyncio.to_thread(
+            self.arena = await asyncio.to_thread(
                 HostArena.create, layout, size_bytes, folder=folder
             )
-        return self._arena.location
+        return self.arena.location
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
         """Take over an earlier arena from a process that maps it. Raises OSError if that ended."""
-        self._arena = HostArena.attach(location)
+        self.arena = HostArena.attach(location)
         self._is_adopted = True
-        return self._arena.location
+        return self.arena.location
 
     async def start(self, setup: HostMemorySetup) -> None:
         """Begin to decide within the arena, and listen for storage; nobody is followed yet."""
-        if self._arena is None:
+        if self.arena is None:
             raise AccountingError("HostMemory starts without an arena")
 
         # An adopted arena's generations go on from where they are: old copies may be under way.
         former = (
-            FormerArena(self._arena.generations, setup.former_users) if self._is_adopted else None
+            FormerArena(self.arena.generations, setup.former_users) if self._is_adopted else None
         )
-        self._core = HostMemoryCore(self._arena.geometry, setup.settings, former)
+        self._core = HostMemoryCore(self.arena.geometry, setup.settings, former)
         self._turns.start(self._core)
         self._page_tokens = setup.settings.page_size
 
@@ -169,9 +170,7 @@ class HostMemoryActor:
             setup.storage_address, self._hello(), setup.storage_secret, self._serve_storage
         )
         if setup.pull is not None and self._finder is not None:
-            home = PullHome.of(
-                setup.pull, self._hello(), self._arena, self._links, self._turns.post
-            )
+            home = PullHome.of(setup.pull, self._hello(), self.arena, self._links, self._turns.post)
             self._pulls = await open_pulls(setup.pull, home, self._finder)
         spare_long_lived_objects()
         self._storage_log.start(self.stats)
@@ -271,8 +270,8 @@ class HostMemoryActor:
             await self._listener.close()
         if self._pulls is not None:
             await self._pulls.close()
-        if self._arena is not None:
-            self._arena.close()
+        if self.arena is not None:
+            self.arena.close()
 
     def _hello(self) -> Hello:
         return Hello(
@@ -343,8 +342,8 @@ class HostMemoryActor:
     def _carry_out(self, effect: HostEffect) -> None:
         match effect:
             case SetGenerations():
-                assert self._arena is not None, "the core exists only with an arena"
-                self._arena.set_generations(effect.host_page_ids, effect.generations)
+                assert self.arena is not None, "the core exists only with an arena"
+                self.arena.set_generations(effect.host_page_ids, effect.generations)
             case ToScheduler() | ToStorage() | ToReader():
                 self._links.send(effect.connection, effect.message)
             case AskForKeys():

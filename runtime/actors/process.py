@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -123,15 +124,16 @@ def end_with_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
-def end_with(pid: int) -> None:
-    """Kill this process when process `pid`, on the same host, ends."""
+def end_with(pid: int, unless: Callable[[], bool] = lambda: False) -> None:
+    """Kill this process when process `pid`, on the same host, ends, unless that holds by then."""
     fd = os.pidfd_open(pid)
 
     def watch() -> None:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         poll.poll()
-        os.kill(os.getpid(), signal.SIGKILL)
+        if not unless():
+            os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name=f"ends-with-{pid}", daemon=True).start()
 

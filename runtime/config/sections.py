@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.events import EventsSection
+from raydix.runtime.config.l2 import L2Section
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.config.policies import (
     EvictionPolicy,
@@ -18,8 +19,7 @@ from raydix.runtime.config.policies import (
     ToolFormatName,
     WritePolicy,
 )
-from raydix.runtime.config.pull import PullSection
-from raydix.runtime.config.values import Choice, Count, Fraction, Port, Seconds, Section, Size
+from raydix.runtime.config.values import Choice, Count, Fraction, Port, Seconds, Section
 
 
 class ModelSection(Section):
@@ -147,35 +147,6 @@ class L1Section(Section):
             raise ValueError(
                 "cache.l1 needs exactly one of num_pages and memory_fraction. "
                 "Set the other to null."
-            )
-        return self
-
-
-class L2Section(Section):
-    """The arena in each node's memory."""
-
-    bytes_per_node: Size | None = Field(
-        None, description="Size of the arena. Must be given on cuda."
-    )
-    ratio: Annotated[float, Field(gt=0.0)] | None = Field(
-        None,
-        description="cpu only: size of the arena as a multiple of the node's L1. "
-        "Default on cpu: 4.0.",
-    )
-    eviction: Choice[EvictionPolicy] = Field(
-        EvictionPolicy.LRU, description="Which pages leave the arena first."
-    )
-    pull: PullSection | None = Field(
-        None,
-        description="Exchange pages with other engines of the Ray cluster that serve the same "
-        "model: `pull: {}` turns it on. null: this node keeps to itself.",
-    )
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.bytes_per_node is None) == (self.ratio is None):
-            raise ValueError(
-                "cache.l2 needs exactly one of bytes_per_node and ratio. Set the other to null."
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Actors as plain objects on one event loop: a `Spawner` without Ray, for tests and benchmarks."""
+"""Actors as plain objects on one event loop: an `EngineSpawner` without Ray, for tests."""
 
 import asyncio
 import logging
@@ -9,10 +9,10 @@ from typing import Any
 from raydix.errors import EngineDead
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel
-from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.kv_publisher import KvPublisherActor
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
+from raydix.runtime.actors.supervision.node_memory import NodeMemoryActor
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
 from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.testing.peers import InProcessPeers
@@ -78,6 +78,10 @@ class InProcessActor:
         if self._stopping is None:
             self._stopping = self._loop.create_task(self._end())
 
+    def release(self) -> None:
+        """End the actor soon: nobody shares it."""
+        self.kill()
+
     def fail(self) -> None:
         """The actor cannot go on, which it has logged. Called from any thread."""
         self._loop.call_soon_threadsafe(self.kill)
@@ -110,6 +114,31 @@ class InProcessSpawner:
         """The actor of this kind that was made last."""
         return self._latest.get(kind)
 
+    @property
+    def node(self) -> None:
+        """No engine in this process shares its L2."""
+        return None
+
+    async def spawn_l2(
+        self, name: str, _size_bytes: int, /, *, log_path: str, **arguments: Any
+    ) -> RunningActor:
+        """Make the plain object of an L2."""
+        running = self._latest[ActorKind.HOST_MEMORY] = InProcessActor(name)
+        l2 = NodeMemoryActor(
+            **arguments,
+            spawner=self,
+            finder=self._peers,
+            log_path=log_path,
+            on_fatal=running.fail,
+        )
+        self._peers.add(l2.host)
+        running.bind(l2, l2.stop)
+        return running
+
+    async def find_l2(self, _name: str, _pid: int, /, *, log_path: str) -> None:
+        """None: no L2 is found without a node."""
+        return None
+
     async def spawn(
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
     ) -> RunningActor:
@@ -120,10 +149,6 @@ class InProcessSpawner:
             case ActorKind.SCHEDULER:
                 scheduler = SchedulerActor(**arguments, on_fatal=running.fail)
                 running.bind(scheduler, scheduler.stop)
-            case ActorKind.HOST_MEMORY:
-                host = HostMemoryActor(**arguments, on_fatal=running.fail, finder=self._peers)
-                self._peers.add(host)
-                running.bind(host, host.stop)
             case ActorKind.STORAGE:
                 storage = StorageActor(**arguments, on_fatal=running.fail)
                 running.bind(storage, storage.stop)
@@ -133,6 +158,8 @@ class InProcessSpawner:
             case ActorKind.GPU:
                 gpu = GpuActor(**arguments, build_model=self._build_model, on_fatal=running.fail)
                 running.bind(gpu, gpu.shutdown)
+            case ActorKind.HOST_MEMORY:
+                raise ValueError("L2 is made by `spawn_l2`")
             case ActorKind.SUPERVISOR:
                 raise ValueError("a Supervisor is made by whom it serves")
         return running

@@ -31,6 +31,8 @@ class ArenaLocation:
 
     pid: int
     fd: int
+    file: tuple[int, int]
+    """Device and number of its file: the same memory at whichever process, and of no other."""
     geometry: ArenaGeometry
 
 
@@ -98,7 +100,9 @@ class HostArena:
     @property
     def location(self) -> ArenaLocation:
         """Where other processes find this mapping's descriptor."""
-        return ArenaLocation(pid=self.pid, fd=self.fd, geometry=self.geometry)
+        found = os.fstat(self.fd)
+        file = (found.st_dev, found.st_ino)
+        return ArenaLocation(pid=self.pid, fd=self.fd, file=file, geometry=self.geometry)
 
     def is_at(self, location: ArenaLocation) -> bool:
         """Whether this very memory, with this geometry, is found at `location`."""
@@ -140,11 +144,6 @@ class HostArena:
             self.fd = -1
         self._generations = np.empty(0, dtype=np.int32)
         self._bytes = memoryview(b"")
-
-
-def is_same_arena(one: ArenaLocation, other: ArenaLocation) -> bool:
-    """Whether the same memory is found at both. Raises OSError if a process is gone."""
-    return os.path.samestat(os.stat(_path_of(one)), os.stat(_path_of(other)))
 
 
 def _path_of(location: ArenaLocation) -> str:

@@ -29,7 +29,7 @@ def held_pages(
             case State.L2:
                 host = engine.spawner.latest(ActorKind.HOST_MEMORY)
                 assert host is not None
-                index = host.plain._core._index
+                index = host.plain.host._core._index
                 maps.append([index.find(group, key) is not None for key in keys])
             case State.L3:
                 assert l3 is not None

@@ -32,7 +32,7 @@ class StoredObjects:
         assert storage is not None
         assert host is not None
         self._worker = storage.plain._worker
-        self._host = host.plain
+        self._host = host.plain.host
         self.backend = storage.plain.backend
         self.namespace: bytes = self._worker._namespace.digest
 

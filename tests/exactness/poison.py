@@ -108,8 +108,8 @@ def _last_page(prompt: Prompt) -> int:
 def _host_payload(engine: InProcessEngine, prompt: Prompt, group: int) -> memoryview:
     host = engine.spawner.latest(ActorKind.HOST_MEMORY)
     assert host is not None
-    page_id = host.plain._core._index.find(group, page_key(prompt, _last_page(prompt)))
-    return host.plain._arena.payload(HostPageId(page_id), group)
+    page_id = host.plain.host._core._index.find(group, page_key(prompt, _last_page(prompt)))
+    return host.plain.host.arena.payload(HostPageId(page_id), group)
 
 
 def _rewrite(path: Path, source: Path | None, key: PageKey, group: int) -> None:

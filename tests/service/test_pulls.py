@@ -86,7 +86,7 @@ async def flap(engine: InProcessEngine) -> None:
     assert host is not None
     while True:
         await asyncio.sleep(0.05)
-        for reader in tuple(host.plain._pulls._readers._readers.values()):
+        for reader in tuple(host.plain.host._pulls._readers._readers.values()):
             reader.link.abort("the link flaps")
 
 

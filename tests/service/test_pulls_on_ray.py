@@ -37,7 +37,8 @@ def serving(name: str, checkpoint: Path) -> Iterator[EngineHandle]:
                 "page_size": PAGE_SIZE,
                 "load": "always",
                 "l1": {"num_pages": 128},
-                "l2": {"bytes_per_node": "16MiB", "pull": {}},
+                # Each stands for a node, and has an L2 of its own.
+                "l2": {"bytes_per_node": "16MiB", "pull": {}, "shared": False},
                 "prefetch": {"strategy": "wait_complete"},
             },
         }

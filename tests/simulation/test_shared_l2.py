@@ -185,6 +185,20 @@ def keys_count_as_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Schedulers, "attach", attach_untold)
 
 
+def a_former_user_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arena that is taken back does not name one of those that have used it."""
+    init = Schedulers.__init__
+
+    def forget_one(self: Schedulers, *given: Any, **named: Any) -> None:
+        init(self, *given, **named)
+        if self._awaited:
+            name = max(self._awaited)
+            self._awaited.discard(name)
+            self._known.discard(name)
+
+    monkeypatch.setattr(Schedulers, "__init__", forget_one)
+
+
 ENDS = replace(
     DEATHS,
     num_scheduler_kills=0,
@@ -195,6 +209,10 @@ ENDS = replace(
 CASES = [
     Case(mutant=grants_of_the_dead_are_free, workload=DEATHS),
     Case(mutant=ended_before_its_processes, workload=ENDS),
+    Case(
+        mutant=a_former_user_is_not_awaited,
+        workload=replace(DEATHS, num_scheduler_kills=0, num_host_kills=6),
+    ),
     Case(mutant=anyone_drains_for_all, workload=replace(DEATHS, seed=4)),
     Case(
         mutant=keys_count_as_told_to_all, workload=replace(DEATHS, l2_pages=1000, num_requests=12)

@@ -14,6 +14,7 @@ from raydix.errors import (
     RaydixError,
 )
 from raydix.runtime.actors.engine_record import EngineRecord
+from raydix.runtime.actors.l2_record import L2Record
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
@@ -106,6 +107,13 @@ async def call_supervisor(name: str, record: EngineRecord, method: str, *argumen
             raise _ERRORS[answer.kind](answer.message)
         case _:
             raise EngineDead(f"engine {name} answers a call by a {type(answer).__name__}")
+
+
+async def call_l2(record: L2Record, method: str) -> Any:
+    """Make a control call of an L2: `describe`, or `end`. Raises EngineDead if it is gone."""
+    address = record.control_address
+    where = EngineRecord(control_address=address, client_address=address, secret=record.secret)
+    return await call_supervisor(record.name, where, method)
 
 
 def _gone(name: str, error: Exception) -> EngineDead:

@@ -32,7 +32,8 @@ from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.bootstrap.gpu_count import count_gpus
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release, require_node
-from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, answer
+from raydix.runtime.actors.bootstrap.ray_actor import answer
+from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner
 from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu_model import BuildModel

@@ -45,17 +45,17 @@ class Placement:
 def bundles_for(config: EngineConfig, sizes: EngineSizes | None) -> list[dict[str, float]]:
     """The resources that an engine reserves, all on one node.
 
-    The first bundle is for the control actors, with the memory that all share; one for each rank
-    follows. `sizes`: None for a model of which nobody knows what it takes, but for a GPU.
+    The first bundle is for the control actors, with the memory of experts that all share; one for
+    each rank follows. L2 reserves its own, as it may be there already, and stays. `sizes`: None for
+    a model of which nobody knows what it takes, but for a GPU.
     """
     is_cuda = config.model.device == "cuda"
     control, rank = {"CPU": _LEAST_CPUS}, {"CPU": _LEAST_CPUS}
     if sizes is not None:
         rank = {"CPU": _CPUS_PER_RANK}
-        shared_bytes = (sizes.arena_bytes or 0) + sizes.expert_store_bytes
         # On cpu the ranks' own work leaves the others little to do meanwhile.
         control = {"CPU": 1.0} if is_cuda else {}
-        control["memory"] = float(max(shared_bytes, _LEAST_MEMORY))
+        control["memory"] = float(max(sizes.expert_store_bytes, _LEAST_MEMORY))
         if not is_cuda:
             rank["memory"] = float(sizes.weight_bytes + (sizes.l1_bytes or 0))
 
@@ -115,7 +115,8 @@ def place(config: EngineConfig, sizes: EngineSizes | None) -> Placement:
         _require_group(bundles, given)
         return Placement(given, is_own=False)
 
-    require_node(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    l2 = {"memory": float(0 if sizes is None or sizes.arena_bytes is None else sizes.arena_bytes)}
+    require_node([*bundles, l2], [node["Resources"] for node in ray.nodes() if node["Alive"]])
     group = placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_PACK")
 
     # A node is large enough, but others may hold what it has.

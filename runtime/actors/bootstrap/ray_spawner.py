@@ -13,24 +13,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
+from raydix.runtime.actors.bootstrap.l2_spawner import find_l2, spawn_l2
 from raydix.runtime.actors.bootstrap.placement import Placement
-from raydix.runtime.actors.bootstrap.ray_peers import RayPeerFinder
+from raydix.runtime.actors.bootstrap.ray_actor import RayActor
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel
-from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.kv_publisher import KvPublisherActor
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.metrics_export import MetricsExporter
-from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
+from raydix.runtime.actors.process import end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
-from raydix.runtime.actors.storage import StorageActor
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.checkpoint.hub import hub_environment
 
 logger = logging.getLogger(__name__)
 
-_RAY_KILL_S = 0.5
 _SPARE_AFTER_S = 5.0
 """The time from the start of a GPU actor to that of its spare: its own imports are over by then."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -120,48 +118,6 @@ def take_over(actor: GpuActor, arguments: dict[str, Any], device: int) -> None:
     actor.use_device(device)
 
 
-class RayActor:
-    """One incarnation of an actor in a Ray worker process of this host."""
-
-    def __init__(self, handle: Any, name: str, pid: int) -> None:
-        self._handle = handle
-        self._name = name
-        self._process = ProcessHandle(pid)
-
-    @property
-    def pid(self) -> int:
-        """The id of the process in which Ray runs the actor."""
-        return self._process.pid
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method through Ray and wait. Ray's errors become ours."""
-        try:
-            return await getattr(self._handle, method).remote(*arguments)
-        except RayError as error:
-            raise typed_error(error, self._name) from error
-
-    async def ping(self) -> None:
-        """Return once the actor's event loop has answered Ray."""
-        await self._handle.__ray_call__.remote(answer)
-
-    async def wait_ended(self) -> None:
-        """Return once the actor's process has ended."""
-        await self._process.wait()
-
-    def kill(self) -> None:
-        """Kill the process.
-
-        Ray is told first, so that it knows that this is meant; if it does nothing, the kernel
-        kills.
-        """
-        ray.kill(self._handle)
-        asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)
-
-
-def answer(_actor: object) -> None:
-    return None
-
-
 class RaySpawner:
     """A `Spawner` of Ray actors in an engine's placement group. It is pickled into the Supervisor.
 
@@ -200,22 +156,45 @@ class RaySpawner:
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
     ) -> RunningActor:
         """Start an actor as a Ray actor."""
-        arguments["exporter"] = MetricsExporter(self._engine) if self._exports_metrics else None
+        arguments["exporter"] = self._exporter()
         match kind:
             case ActorKind.SCHEDULER:
                 cls: type = SchedulerActor
-            case ActorKind.HOST_MEMORY:
-                cls = HostMemoryActor
-                arguments["finder"] = RayPeerFinder()
-            case ActorKind.STORAGE:
-                cls = StorageActor
             case ActorKind.EVENTS:
                 cls = KvPublisherActor
             case ActorKind.GPU:
                 return await self._spawn_gpu(name, log_path, arguments)
+            case ActorKind.HOST_MEMORY | ActorKind.STORAGE:
+                raise ValueError("L2 is made by `spawn_l2`, and makes its storage actors itself")
             case ActorKind.SUPERVISOR:
                 raise ValueError("the driver alone makes Supervisors")
         return await self._enter(self._make(cls, name, arguments), name, log_path)
+
+    def _exporter(self) -> MetricsExporter | None:
+        return MetricsExporter(self._engine) if self._exports_metrics else None
+
+    @property
+    def node(self) -> str:
+        """The node of the placement group."""
+        return self._placement.node_id
+
+    async def spawn_l2(
+        self, name: str, size_bytes: int, /, *, log_path: str, **arguments: Any
+    ) -> RunningActor:
+        """Start an L2 on the engine's node; not in its placement group, which it may outlive."""
+        return await spawn_l2(
+            name,
+            self.node,
+            # What somebody has reserved for the engine is not ours to count.
+            reserved_bytes=size_bytes if self._placement.is_own else 0,
+            log_path=log_path,
+            exporter=self._exporter(),
+            **arguments,
+        )
+
+    async def find_l2(self, name: str, pid: int, /, *, log_path: str) -> RunningActor | None:
+        """The L2 of this Ray name and process; None if it has ended."""
+        return await find_l2(name, pid, log_path)
 
     async def _spawn_gpu(self, name: str, log_path: str, arguments: dict[str, Any]) -> RunningActor:
         arguments["build_model"] = self._build_model

@@ -1,4 +1,4 @@
-"""What the node's arena is to be, and who holds it, so that it outlives its HostMemory."""
+"""What an engine's arena is to be, and who holds it, so that it outlives its HostMemory."""
 
 import asyncio
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ class ArenaRegistry:
 
     def __init__(self) -> None:
         self._current: ArenaLocation | None = None
+        self._file: tuple[int, int] | None = None
+        """The latest arena, whoever maps it."""
         self._epoch = 0
         """Counts arenas; one that was taken back keeps its number."""
         self._published = asyncio.Event()
@@ -39,10 +41,11 @@ class ArenaRegistry:
         """The arena at a GPU actor that maps it, for a HostMemory that restarts; None if lost."""
         return next(iter(self._holders.values()), None)
 
-    def publish(self, location: ArenaLocation, *, is_new: bool) -> list[int]:
-        """A HostMemory serves this arena. Returns the ranks to restart, which map an older one."""
-        stale = list(self._holders) if is_new else []
-        self._epoch += is_new
+    def publish(self, location: ArenaLocation) -> list[int]:
+        """A HostMemory serves this arena. Returns the ranks to restart, which map another one."""
+        stale = [rank for rank, own in self._holders.items() if own.file != location.file]
+        self._epoch += self._file != location.file
+        self._file = location.file
         self._current = location
         self._published.set()
         return stale

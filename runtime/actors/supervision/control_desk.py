@@ -1,51 +1,13 @@
-"""Where an engine answers control calls, such as `stats` and `flush`, of clients without Ray."""
+"""Where an engine answers control calls of clients without Ray."""
 
-import asyncio
-import contextlib
-import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from raydix.errors import BadRequest, RaydixError
 from raydix.runtime.actors.engine_record import EngineName, EngineRecord
-from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.actors.links.link import Link
 from raydix.runtime.actors.links.socket_listener import Listener, listen
-from raydix.runtime.messages.control import (
-    ControlCall,
-    ControlErrorKind,
-    ControlFailure,
-    ControlResult,
-    pack_values,
-    unpack_values,
-)
+from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
 from raydix.runtime.messages.hello import Hello, Role
-
-logger = logging.getLogger(__name__)
-
-_FAREWELL_S = 2.0
-"""The time that a caller has to take its answer before the process ends."""
-
-
-class CallKind(Enum):
-    """What becomes of a call whose caller has left."""
-
-    ACTS = auto()
-    """It is carried out."""
-    WAITS = auto()
-    """It is dropped."""
-    ENDS = auto()
-    """It is carried out, and the process ends when its caller has the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A method that clients may call: it returns plain values, or an awaitable of them."""
-
-    method: Callable[..., Any]
-    kind: CallKind = CallKind.ACTS
 
 
 class ControlDesk:
@@ -61,8 +23,7 @@ class ControlDesk:
         """`on_shut_down` is called when a call that ends the engine has been answered."""
         self._name = name
         self._record = record
-        self._calls = calls
-        self._on_shut_down = on_shut_down
+        self._calls = ControlCalls(calls, on_shut_down)
         self._engine_name: EngineName | None = None
         self._listener: Listener | None = None
 
@@ -76,7 +37,7 @@ class ControlDesk:
             pid=os.getpid(),
         )
         self._listener = await listen(
-            self._record.control_address, own, self._record.secret, self.serve
+            self._record.control_address, own, self._record.secret, self._calls.serve
         )
         self._engine_name.publish(self._record)
 
@@ -92,77 +53,5 @@ class ControlDesk:
             await self._listener.close()
 
     async def serve(self, link: Link) -> None:
-        """Answer one call."""
-        with contextlib.suppress(LinkClosed):
-            call = await link.receive()
-            if isinstance(call, ControlCall):
-                await self._answer(link, call)
-            else:
-                logger.warning("%s sends a %s", link.hello, type(call).__name__)
-        link.close()
-
-    async def _answer(self, link: Link, call: ControlCall) -> None:
-        known = self._calls.get(call.method)
-        left = asyncio.create_task(_caller_left(link))
-        doing = asyncio.create_task(_carry_out(known, call))
-        try:
-            await asyncio.wait({doing, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done() and known is not None and known.kind is CallKind.WAITS:
-                return
-            answer = await doing
-            if not link.is_closed:
-                link.send(answer)
-                await _taken(link, left)
-        finally:
-            doing.cancel()
-            left.cancel()
-            await asyncio.gather(doing, left, return_exceptions=True)
-            if known is not None and known.kind is CallKind.ENDS:
-                self._on_shut_down()
-
-
-async def _taken(link: Link, left: asyncio.Task[None]) -> None:
-    """Wait until the caller has its answer and leaves, or takes none of it for a while."""
-    while True:
-        num_bytes = link.buffered_bytes
-        await asyncio.wait({left}, timeout=_FAREWELL_S)
-        # A tokenizer's files may take a minute to a host far away.
-        if left.done() or not link.buffered_bytes < num_bytes:
-            return
-
-
-async def _caller_left(link: Link) -> None:
-    with contextlib.suppress(LinkClosed):
-        await link.receive()
-
-
-async def _carry_out(known: Call | None, call: ControlCall) -> ControlResult | ControlFailure:
-    """Make the call; what it raises becomes its answer."""
-    try:
-        if known is None:
-            raise BadRequest(f"an engine has no call named {call.method!r}")
-        result = known.method(*_arguments(call))
-        value = await result if isinstance(result, Awaitable) else result
-        return ControlResult(value=pack_values(value))
-    except RaydixError as error:
-        return ControlFailure(kind=_kind_of(error), message=str(error))
-    except Exception as error:
-        # Whatever the method raises, the caller must hear of it, and other callers are served.
-        logger.exception("%s failed", call.method)
-        return ControlFailure(kind=ControlErrorKind.OTHER, message=f"{call.method}: {error!r}")
-
-
-def _arguments(call: ControlCall) -> list[Any]:
-    try:
-        arguments = unpack_values(call.arguments)
-    except ValueError as error:
-        raise BadRequest(f"{call.method}: {error}") from error
-    if not isinstance(arguments, list):
-        raise BadRequest(f"{call.method} was given {type(arguments).__name__}; expected a list")
-    return arguments
-
-
-def _kind_of(error: RaydixError) -> ControlErrorKind:
-    """The nearest kind: that of the error's class, or of one that it derives from."""
-    kinds = {kind.value: kind for kind in ControlErrorKind}
-    return next(kinds[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in kinds)
+        """Answer one call over a link that was opened elsewhere."""
+        await self._calls.serve(link)

@@ -152,8 +152,8 @@ def _expert_settings(config: EngineConfig, shape: ExpertsShape) -> ExpertSetting
     )
 
 
-def host_settings(config: EngineConfig, layout: KvLayout, *, has_storage: bool) -> HostSettings:
-    """Settings of the HostMemory core. `has_storage`: whether there is L3 now."""
+def host_settings(config: EngineConfig, layout: KvLayout) -> HostSettings:
+    """Settings of the HostMemory core, which has L3 if somebody attaches it."""
     cache = config.cache
     return HostSettings(
         page_size=cache.page_size,
@@ -164,5 +164,4 @@ def host_settings(config: EngineConfig, layout: KvLayout, *, has_storage: bool) 
             min_tokens=cache.prefetch.min_tokens,
             max_told_objects=0 if cache.events is None else cache.events.max_l3_pages,
         ),
-        has_storage=has_storage,
     )

@@ -1,38 +1,46 @@
 """The actors of one engine: how an incarnation of each is started and made to serve."""
 
 import asyncio
+import logging
 import os
 import secrets
 from typing import Any
 
-from raydix.errors import AccountingError, EngineDead
-from raydix.ids import SchedulerName
+from raydix.errors import BadRequest, EngineDead
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.gpu import GpuSetup
 from raydix.runtime.actors.gpu_model import LoadReport
-from raydix.runtime.actors.host_memory import HostMemorySetup
 from raydix.runtime.actors.kv_publisher import KvPublisherSetup
 from raydix.runtime.actors.links.tls import TlsFiles
+from raydix.runtime.actors.process import ProcessId
 from raydix.runtime.actors.pulls.pull_settings import PullSetup
 from raydix.runtime.actors.scheduler import SchedulerSetup
-from raydix.runtime.actors.storage import StorageSetup
 from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry, PlannedArena
 from raydix.runtime.actors.supervision.core_settings import host_settings, scheduler_settings
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts, EngineFacts
 from raydix.runtime.actors.supervision.keeper import BringUp, Keeper
+from raydix.runtime.actors.supervision.l2_plan import Guest, L2Plan
 from raydix.runtime.actors.supervision.loaded_ranks import LoadedRanks
+from raydix.runtime.actors.supervision.node_l2 import NodeL2
 from raydix.runtime.actors.supervision.rank_group import RankGroup
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor, Spawner, actor_name
-from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
+from raydix.runtime.actors.supervision.spawn import (
+    ActorKind,
+    EngineSpawner,
+    RunningActor,
+    actor_name,
+)
 from raydix.runtime.config.capacity import host_bytes_per_node
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.l3 import L3Section
+from raydix.runtime.config.l2 import L2Section
 from raydix.runtime.config.pool_sizes import max_context_pages
 from raydix.runtime.model.grammars.compiling import CompilerSetup
+from raydix.runtime.phases import phase
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
+
+logger = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32
 _WEIGHT_VERSION = "0"
@@ -42,7 +50,7 @@ _WEIGHT_VERSION = "0"
 class EngineActors:
     """Owns: the keeper of each actor, and the addresses and the secret that all incarnations share.
 
-    Is the `SwitchedEngine` of its storage switch.
+    That of L2 keeps an actor which other engines of the node may keep, too.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class EngineActors:
         *,
         name: str,
         config: EngineConfig,
-        spawner: Spawner,
+        spawner: EngineSpawner,
         supervision: Supervision,
         folder: str,
         log_path: str,
@@ -69,7 +77,6 @@ class EngineActors:
         self._log_path = log_path
         self._planned_arena = arena
         self._secret = secrets.token_bytes(_SECRET_BYTES)
-        self._storage_address = f"unix:{folder}/host.sock"
         self.record = EngineRecord(
             control_address=f"unix:{folder}/control.sock",
             client_address=f"unix:{folder}/scheduler.sock",
@@ -87,19 +94,36 @@ class EngineActors:
             for keeper in self._rank_group(first).keepers
         ]
         self.scheduler = self._keeper(ActorKind.SCHEDULER, self._bring_up_scheduler)
-        self.host = (
-            self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host) if config.has_l2 else None
-        )
+        self.host: Keeper | None = None
+        self._joined: ArenaLocation | None = None
+        """Where the L2 that was joined last has its arena."""
+        if config.has_l2 and config.cache.l2 is not None:
+            self._node_l2 = self._find_l2(config.cache.l2)
+            self.host = self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host)
         self.events = (
             self._keeper(ActorKind.EVENTS, self._bring_up_events) if config.cache.events else None
         )
-        self.storage = StorageSwitch(self, supervision)
+
+    def _find_l2(self, section: L2Section) -> NodeL2:
+        """Tell by what this engine finds its L2."""
+        guest = Guest(
+            engine=self._name,
+            process=ProcessId.of(os.getpid()),
+            scheduler_address=self.record.client_address,
+            secret=self._secret,
+            keep_s=section.keep_s,
+        )
+        return NodeL2(
+            self._spawner,
+            self._supervision,
+            guest,
+            is_shared=section.shared,
+            log_path=self._log_path,
+        )
 
     def all(self) -> list[Keeper]:
-        """The keepers of all actors; those of storage and of events only while there are any."""
-        storage = self.storage.current
-        others = [self.events, None if storage is None else storage.keeper]
-        return [*self.lasting(), *[keeper for keeper in others if keeper is not None]]
+        """The keepers of all actors; that of events only if there are any."""
+        return [*self.lasting(), *([] if self.events is None else [self.events])]
 
     def lasting(self) -> list[Keeper]:
         """The keepers of the actors without which there is no engine."""
@@ -137,31 +161,18 @@ class EngineActors:
 
     async def wait_attached(self) -> None:
         """Return once every actor serves and has met those it works with."""
-        await asyncio.gather(*(keeper.serving() for keeper in self.lasting()), self.storage.met())
+        await asyncio.gather(*(keeper.serving() for keeper in self.lasting()))
+        if self.host is not None and (failure := await self._tell(self.host, "wait_storage")):
+            raise EngineDead(failure)
         if self.events is not None:
             await self.events.serving()
         await self._tell(self.scheduler, "wait_ready")
 
-    async def make_storage(self, number: int, incarnation: int) -> RunningActor:
-        """Start an incarnation of a storage actor."""
-        return await self._spawn(ActorKind.STORAGE, number, incarnation=incarnation)
-
-    async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
-        """Tell a storage actor the ranks' layout and the arena, and let it open its backend."""
-        arena, _ = await self._arenas.current()
-        setup = StorageSetup(
-            backend=section,
-            namespace=await self._namespace(),
-            arena=arena,
-            host_address=self._storage_address,
-            secret=self._secret,
-        )
-        await actor.call("start", setup)
-
-    async def tell_host(self, method: str, *arguments: Any) -> Any:
-        """Call a method of HostMemory, whichever incarnation it is."""
-        assert self.host is not None, "there is no L3 without L2"
-        return await self._tell(self.host, method, *arguments)
+    async def ask_host(self, method: str, *arguments: Any) -> Any:
+        """Call L2 once. Raises BadRequest if there is none, EngineDead if it ends meanwhile."""
+        if self.host is None:
+            raise BadRequest(f"Engine {self._name} has no L2. Set cache.l2.")
+        return await (await self.host.serving()).call(method, *arguments)
 
     def close(self) -> None:
         """Give back what is kept for the actors, all of which have ended. The second time nothing.
@@ -184,11 +195,8 @@ class EngineActors:
 
     def _keeper(self, kind: ActorKind, bring_up: BringUp) -> Keeper:
         async def make(incarnation: int) -> RunningActor:
-            storage = self.storage.current
-            if kind is ActorKind.HOST_MEMORY and storage is not None and incarnation > 1:
-                # The storage actor may still be writing what the last HostMemory ordered.
-                await storage.keeper.end("its HostMemory is restarted")
-
+            if kind is ActorKind.HOST_MEMORY:
+                return await self._join_l2()
             return await self._spawn(kind, None, incarnation=incarnation)
 
         def on_end(_incarnation: int, _error: Exception | None) -> None:
@@ -197,17 +205,36 @@ class EngineActors:
 
         return Keeper(kind.value, make, bring_up, on_end=on_end, supervision=self._supervision)
 
-    async def _loaded_arena(self) -> PlannedArena:
-        """The arena that fits what all ranks have loaded."""
+    async def _join_l2(self) -> RunningActor:
+        actor, self._joined = await self._node_l2.join(
+            self._planned_l2, self._planned_arena, self._config.arena_folder, self._arenas.held
+        )
+        return actor
+
+    async def _planned_l2(self) -> L2Plan:
+        """The L2 that fits what all ranks have loaded."""
         facts = await self.facts()
-        assert facts.arena_bytes is not None, "the engine has L2"
-        return PlannedArena(layout=facts.layout, size_bytes=facts.arena_bytes)
+        l2 = self._config.cache.l2
+        assert l2 is not None, "the engine has L2"
+        assert facts.arena_bytes is not None, "L2 has a size"
+        return L2Plan(
+            model_path=facts.client.model_path,
+            namespace=await self._namespace(),
+            layout=facts.layout,
+            size_bytes=facts.arena_bytes,
+            is_size_fixed=l2.bytes_per_node is not None,
+            settings=host_settings(self._config, facts.layout),
+            l3=self._config.cache.l3 if self._config.has_l3 else None,
+            folder=self._config.arena_folder,
+            pull=await self._pull_setup(),
+        )
 
     async def _spawn(self, kind: ActorKind, number: int | None, **arguments: Any) -> RunningActor:
         name = actor_name(self._name, kind, number)
-        return await self._spawner.spawn(
-            kind, name, log_path=self._log_path, name=self._name, **arguments
-        )
+        with phase(logger, f"process of {kind.value}{'' if number is None else number} started"):
+            return await self._spawner.spawn(
+                kind, name, log_path=self._log_path, name=self._name, **arguments
+            )
 
     def _rank_group(self, first_rank: int) -> RankGroup:
         return RankGroup(
@@ -243,6 +270,8 @@ class EngineActors:
 
         if self.host is not None:
             arena, epoch = await self._arenas.current()
+            # Before it can copy: whoever takes the arena over waits for it.
+            await self.ask_host("note_process", self._node_l2.guest.name, actor.pid)
             own: ArenaLocation = await actor.call("attach_arena", arena)
             self._arenas.note_holder(rank, own, epoch)
 
@@ -300,34 +329,7 @@ class EngineActors:
         await actor.call("start", setup)
 
     async def _bring_up_host(self, actor: RunningActor, incarnation: int) -> None:
-        # A GPU actor that outlived the last HostMemory still maps its arena, with all pages.
-        held = self._arenas.held()
-        if held is None:
-            planned = self._planned_arena or await self._loaded_arena()
-            arena = await actor.call(
-                "create_arena", planned.layout, planned.size_bytes, self._config.arena_folder
-            )
-        else:
-            arena = await actor.call("adopt_arena", held)
-
-        facts = await self.facts()
-        if self._planned_arena not in (None, await self._loaded_arena()):
-            raise AccountingError(
-                f"the arena was planned for {self._planned_arena}; the ranks have {facts.layout}"
-            )
-        setup = HostMemorySetup(
-            settings=host_settings(
-                self._config, facts.layout, has_storage=self.storage.current is not None
-            ),
-            storage_address=self._storage_address,
-            storage_secret=self._secret,
-            former_users=(SchedulerName(self._name),),
-            pull=await self._pull_setup(),
-        )
-        await actor.call("start", setup)
-        await actor.call(
-            "follow", SchedulerName(self._name), self.record.client_address, self._secret
-        )
-
-        for rank in self._arenas.publish(arena, is_new=held is None):
+        arena = self._joined
+        assert arena is not None, "an engine joins an L2 before it uses it"
+        for rank in self._arenas.publish(arena):
             self.gpus[rank].condemn("the arena that it maps is not in use any more")

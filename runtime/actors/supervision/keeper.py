@@ -10,7 +10,6 @@ from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.patience import within
 from raydix.runtime.actors.supervision.restarts import CrashHistory, Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
-from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
 
@@ -197,8 +196,7 @@ class Keeper:
 
     async def _start(self) -> RunningActor:
         # Noted here, because whoever waits for this may be cancelled just when it is done.
-        with phase(logger, f"process of {self.label} started"):
-            self._made = await self._make(self.incarnation)
+        self._made = await self._make(self.incarnation)
         return self._made
 
     async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:
@@ -230,11 +228,13 @@ class Keeper:
             try:
                 await within(deadline_s, actor.ping())
             except TimeoutError:
+                # Also one that others keep, too: to them it is as silent.
+                actor.kill()
                 raise EngineDead(f"its event loop did not answer for {deadline_s} s") from None
             await asyncio.sleep(self._supervision.heartbeat_interval_s)
 
     async def _end(self, actor: RunningActor) -> None:
-        actor.kill()
+        actor.release()
         try:
             await within(self._supervision.exit_timeout_s, actor.wait_ended())
         except TimeoutError:

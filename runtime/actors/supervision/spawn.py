@@ -41,6 +41,9 @@ class RunningActor(Protocol):
     def kill(self) -> None:
         """End it now, whatever it does."""
 
+    def release(self) -> None:
+        """Its keeper needs it no more: end it, unless others use it; then it counts as ended."""
+
 
 class Spawner(Protocol):
     """Makes actors and starts them."""
@@ -52,3 +55,23 @@ class Spawner(Protocol):
 
         `log_path`: of the `LogDesk` to which its process sends its log.
         """
+
+
+class EngineSpawner(Spawner, Protocol):
+    """Makes the actors of an engine, and finds those that it shares with others."""
+
+    @property
+    def node(self) -> str | None:
+        """The node whose L2 the engine shares with others; None: it has one of its own."""
+
+    async def spawn_l2(
+        self, name: str, size_bytes: int, /, *, log_path: str, **arguments: Any
+    ) -> RunningActor:
+        """Start an L2 under this Ray name, with these constructor arguments.
+
+        Where the engine has a node it outlives whoever makes it. `size_bytes`: of its arena. Raises
+        RaydixError.
+        """
+
+    async def find_l2(self, name: str, pid: int, /, *, log_path: str) -> RunningActor | None:
+        """The L2 of this Ray name and process, which logs to this engine, too; None if it ended."""

@@ -16,14 +16,15 @@ from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
-from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
+from raydix.runtime.actors.supervision.control_calls import Call, CallKind
+from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.log_desk import LogDesk
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner
+from raydix.runtime.actors.supervision.spawn import ActorKind, EngineSpawner
 from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files
 from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
@@ -44,7 +45,7 @@ class SupervisorActor:
         *,
         name: str,
         config: EngineConfig,
-        spawner: Spawner,
+        spawner: EngineSpawner,
         supervision: Supervision,
         gateway: GatewaySettings | None = None,
         arena: PlannedArena | None = None,
@@ -102,8 +103,6 @@ class SupervisorActor:
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
         began_s = time.time()
-        if self._config.has_l3 and self._config.cache.l3 is not None:
-            self._actors.storage.start(self._config.cache.l3)
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._actors.lasting()]
         if self._actors.events is not None:
             keepers.append(asyncio.create_task(_keep_events(self._actors.events)))
@@ -152,18 +151,18 @@ class SupervisorActor:
         """Figures of every actor, None for one that is being restarted; and L3's last errors."""
         keepers = {keeper.label: keeper for keeper in self._actors.all()}
         figures = await asyncio.gather(*(_stats_of(keeper) for keeper in keepers.values()))
-        restarts = {label: keeper.num_restarts for label, keeper in keepers.items()}
         by_actor = dict(zip(keepers, figures, strict=True))
-        errors = self._actors.storage.last_errors(by_actor.get(ActorKind.STORAGE.value))
-        return {
-            **by_actor,
-            "restarts": restarts,
-            "storage_errors": {backend: last.to_values() for backend, last in errors.items()},
-        }
+        restarts = {label: keeper.num_restarts for label, keeper in keepers.items()}
+
+        storage = await self._storage_facts()
+        if storage["health"] is not None:
+            by_actor[ActorKind.STORAGE.value] = storage["figures"]
+            restarts[ActorKind.STORAGE.value] = storage["restarts"]
+        return {**by_actor, "restarts": restarts, "storage_errors": storage["errors"]}
 
     async def health(self) -> dict[str, dict[str, Any]]:
         """Process, incarnation and whether it serves, by actor."""
-        return {
+        health = {
             keeper.label: {
                 "pid": None if keeper.actor is None else keeper.actor.pid,
                 "incarnation": keeper.incarnation,
@@ -171,6 +170,17 @@ class SupervisorActor:
             }
             for keeper in self._actors.all()
         }
+        storage = (await self._storage_facts())["health"]
+        return health if storage is None else {**health, ActorKind.STORAGE.value: storage}
+
+    async def _storage_facts(self) -> dict[str, Any]:
+        """What L2 says of its storage actor; that there is none while L2 is away."""
+        host = None if self._actors.host is None else self._actors.host.actor
+        with contextlib.suppress(EngineDead):
+            if host is not None:
+                facts: dict[str, Any] = await host.call("storage_facts")
+                return facts
+        return {"figures": None, "health": None, "restarts": 0, "errors": {}}
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
         """Drop what L1 and L2 hold and no request uses; with `l3` also this namespace's objects.
@@ -178,7 +188,7 @@ class SupervisorActor:
         Returns what was dropped, by tier. Raises BadRequest, and drops nothing, if `l3` is asked
         for and there is none.
         """
-        if l3 and self._actors.storage.current is None:
+        if l3 and (await self._storage_facts())["health"] is None:
             raise BadRequest(
                 f"Engine {self._name} has no L3 to flush. Leave it out, or use raydix cache attach."
             )
@@ -204,12 +214,13 @@ class SupervisorActor:
                 "true."
             )
         require_room_in_l3(config, (await self._actors.facts()).layout)
-        former = await self._actors.storage.attach(config.cache.l3)
+        former = await self._actors.ask_host("attach_storage", config.cache.l3)
         return {"attached": config.cache.l3.backend, "detached": former}
 
     async def detach_storage(self) -> dict[str, Any]:
         """Go on without L3; nothing happens if there is none. What it holds stays there."""
-        return {"detached": await self._actors.storage.detach()}
+        has_l2 = self._actors.host is not None
+        return {"detached": await self._actors.ask_host("detach_storage") if has_l2 else None}
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """Where the prompt of a recent request came from, by token range; None if not known."""
@@ -241,8 +252,6 @@ class SupervisorActor:
     async def stop(self) -> None:
         """End every actor now and remove what the engine left on disk."""
         self._is_stopping = True
-        # Whoever dials ends before whom it dials: nobody is left to tell of a lost link.
-        await self._actors.storage.end()
         if self._guard is not None:
             self._guard.cancel()
             await asyncio.gather(self._guard, return_exceptions=True)

@@ -65,7 +65,12 @@ async def fragile(ray_cluster: PrivateCluster, checkpoint: Path) -> AsyncIterato
     config = load_config(
         {
             "model": {"path": str(checkpoint)},
-            "cache": {"l1": {"num_pages": 128}, "l2": {"bytes_per_node": "4MiB"}},
+            # Another L2 than that of the engine which tests share.
+            "cache": {
+                "page_size": 8,
+                "l1": {"num_pages": 256},
+                "l2": {"bytes_per_node": "4MiB"},
+            },
         }
     )
     supervision = Supervision(max_crashes=0, heartbeat_interval_s=0.5, drain_timeout_s=_ANY_HOST_S)

@@ -14,7 +14,8 @@ from raydix.runtime.actors import engine_record
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, OwnEngine, typed_error
 from raydix.runtime.actors.engine_record import EngineRecord, find_record
-from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
+from raydix.runtime.actors.supervision.control_calls import Call, CallKind
+from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
 from tests.runtime.actors.links.link_ends import short_folder
 

@@ -113,8 +113,8 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
         assert "WARNING" not in found.stderr
         assert modes_in_tmp(driver.pid) == {0o700}
         before = session_processes(driver.pid)
-        for title in ("Gpu", "Host", "Sched", "Super"):
-            assert any(f"ray::{title}" in process for process in before), before
+        for title in ("GpuActor", "NodeMemoryActor", "SchedulerActor", "SupervisorActor"):
+            assert any("ray::" in process and title in process for process in before), before
         driver.kill()
         deadline_s = time.monotonic() + 10.0
         while time.monotonic() < deadline_s and (
@@ -204,8 +204,11 @@ def test_a_running_engine_has_its_cpus_and_its_arena_reserved(
         for bundle in group["bundles"].values()
     ]
     assert sum(bundle.get("CPU", 0.0) for bundle in bundles) >= 2
+
+    # L2 is not in the group, which it outlives.
     arena_bytes = shared_engine.config.cache.l2.bytes_per_node
-    assert arena_bytes in [bundle.get("memory") for bundle in bundles]
+    reserved_bytes = ray.cluster_resources()["memory"] - ray.available_resources()["memory"]
+    assert reserved_bytes >= sum(bundle.get("memory", 0.0) for bundle in bundles) + arena_bytes
 
 
 def test_second_engine_of_a_name_is_refused(shared_engine: SharedEngine) -> None:

@@ -11,7 +11,8 @@ from raydix.runtime.actors import engine_record
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.log_sender import LogSender
-from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
+from raydix.runtime.actors.supervision.control_calls import Call, CallKind
+from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.actors.supervision.log_desk import MAX_LINES, LogDesk
 from tests.runtime.actors.links.link_ends import short_folder
 

@@ -38,18 +38,18 @@ def total(bundles: list[dict[str, float]], resource: str) -> float:
     return sum(bundle.get(resource, 0.0) for bundle in bundles)
 
 
-def test_cuda_engine_reserves_a_gpu_and_a_cpu_per_rank_and_its_shared_memory() -> None:
+def test_cuda_engine_reserves_a_gpu_and_a_cpu_per_rank_and_its_experts() -> None:
     sizes = replace(SIZES, expert_store_bytes=1 << 30)
     bundles = bundles_for(config_on("cuda", dp=4), sizes)
     assert total(bundles, "GPU") == 4
     assert total(bundles, "CPU") == 5
-    assert total(bundles, "memory") == 5 << 30
+    assert total(bundles, "memory") == 1 << 30
 
 
 def test_cpu_engine_reserves_a_cpu_per_rank_and_all_its_memory() -> None:
     bundles = bundles_for(config_on("cpu", tp=2), SIZES)
     assert total(bundles, "CPU") == 2
-    assert total(bundles, "memory") == (4 << 30) + 2 * (3 << 29)
+    assert total(bundles, "memory") == (1 << 20) + 2 * (3 << 29)
 
 
 def test_a_model_of_unknown_sizes_reserves_its_gpus_and_next_to_nothing_else() -> None:
@@ -78,7 +78,7 @@ def test_infeasible_placement_says_which_keys_ask_for_less() -> None:
 
 def test_too_many_ranks_for_the_cpus_are_refused() -> None:
     bundles = bundles_for(config_on("cpu", dp=64), SIZES)
-    with pytest.raises(ConfigError, match=r"needs 64 CPU, 100GiB memory.*have 4 CPU"):
+    with pytest.raises(ConfigError, match=r"needs 64 CPU, 96GiB memory.*have 4 CPU"):
         require_node(bundles, [{"CPU": 4.0, "memory": float(1 << 40)}])
 
 

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SECTIONS = {
     "model": {"path": "org/name", "max_model_len": 256},
     "cache": {
+        # Another L2 than that of the engine which tests share.
+        "page_size": 32,
         "l1": {"num_pages": 32},
         "l2": {"bytes_per_node": "4MiB"},
         "l3": {"backend": "file", "path": "l3"},

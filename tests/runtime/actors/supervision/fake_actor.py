@@ -49,6 +49,9 @@ class FakeActor:
     def kill(self) -> None:
         self._ended.set()
 
+    def release(self) -> None:
+        self.kill()
+
     @property
     def is_ended(self) -> bool:
         return self._ended.is_set()

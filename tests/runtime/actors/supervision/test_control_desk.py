@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from raydix.runtime.actors.engine_record import EngineRecord
-from raydix.runtime.actors.supervision import control_desk
-from raydix.runtime.actors.supervision.control_desk import Call, ControlDesk
+from raydix.runtime.actors.supervision import control_calls
+from raydix.runtime.actors.supervision.control_calls import Call
+from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.messages.control import ControlCall, ControlResult, pack_values
 
 RECORD = EngineRecord(control_address="unix:/nowhere", client_address="unix:/nowhere", secret=b"s")
@@ -42,7 +43,7 @@ class SlowLink:
 
 
 async def test_a_caller_far_away_gets_all_of_a_long_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_desk, "_FAREWELL_S", 0.001)
+    monkeypatch.setattr(control_calls, "_FAREWELL_S", 0.001)
     desk = ControlDesk("mine", RECORD, {"files": Call(lambda: {"a": b"b"})}, lambda: None)
     link = SlowLink(num_parts=50)
     async with asyncio.timeout(10):

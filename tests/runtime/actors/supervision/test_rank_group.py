@@ -20,6 +20,9 @@ class SlowToDie(FakeActor):
         super().__init__(pid)
         self.is_killed = False
 
+    def release(self) -> None:
+        self.kill()
+
     def kill(self) -> None:
         self.is_killed = True
 

@@ -43,6 +43,9 @@ class FakeActor:
     async def wait_ended(self) -> None:
         await self.ended.wait()
 
+    def release(self) -> None:
+        self.kill()
+
     def kill(self) -> None:
         if not self.ended.is_set():
             self._bench.log.append(f"end {self.pid}")
