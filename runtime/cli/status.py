@@ -1,0 +1,143 @@
+"""`raydix status` and `raydix stop`: what of this user runs on this host, and how it ends."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from raydix.errors import BadRequest, EngineDead
+from raydix.runtime.cli.options import AsJson
+from raydix.runtime.cli.output import print_json
+from raydix.runtime.config.capacity import format_bytes
+
+if TYPE_CHECKING:
+    from raydix.runtime.actors.l2_record import L2Record
+
+_LET_GO_S = 20.0
+"""The time for the processes of a stopped engine to end, and for L2 to notice."""
+_LOOK_S = 0.1
+
+Target = Annotated[str, typer.Argument(help="An engine, or an L2 as `raydix status` names it.")]
+WithCache = Annotated[
+    bool,
+    typer.Option("--cache", help="Also the L2 that the engine uses, unless others use it, too."),
+]
+
+
+def status(as_json: AsJson = False) -> None:
+    """Say which engines and which L2s of yours this host has, who uses an L2 and how long it stays.
+
+    An L2 belongs to its node: it outlives engines by cache.l2.keep_s.
+    """
+    engines, l2s = asyncio.run(_look())
+    if as_json:
+        print_json({"engines": engines, "l2s": l2s})
+        return
+    console = Console()
+    if not engines and not l2s:
+        console.print("No engine of yours runs on this host, and no L2 is kept.")
+    if engines:
+        console.print(_engine_table(engines))
+    if l2s:
+        console.print(_l2_table(l2s))
+
+
+def stop(name: Target, cache: WithCache = False) -> None:
+    """Stop an engine as Ctrl-C does, or end an L2 that nobody uses.
+
+    The L2 of an engine stays for cache.l2.keep_s, for the next one, unless --cache ends it.
+    """
+    print(asyncio.run(_stop(name, cache)))
+
+
+async def _stop(name: str, cache: bool) -> str:
+    from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+    from raydix.runtime.actors.engine_record import find_record, running_names
+    from raydix.runtime.actors.l2_record import l2s_of
+
+    l2s = {record.name: record for record in l2s_of()}
+    if name in l2s:
+        return await _end_l2(l2s[name], patience_s=0.0)
+    record = find_record(name)
+    if record is None:
+        known = ", ".join([*running_names(), *l2s]) or "none"
+        raise EngineDead(f"{name} is neither an engine nor an L2 of this host. There are: {known}.")
+
+    used = [each for each in l2s.values() if name in (await _describe(each))["engines"]]
+    await call_supervisor(name, record, "shutdown")
+    told = [f"engine {name} is stopped"]
+    for each in used:
+        if cache:
+            told.append(await _end_l2(each, patience_s=_LET_GO_S))
+        else:
+            told.append(f"its L2, {each.name}, stays for a while, as raydix status shows")
+    return "; ".join(told)
+
+
+async def _end_l2(record: "L2Record", patience_s: float) -> str:
+    """End an L2. Raises BadRequest if engines use it, and go on to do so for `patience_s`."""
+    from raydix.runtime.actors.bootstrap.control_client import call_l2
+
+    give_up_s = time.monotonic() + patience_s
+    while not await call_l2(record, "end"):
+        if time.monotonic() > give_up_s:
+            users = ", ".join((await _describe(record))["engines"])
+            raise BadRequest(f"{record.name} is used by {users}. Stop these first.")
+        await asyncio.sleep(_LOOK_S)
+    return f"{record.name} is ended"
+
+
+async def _look() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+    from raydix.runtime.actors.engine_record import find_record, running_names
+    from raydix.runtime.actors.l2_record import l2s_of
+
+    engines = []
+    for name in running_names():
+        record = find_record(name)
+        try:
+            facts = None if record is None else await call_supervisor(name, record, "client_facts")
+        except EngineDead:
+            facts = None
+        model = None if facts is None else facts["model_path"]
+        engines.append({"name": name, "serves": facts is not None, "model_path": model})
+
+    l2s = []
+    for each in l2s_of():
+        described = await _describe(each)
+        if described["size_bytes"]:
+            l2s.append(described)
+    return engines, l2s
+
+
+async def _describe(record: "L2Record") -> dict[str, Any]:
+    """What an L2 says of itself; one that has just ended has no size and no users."""
+    from raydix.runtime.actors.bootstrap.control_client import call_l2
+
+    try:
+        described: dict[str, Any] = await call_l2(record, "describe")
+    except EngineDead:
+        return {"name": record.name, "engines": [], "size_bytes": 0}
+    return described
+
+
+def _engine_table(engines: list[dict[str, Any]]) -> Table:
+    table = Table("engine", "state", "model", box=None, title_justify="left")
+    for each in engines:
+        state = "serves" if each["serves"] else "starts or ends"
+        table.add_row(each["name"], state, each["model_path"] or "")
+    return table
+
+
+def _l2_table(l2s: list[dict[str, Any]]) -> Table:
+    table = Table("L2", "size", "holds", "used by", "stays", "model", box=None)
+    for each in l2s:
+        ends_in_s = each["ends_in_s"]
+        stays = "while used" if ends_in_s is None else f"{ends_in_s:,.0f} s more"
+        sizes = (format_bytes(each["size_bytes"]), format_bytes(each["ready_bytes"]))
+        users = ", ".join(each["engines"]) or "nobody"
+        table.add_row(each["name"], *sizes, users, stays, each["model_path"])
+    return table

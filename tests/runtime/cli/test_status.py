@@ -1,0 +1,86 @@
+"""What `raydix status` says of L2s, and which of them `raydix stop` ends."""
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydix.errors import BadRequest, EngineDead
+from raydix.runtime.actors import engine_record, l2_record
+from raydix.runtime.actors.l2_record import L2Name, L2Record
+from raydix.runtime.actors.links.socket_listener import listen
+from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
+from raydix.runtime.cli import status
+from raydix.runtime.messages.hello import Hello, Role
+
+
+@dataclass
+class ScriptedL2:
+    """An L2 whose users the test decides."""
+
+    name: str
+    engines: list[str] = field(default_factory=list)
+    is_ended: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "size_bytes": 1 << 20,
+            "ready_bytes": 1 << 10,
+            "engines": self.engines,
+            "ends_in_s": None if self.engines else 60.0,
+            "model_path": "/model",
+        }
+
+    def end(self) -> bool:
+        self.is_ended = not self.engines
+        return self.is_ended
+
+
+@pytest.fixture
+async def l2s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[ScriptedL2]]:
+    """Two L2s of this host, of which one is used."""
+    for module in (engine_record, l2_record):
+        monkeypatch.setattr(module, "user_folder", lambda: tmp_path)
+    scripted, opened = [ScriptedL2("l2-1", ["prod"]), ScriptedL2("l2-2")], []
+    for each in scripted:
+        address = f"unix:{tmp_path}/{each.name}.sock"
+        calls = ControlCalls({"describe": Call(each.describe), "end": Call(each.end)})
+        own = Hello(role=Role.HOST_MEMORY, name=each.name, incarnation=1, pid=os.getpid())
+        name = L2Name(tmp_path / f"node-{each.name}.l2")
+        name.publish(
+            L2Record(name=each.name, actor="a", pid=1, control_address=address, secret=b"s")
+        )
+        opened.append((name, await listen(address, own, b"s", calls.serve)))
+    yield scripted
+    for name, listener in opened:
+        name.release()
+        await listener.close()
+
+
+async def test_status_tells_who_uses_each_l2_and_how_long_it_stays(l2s: list[ScriptedL2]) -> None:
+    engines, found = await status._look()
+    assert engines == []
+    assert [(each["name"], each["engines"], each["ends_in_s"]) for each in found] == [
+        ("l2-1", ["prod"], None),
+        ("l2-2", [], 60.0),
+    ]
+
+
+async def test_l2_that_nobody_uses_is_ended_by_its_name(l2s: list[ScriptedL2]) -> None:
+    assert await status._stop("l2-2", cache=False) == "l2-2 is ended"
+    assert [each.is_ended for each in l2s] == [False, True]
+
+
+async def test_l2_that_is_used_is_not_ended(l2s: list[ScriptedL2]) -> None:
+    with pytest.raises(BadRequest, match="l2-1 is used by prod"):
+        await status._stop("l2-1", cache=False)
+    assert not l2s[0].is_ended
+
+
+async def test_unknown_names_are_told_with_those_that_there_are(l2s: list[ScriptedL2]) -> None:
+    with pytest.raises(EngineDead, match=r"nobody is neither .*There are: l2-1, l2-2"):
+        await status._stop("nobody", cache=False)
