@@ -41,14 +41,17 @@ class Puller:
         """Whether pages can be pulled now."""
 
     async def run(self) -> None:
-        """Pull until cancelled."""
+        """Pull until cancelled; why a node refuses is said once."""
         delay_s = _FIRST_RETRY_S
+        last_refusal: str | None = None
         while True:
             try:
                 await self._pull()
-                delay_s = _FIRST_RETRY_S
+                delay_s, last_refusal = _FIRST_RETRY_S, None
             except LinkRefused as refusal:
-                logger.warning("%s lets nobody pull: %s", self._record.name, refusal)
+                if str(refusal) != last_refusal:
+                    logger.warning("%s lets nobody pull: %s", self._record.name, refusal)
+                last_refusal = str(refusal)
             except (LinkClosed, PeerMisbehaves, TimeoutError, OSError) as error:
                 logger.info("no pages can be pulled from %s: %s", self._record.name, error)
             await asyncio.sleep(delay_s)

@@ -156,6 +156,30 @@ async def test_whoever_does_not_know_the_secret_gets_neither_link_nor_stream() -
         assert len(holder.of(ReaderAttached)) == 1
 
 
+async def test_why_a_node_refuses_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dialled_thrice = asyncio.Event()
+    num_dialled = 0
+
+    async def refuse(*_: Any, **__: Any) -> SocketLink:
+        nonlocal num_dialled
+        num_dialled += 1
+        if num_dialled == 3:
+            dialled_thrice.set()
+        raise LinkRefused("another build")
+
+    monkeypatch.setattr(puller_module, "connect", refuse)
+    monkeypatch.setattr(puller_module, "_FIRST_RETRY_S", 0.0)
+    async with two_shells() as (_, puller, record):
+        puller.pulls.follow([record])
+        async with asyncio.timeout(WAIT_S):
+            await dialled_thrice.wait()
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
+        "holder lets nobody pull: another build"
+    ]
+
+
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.STORAGE, Role.PAGE_STREAM])
 async def test_whoever_is_no_host_memory_gets_no_link(role: Role) -> None:
     async with two_shells() as (holder, _, record):
