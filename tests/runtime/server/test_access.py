@@ -51,6 +51,10 @@ ROUTES: dict[tuple[str, str], tuple[set[str], Any]] = {
         TENANTS,
         {"session_id": "s", "retention": {"end": True}},
     ),
+    ("POST", "/cache/prefetches"): (TENANTS, {"prompt": "a"}),
+    ("POST", "/cache/pins"): (TENANTS, {"prompt": "a"}),
+    ("GET", "/cache/pins"): (TENANTS, None),
+    ("DELETE", "/cache/pins/some"): (TENANTS, None),
     ("POST", "/tokenize"): (TENANTS, {"prompt": "a"}),
     ("POST", "/detokenize"): (TENANTS, {"tokens": [1]}),
     ("GET", "/admin/cache/stats"): ({"admin"}, None),
@@ -79,6 +83,7 @@ def route_paths() -> Iterator[tuple[str, str]]:
 
 def test_the_table_has_every_route() -> None:
     named = {(method, path.replace(MODEL, "{model}")) for method, path in ROUTES}
+    named = {(method, path.replace("/pins/some", "/pins/{pin_id}")) for method, path in named}
     named = {(method, path.replace("/some", "/{request_id}")) for method, path in named}
     assert named - {("GET", "/openapi.json")} == set(route_paths())
 
