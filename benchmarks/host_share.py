@@ -10,6 +10,8 @@ enqueues steps, and of its completer, which reports them. On the CPU a step is e
 and takes no time, so what remains is Python. Requests are greedy, and every 64th token of each
 brings an entry of its block table.
 
+"Repeated" is the same with plans that stand for 15 further steps.
+
 The parts are timed one by one beside that: the median of runs of 10. On a GPU the completer counts
 by its parts alone, for the thread spins while it waits for the device.
 """
@@ -64,6 +66,7 @@ PAGES_EACH = 16
 NUM_STEPS, NUM_WARM_STEPS = 2000, 200
 RUNS, STEPS_A_RUN = 75, 10
 IN_FLIGHT = 2
+REPEATS = 15
 NS_PER_US = 1e3
 
 
@@ -112,6 +115,10 @@ class WireLink:
             raise LinkClosed("there are no more plans")
         return decode(body)
 
+    def has_message(self) -> bool:
+        """Whether a plan waits."""
+        return not self._plans.empty()
+
     def send(self, message: Message) -> None:
         """Take a result."""
         self.results.put(encode(message))
@@ -155,8 +162,8 @@ def requests(num_requests: int) -> StepPlan:
     )
 
 
-def decodes(step: int, num_requests: int) -> StepPlan:
-    """A token of each request; some of them enter a new page."""
+def decodes(step: int, num_requests: int, num_repeats: int = 0) -> StepPlan:
+    """A token of each request, and of each repetition; some of them enter a new page."""
     position = PROMPT_TOKENS + step % PAGE_TOKENS
     entering = [slot for slot in range(num_requests) if (slot + step) % PAGE_TOKENS == 0]
     tables = (
@@ -176,6 +183,7 @@ def decodes(step: int, num_requests: int) -> StepPlan:
         row_write_starts=int32_array([position] * num_requests),
         row_output_positions=int32_array([1 + step] * num_requests),
         row_loads=int32_array([-1] * num_requests),
+        row_repeats=int32_array([num_repeats] * num_requests if num_repeats else ()),
     )
 
 
@@ -188,9 +196,12 @@ def thread_us(threads: Mapping[str, threading.Thread]) -> dict[str, float]:
 
 
 def actor_us(
-    config: EngineConfig, model: GpuModel, num_requests: int, num_steps: int
+    config: EngineConfig, model: GpuModel, num_requests: int, num_steps: int, num_repeats: int = 0
 ) -> dict[str, float]:
-    """Processor time of the launcher and completer for each step, and wall time."""
+    """Processor time of the launcher and completer for each step, and wall time.
+
+    Each plan stands for `num_repeats` further steps.
+    """
     actor = GpuActor(config=config, name="host-share", rank=0, incarnation=1)
     actor._model = model
     link = WireLink()
@@ -206,20 +217,26 @@ def actor_us(
     threads = {thread.name: thread for thread in actor._threads if thread.name != "reporter"}
     link.plan(encode(requests(num_requests)))
     link.results.get()
-    plans = [encode(decodes(step + 1, num_requests)) for step in range(num_steps)]
-    warm = min(NUM_WARM_STEPS, num_steps // 2)
+    steps_each = 1 + num_repeats
+    plans = [
+        encode(decodes(step + 1, num_requests, num_repeats))
+        for step in range(0, num_steps, steps_each)
+    ]
+    warm = min(NUM_WARM_STEPS, num_steps // 2) // steps_each
     before, began_s = thread_us(threads), time.monotonic()
     for index, plan in enumerate(plans):
         if index == warm:
             before, began_s = thread_us(threads), time.monotonic()
         link.plan(plan)
-        if index >= IN_FLIGHT - 1:
+        # A plan that came sooner would end the one that stands.
+        num_due = steps_each if num_repeats else int(index >= IN_FLIGHT - 1)
+        for _ in range(num_due):
             link.results.get()
-    for _ in range(IN_FLIGHT - 1):
+    for _ in range(0 if num_repeats else IN_FLIGHT - 1):
         link.results.get()
     wall_s, after = time.monotonic() - began_s, thread_us(threads)
     actor._shutdown()
-    counted = num_steps - warm
+    counted = (len(plans) - warm) * steps_each
     of_threads = {name: (after[name] - before[name]) / counted for name in threads}
     return {**of_threads, "wall": 1e6 * wall_s / counted}
 
@@ -279,6 +296,8 @@ def measure(
     figures = []
     for num_requests in batches:
         told = actor_us(config, model, num_requests, num_steps)
+        repeated = actor_us(config, model, num_requests, num_steps, REPEATS)
+        told |= {f"{name}, repeated": repeated[name] for name in ("launcher", "completer")}
         runner.apply(requests(num_requests))
         parts = part_us(runner, num_requests)
         runner.apply(StepPlan(step=0, removed_slots=int32_array(range(num_requests))))

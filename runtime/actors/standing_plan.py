@@ -82,9 +82,11 @@ class StandingPlan:
         plan = self._plan
         assert plan is not None, "no plan stands"
         self._num_repeated += 1
-        if self._num_repeated == plan.num_repeats:
+        repeated = repetition(plan, self._num_repeated)
+        # Every step of the plan has a number, and the next plan the one behind them.
+        if repeated.step + 1 == self._next_step:
             self._plan = None
-        return repetition(plan, self._num_repeated)
+        return repeated
 
     def _cut_short(self) -> StepsLeftOut | None:
         """End the plan that stands; its slots go on where their rows have come to."""
@@ -150,16 +152,18 @@ def _moved(plan: StepPlan, rows: NDArray[np.intp], late: Int32Array) -> StepPlan
 def repetition(plan: StepPlan, number: int) -> StepPlan:
     """The rows of a plan in its repetition of this number, counted from 1."""
     goes_on = plan.row_repeats >= number
-    slots, starts, ones, outputs, loads = (
-        column if goes_on.all() else column[goes_on]
-        for column in (
-            plan.row_slots,
-            plan.row_starts,
-            plan.row_num_tokens,
-            plan.row_output_positions,
-            plan.row_loads,
-        )
+    columns: tuple[Int32Array, ...] = (
+        plan.row_slots,
+        plan.row_starts,
+        plan.row_num_tokens,
+        plan.row_output_positions,
+        plan.row_loads,
     )
+    # Most go on: nothing is copied for them.
+    if not goes_on.all():
+        columns = tuple([frozen(column[goes_on]) for column in columns])
+
+    slots, starts, ones, outputs, loads = columns
     starts = frozen(starts + np.int32(number))
     return StepPlan(
         step=plan.step + number,
