@@ -96,7 +96,7 @@ class Session:
 
     def say(self, hint: dict[str, Any]) -> None:
         """Give a hint by itself."""
-        self._engine.client.send(hint_for(self._name, hint))
+        self._engine.client.tell_all(hint_for(self._name, hint))
 
     async def leave_to_l3(self) -> None:
         """Let writes drain, and empty L1 and L2."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raydix.runtime.api.llm import LLM
     from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
     from raydix.runtime.api.sampling_params import SamplingParams
+    from raydix.runtime.api.service import AsyncService
     from raydix.runtime.api.structured_outputs import StructuredOutputs
 
 __version__ = VERSION
@@ -37,6 +38,7 @@ __all__ = [
     "LLM",
     "AccountingError",
     "AsyncLLM",
+    "AsyncService",
     "BadParameter",
     "BadRequest",
     "BatchFailed",
@@ -59,6 +61,7 @@ __all__ = [
 _MODULES = {
     "LLM": "raydix.runtime.api.llm",
     "AsyncLLM": "raydix.runtime.api.client",
+    "AsyncService": "raydix.runtime.api.service",
     "CompletionOutput": "raydix.runtime.api.outputs",
     "RequestOutput": "raydix.runtime.api.outputs",
     "SamplingParams": "raydix.runtime.api.sampling_params",

@@ -1,32 +1,25 @@
 """The asynchronous engine handle: start or reach an engine, and stream tokens from it."""
 
-import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
-from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_connection import EngineConnection
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.explained import explained
-from raydix.runtime.api.model_limits import ModelLimits
-from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.pins import Pins
-from raydix.runtime.api.prompts import Prompt, variables_of
-from raydix.runtime.api.request_options import RequestOptions, check_switch
-from raydix.runtime.api.retention import hint_for, retention_of
-from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.model_handle import ModelHandle
+from raydix.runtime.api.request_options import check_switch
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.paths import require_absolute_l3, resolve_l3
 
 
-class AsyncLLM:
+class AsyncLLM(ModelHandle):
     """A handle on one engine, known by its name. Works in plain asyncio and in async Ray actors.
 
     Make one with `start` or `connect`. It can be pickled: the copy connects by name on its first
@@ -45,9 +38,8 @@ class AsyncLLM:
         """A handle that connects when first used; the arguments are those of `connect`."""
         self.name = name
         self.place = EnginePlace(name, address, secret_file, cluster)
-        self._connection = EngineConnection(self.place)
-        self.pins = Pins(self)
-        """Prompts whose pages stay in L2 for a while."""
+        super().__init__(EngineConnection([self.place]))
+        [self._engine] = self._connection.engines
 
     @classmethod
     async def start(
@@ -85,7 +77,9 @@ class AsyncLLM:
         )
 
         engine = cls(name, cluster=address)
-        engine._connection.adopt(handle, config.model.path, tokenizer.result())
+        # By the path as given: the engine's own may name a commit. No wait, which may be cancelled.
+        engine._connection.tokenizers.add(config.model.path, tokenizer.result())
+        engine._engine.adopt(handle)
         # The caller has no handle yet to shut it down, so a failure from here on ends the engine.
         try:
             await engine.connected()
@@ -115,145 +109,21 @@ class AsyncLLM:
         await engine.connected()
         return engine
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        session_id: str | None = None,
-        routing_key: str | None = None,
-        deadline_s: float | None = None,
-        sample_of: str | None = None,
-        retention: Mapping[str, Any] | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the outputs of one request; the last one, and only that, is `finished`.
-
-        Leaving the loop, closing the generator or cancelling the task aborts the request.
-
-        prompt: a str, token ids, `{"prompt": str}`, `{"prompt_token_ids": ids}`, or a conversation
-        as `{"messages": [...]}`, perhaps with `tools` and `chat_template_kwargs`, as of `chat`.
-        priority: lower runs first. cache_salt: requests share cached prefixes only with those of
-        the same salt. session_id: prefer the rank that served this session last.
-        routing_key: of requests that choose the same experts, say those of one task; with
-        scheduler.policy `routing_key` they run together.
-        deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so
-        far as `partial`. sample_of: a request of this handle with the same prompt, whose pages this
-        one is to share; with `n` that goes by itself. retention: what comes next of the session
-        once this has ended, as of `retain`; without a session, of the pages of this prompt.
-
-        Raises BadRequest, PromptTooLong, Overloaded, DeadlineExceeded, EngineDead, and Cancelled if
-        this handle is disconnected meanwhile. After EngineDead the next call connects anew.
-        """
-        client = await self.connected()
-        options = RequestOptions(
-            priority=priority,
-            cache_salt=cache_salt,
-            session_id=session_id,
-            routing_key=routing_key,
-            deadline_s=deadline_s,
-            sample_of=sample_of,
-            retention=retention_of(retention),
-        )
-        async with contextlib.aclosing(
-            client.generate(prompt, sampling_params, request_id, options)
-        ) as outputs:
-            async for output in outputs:
-                yield output
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
-        request_id: str | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer to a conversation, written out by the checkpoint's chat template.
-
-        messages: dicts with `role` and `content`. chat_template_kwargs: variables of the template,
-        such as `tools` and `add_generation_prompt` (True unless given). options: the keyword
-        arguments of `generate`.
-        """
-        variables = variables_of(chat_template_kwargs)
-        prompt = {"messages": messages, "chat_template_kwargs": variables}
-        async with contextlib.aclosing(
-            self.generate(prompt, sampling_params, request_id, **options)
-        ) as outputs:
-            async for output in outputs:
-                yield output
-
-    async def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
-    ) -> list[int]:
-        """Token ids of a conversation, as `chat` would send them. Raises BadRequest."""
-        desk = (await self.connected()).texts
-        return await desk.encode_chat(messages, template_arguments)
-
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, as `generate` would send them. Raises BadRequest."""
-        return await (await self.connected()).texts.encode(text)
-
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens among it. Raises BadRequest."""
-        return await (await self.connected()).texts.decode(token_ids)
-
-    async def limits(self) -> ModelLimits:
-        """Read what the served model allows. Connects anew if the connection was lost.
-
-        Raises EngineDead if the engine does not answer.
-        """
-        return (await self.connected()).limits
-
-    async def prefetch(self, prompt: Prompt, *, cache_salt: str | None = None) -> dict[str, int]:
-        """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it.
-
-        Computes nothing, and requests go first. Returns once it is there: the prompt's tokens by
-        source, as `cached_tokens_by_source` of a request would have told them. `l3` was fetched;
-        `computed:REASON` is in no tier, or did not come, for that reason. Without L3 nothing is
-        fetched. Cancelling the task ends the prefetch.
-
-        Raises BadRequest (also if the engine has no L2 or caches no prefixes), PromptTooLong,
-        Overloaded (256 prefetches wait), EngineDead, and Cancelled if this handle is disconnected
-        meanwhile.
-        """
-        return await (await self.connected()).prefetch(prompt, cache_salt)
-
-    async def retain(
-        self, session_id: str, retention: Mapping[str, Any], *, cache_salt: str | None = None
-    ) -> None:
-        """Tell what comes next of a session: a hint of which pages go first, never an order.
-
-        retention: `{"end": True}`, `{"keep_s": SECONDS}` or `{"resume_in_s": SECONDS}`; it counts
-        from now, or from the end of the last request of the session that lives. cache_salt: that of
-        the session's requests. Raises BadRequest and EngineDead.
-        """
-        message = hint_for(session_id, retention, cache_salt)
-        (await self.connected()).send(message)
-
-    async def abort(self, request_id: str) -> None:
-        """End a request of this handle; other ids are ignored.
-
-        Its stream yields a finished output with reason `abort`.
-        """
-        client = self._connection.client_at_hand()
-        if client is not None:
-            client.abort(request_id)
-
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges of the engine."""
-        stats: dict[str, Any] = await self._connection.call("stats")
+        stats: dict[str, Any] = await self._engine.call("stats")
         return stats
+
+    async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:
+        """`stats` of each engine of this handle, by its name; None for one that is away."""
+        return {self.name: await self.stats()}
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
         """Drop all cached pages of L1 and L2 that no request uses; what was dropped.
 
         l3: drop this engine's stored objects, too.
         """
-        flushed: dict[str, Any] = await self._connection.call("flush", check_switch("l3", l3))
+        flushed: dict[str, Any] = await self._engine.call("flush", check_switch("l3", l3))
         return flushed
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +139,7 @@ class AsyncLLM:
         if self.place.address is not None:
             require_absolute_l3(section)
         own = resolve_l3(section, Path.cwd())
-        names: dict[str, Any] = await self._connection.call("attach_storage", own)
+        names: dict[str, Any] = await self._engine.call("attach_storage", own)
         return names
 
     async def detach_storage(self) -> dict[str, Any]:
@@ -277,7 +147,7 @@ class AsyncLLM:
 
         Returns the name of the backend that was in use, or None.
         """
-        names: dict[str, Any] = await self._connection.call("detach_storage")
+        names: dict[str, Any] = await self._engine.call("detach_storage")
         return names
 
     async def explain(self, request_id: str) -> dict[str, Any]:
@@ -286,23 +156,15 @@ class AsyncLLM:
         request_id: of one of the engine's last 1,024 requests, or the id of an HTTP answer. Raises
         UnknownRequest for any other.
         """
-        return await explained(partial(self._connection.call, "explain"), str(request_id))
+        return await explained(partial(self._engine.call, "explain"), str(request_id))
 
     async def listens_at(self) -> str | None:
         """`HOST:PORT` where the engine listens for clients on other hosts; None: it does not."""
-        return (await self._connection.found()).listens_at
+        return (await self._engine.handle()).listens_at
 
     async def wait_ended(self) -> None:
         """Wait until the engine gives up, is shut down or is killed. Raises EngineDead: why."""
-        await (await self._connection.found()).wait_ended()
-
-    async def connected(self) -> EngineClient:
-        """The open connection; a new one, to whatever engine has the name now, if there is none."""
-        return await self._connection.client()
-
-    async def disconnect(self) -> None:
-        """Leave the engine running. Open streams raise Cancelled and their requests are aborted."""
-        await self._connection.disconnect()
+        await (await self._engine.handle()).wait_ended()
 
     async def shutdown(self) -> None:
         """Stop the engine, whoever started it. Open streams of this handle raise Cancelled.
@@ -316,7 +178,7 @@ class AsyncLLM:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._connection.has_started_engine:
+        if self._engine.is_own:
             await self.shutdown()
         else:
             await self.disconnect()

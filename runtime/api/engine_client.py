@@ -13,6 +13,8 @@ from typing import Any
 from raydix.errors import Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.api.engine_line import ChooseLine, EngineLine, EngineLines
+from raydix.runtime.api.line_choice import by_session
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_prefetches import OpenPrefetches
 from raydix.runtime.api.open_requests import Callers, OnNews, OpenRequest, RequestGroup
@@ -29,24 +31,23 @@ from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.messages.client import (
     AbortRequest,
     FinishReason,
-    FromClient,
     PrefetchPrompt,
     RequestDelta,
+    RetainSession,
     StopRequest,
     SubmitRequest,
     TokenFrame,
+    UnpinPrompt,
 )
 
 
 class EngineClient:
-    """Sends requests over a link and hands each caller its outputs.
+    """Sends requests to engines of one model and hands each caller its outputs.
 
     Owns: the streams of this client, and its askings. Must be made on a running loop and used on
-    that loop alone. What a slow caller has not taken is merged into one output, so that a stream
-    holds no more than one request's output.
-
-    When the link is lost, requests wait for another one, over which the rest of their output is
-    asked for. Their callers notice a pause.
+    that loop alone. What a slow caller has not taken is merged into one output. When a link is
+    lost, the rest of every output that was open over it is asked for elsewhere, or over the next
+    link if there is no other. Callers notice a pause.
 
     A request id is free again as soon as the Scheduler has been told to end its request. What the
     Scheduler sent before it heard that quotes the former asking, to which nobody listens any more.
@@ -54,61 +55,47 @@ class EngineClient:
 
     def __init__(
         self,
-        link: Link,
         limits: ModelLimits,
         tokenizer: Tokenizer | None,
-        on_loss: Callable[[], None] | None = None,
+        on_loss: Callable[[str], None] | None = None,
+        choose: ChooseLine = by_session,
     ) -> None:
-        """`on_loss`: called when requests wait, for `go_on` or `give_up`; None: they fail."""
-        self._link = link
+        """`on_loss`: told which engine's link is lost; what waits needs another, or `give_up`."""
         self._on_loss = on_loss
-        self._limits = limits
+        self.limits = limits
         self.texts = TextDesk(tokenizer, limits.max_model_len)
 
         self._num_askings = 0
+        self._lines = EngineLines(choose)
+        self._readers: dict[str, asyncio.Task[None]] = {}
         self._live: dict[AskingId, OpenRequest] = {}
         self._callers = Callers()
         self._prefetches = OpenPrefetches()
-        self._unanswered: set[AskingId] = set()
-        """The askings whose last delta has not come."""
         self._names = RequestNames()
-        self._is_closed = False
-
-        self._reader = self._begin_to_read()
 
     @property
     def is_closed(self) -> bool:
-        """The link is gone: no request can be sent, and those that were open wait or failed."""
-        return self._is_closed
+        """No link is there: no request can be sent, and those that were open wait or failed."""
+        return not self._lines.up
 
     @property
     def has_waiting(self) -> bool:
-        """Whether requests wait for another link."""
-        return self._is_closed and any(not each.stream.has_ended for each in self._live.values())
+        """Whether requests wait for a link."""
+        return bool(self._waiting())
 
-    def go_on(self, link: Link) -> None:
-        """Use another link, to an engine of the same model: ask for what is still open."""
-        assert self._is_closed, "there is a link"
-        self._link, self._is_closed = link, False
-        self._reader = self._begin_to_read()
-        now_s = time.monotonic()
-        waiting = [each for each in self._live.values() if not each.stream.has_ended]
-        self._live.clear()
-        for each in waiting:
-            message = each.ask_again(self._next_asking(), now_s)
-            self._live[message.asking] = each
-            # If this link is lost, too, its reader says so, and all wait for the next one.
-            with contextlib.suppress(EngineDead):
-                self._ask(message)
+    def has_link(self, engine: str) -> bool:
+        """Whether there is a link to this engine."""
+        return self._lines.has_link(engine)
+
+    def use(self, engine: str, link: Link) -> None:
+        """Ask an engine of the model over this link, too; what waits is asked for at once."""
+        reading = self._read_frames(self._lines.open(engine, link), link)
+        self._readers[engine] = asyncio.create_task(reading, name="raydix-client-reader")
+        self._ask_waiting()
 
     def give_up(self, error: RaydixError) -> None:
         """There will be no other link: what waits fails with `error`."""
-        self._end_all(lambda: error)
-
-    @property
-    def limits(self) -> ModelLimits:
-        """The limits of the served model."""
-        return self._limits
+        self._fail(self._waiting(), lambda: error)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -117,8 +104,8 @@ class EngineClient:
 
     @property
     def num_requests(self) -> int:
-        """Requests that the Scheduler has not ended yet."""
-        return len(self._unanswered)
+        """Requests that no Scheduler has ended yet."""
+        return self._lines.num_requests
 
     def generate(
         self,
@@ -138,7 +125,7 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit one request for each sample; all go where the first one is, to share its pages."""
-        self._limits.check_num_requests(params.n)
+        self.limits.check_num_requests(params.n)
         names = [id_of_sample(name, index) for index in range(params.n)]
         with self._names.reserved(names):
             tokenized = await self.tokenized(prompt)
@@ -186,7 +173,7 @@ class EngineClient:
             prompt.token_ids,
             params,
             options,
-            limits=self._limits,
+            limits=self.limits,
             has_tokenizer=self.has_tokenizer,
         )
         self._names.require_free(request_id)
@@ -238,28 +225,34 @@ class EngineClient:
         Its stream yields a finished output with reason `abort`.
         """
         for each, asking in self._names.askings_of(RequestId(request_id)):
-            self._tell_to_end(AbortRequest(asking=asking, request_id=each))
-            if self._is_closed and asking in self._live:
-                # Nobody answers.
+            is_told = self._tell_to_end(AbortRequest(asking=asking, request_id=each))
+            if not is_told and asking in self._live:
+                # It waits for a link: nobody answers.
                 ended = RequestDelta(asking=asking, request_id=each, finished=FinishReason.ABORT)
                 self._live[asking].stream.push(ended, time.monotonic())
                 self._callers.note_news(self._live[asking])
 
     async def close(self) -> None:
-        """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
-        self._end_all(lambda: Cancelled("The client was closed while the request was running."))
-        self._link.close()
+        """Close all links; open streams raise Cancelled, and Schedulers abort their requests."""
+        self._on_loss = None
+        self._fail(
+            list(self._live.values()),
+            lambda: Cancelled("The client was closed while the request was running."),
+        )
+        self._lines.lose_all()
         self.texts.close()
-        self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        for reader in self._readers.values():
+            reader.cancel()
+        await asyncio.gather(*self._readers.values(), return_exceptions=True)
 
     def abandon(self) -> None:
-        """Close the link from outside of its loop, which runs no more; streams may not be told."""
-        self._is_closed = True
+        """Close the links from outside of their loop, which runs no more.
+
+        Streams may not be told.
+        """
         self._on_loss = None
         self._live.clear()
-        self._link.cut()
+        self._lines.cut_all()
 
     async def tokenized(self, prompt: Prompt, tenant: str | None = None) -> TokenizedPrompt:
         """The prompt as a request takes it; `tenant`: whose turn it is to tokenise text.
@@ -267,28 +260,24 @@ class EngineClient:
         Raises BadRequest and PromptTooLong.
         """
         text, token_ids = await self.texts.token_ids_of(prompt, tenant)
-        vocab_size, max_model_len = self._limits.vocab_size, self._limits.max_model_len
+        vocab_size, max_model_len = self.limits.vocab_size, self.limits.max_model_len
         return TokenizedPrompt(text, check_token_ids(token_ids, vocab_size, max_model_len))
 
     def _next_asking(self) -> AskingId:
         self._num_askings += 1
         return AskingId(self._num_askings)
 
-    def _ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
-        self.send(message)
-        self._unanswered.add(message.asking)
-        self._names.use(message.request_id, message.asking)
+    def tell_all(self, message: RetainSession | UnpinPrompt) -> None:
+        """Tell every engine something that is not answered. Raises EngineDead if there is none."""
+        self._lines.tell_all(message)
 
-    def send(self, message: FromClient) -> None:
-        """Say something to the Scheduler. Raises EngineDead."""
-        if self._is_closed:
-            raise EngineDead("The connection to the engine is closed. Connect again.")
-        try:
-            self._link.send(message)
-        except LinkClosed as error:
-            raise EngineDead(
-                f"The connection to the engine is closed ({error}). Connect again."
-            ) from error
+    def _ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
+        beside: list[AskingId] = []
+        if isinstance(message, SubmitRequest) and message.sample_of is not None:
+            # Its pages are where the first sample is.
+            beside = [asking for _, asking in self._names.askings_of(message.sample_of)]
+        self._lines.ask(message, beside)
+        self._names.use(message.request_id, message.asking)
 
     def _leave(self, request: OpenRequest) -> None:
         """Stop listening: abort what still runs, and drop what may come of it."""
@@ -299,29 +288,28 @@ class EngineClient:
         if is_in_use and not request.stream.has_ended:
             self._tell_to_end(AbortRequest(asking=request.asking, request_id=request.request_id))
 
-    async def _read_frames(self) -> None:
+    async def _read_frames(self, line: EngineLine, link: Link) -> None:
         """Sort frames into streams until the link closes."""
         reason = "its reader was stopped"
         try:
             while True:
-                frame = await self._link.receive()
+                frame = await link.receive()
                 assert isinstance(frame, TokenFrame), (
                     f"the Scheduler sent a client a {type(frame).__name__}"
                 )
-                self._route(frame)
+                self._route(line, frame)
 
         except LinkClosed as error:
             reason = str(error) or "the link closed"
         except (Exception, asyncio.CancelledError):
             # Cancelled at the end of its event loop: nobody waits for the requests any more.
-            self._link.close()
+            self._on_loss = None
             raise
         finally:
             # Whatever ended the reader, nobody may wait for it.
-            text = f"The connection to the engine is lost: {reason}. Connect again."
-            self._lose(lambda: EngineDead(text))
+            self._lose(line, f"The connection to the engine is lost: {reason}. Connect again.")
 
-    def _route(self, frame: TokenFrame) -> None:
+    def _route(self, line: EngineLine, frame: TokenFrame) -> None:
         now_s = time.monotonic()
 
         # Plain tokens come as columns, all else as deltas.
@@ -335,7 +323,7 @@ class EngineClient:
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
             if is_last:
-                self._unanswered.discard(delta.asking)
+                line.answered(delta.asking)
                 self._names.release(delta.request_id, delta.asking)
                 self._prefetches.end(delta)
 
@@ -349,32 +337,43 @@ class EngineClient:
         """Note that a stop string ended the output, which the Scheduler cannot know."""
         self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
 
-    def _tell_to_end(self, message: AbortRequest | StopRequest) -> None:
+    def _tell_to_end(self, message: AbortRequest | StopRequest) -> bool:
+        """End an asking; False if there is nobody to tell."""
         self._names.release(message.request_id, message.asking)
-        # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
-        with contextlib.suppress(LinkClosed):
-            self._link.send(message)
+        return self._lines.tell(message.asking, message)
 
-    def _lose(self, error: Callable[[], RaydixError]) -> None:
-        """Let requests wait for another link, if one will come."""
-        was_closed, self._is_closed = self._is_closed, True
-        if was_closed or self._on_loss is None or not self.has_waiting:
-            self._end_all(error)
+    def _lose(self, line: EngineLine, text: str) -> None:
+        """Ask elsewhere, now or later, for what was asked over a link."""
+        lost = line.lose()
+        self._prefetches.fail(lost, lambda: EngineDead(text))
+        self._names.forget(lost - self._live.keys())
+        if self._on_loss is None:
+            self._fail(self._waiting(), lambda: EngineDead(text))
             return
-        self._unanswered.clear()
-        self._names.keep(self._live)
-        self._prefetches.fail(error)
-        self._on_loss()
+        if not self.is_closed:
+            self._ask_waiting()
+        self._on_loss(line.engine)
 
-    def _begin_to_read(self) -> asyncio.Task[None]:
-        return asyncio.create_task(self._read_frames(), name="raydix-client-reader")
+    def _waiting(self) -> list[OpenRequest]:
+        return [
+            each
+            for asking, each in self._live.items()
+            if not each.stream.has_ended and self._lines.of(asking) is None
+        ]
 
-    def _end_all(self, error: Callable[[], RaydixError]) -> None:
-        self._is_closed = True
-        self._unanswered.clear()
-        self._names.keep(())
-        for live in list(self._live.values()):
-            live.stream.fail(error())
-            if live.note_news():
-                live.tell()
-        self._prefetches.fail(error)
+    def _ask_waiting(self) -> None:
+        now_s = time.monotonic()
+        for each in self._waiting():
+            del self._live[each.asking]
+            message = each.ask_again(self._next_asking(), now_s)
+            self._live[message.asking] = each
+            # If that link is lost, too, its reader says so, and it waits for the next one.
+            with contextlib.suppress(EngineDead):
+                self._ask(message)
+
+    def _fail(self, requests: list[OpenRequest], error: Callable[[], RaydixError]) -> None:
+        for each in requests:
+            self._names.release(each.request_id, each.asking)
+            each.stream.fail(error())
+            if each.note_news():
+                each.tell()

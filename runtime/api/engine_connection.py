@@ -1,143 +1,153 @@
-"""A handle's way to its engine: found by name, connected to, and again after a loss."""
+"""A handle's way to its engines: found by name, connected to, and again after a loss."""
 
 import asyncio
 import contextlib
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from raydix.errors import EngineDead, RaydixError
-from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_place import EnginePlace, open_link
+from raydix.runtime.api.found_engine import FoundEngine
 from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.known_tokenizers import KnownTokenizers
 from raydix.runtime.api.model_limits import ModelLimits
-from raydix.runtime.api.tokenizer import Tokenizer
 
-_RETRY_S = 0.5
+_FIRST_RETRY_S = 0.5
+_LAST_RETRY_S = 5.0
 
 
 class EngineConnection:
-    """Owns: which engine has the name now, as far as it was found, and the client of it.
+    """Owns: the client of the engines at some places, which serve one model.
 
-    A lost link is made anew as soon as requests wait for it, until that works or the engine is
-    gone.
+    A lost link is made anew as soon as requests wait for it; to one of several engines, in any
+    case. Requests wait until that works or no engine is left.
     """
 
-    def __init__(self, place: EnginePlace) -> None:
-        self.place = place
-        self.has_started_engine = False
-        self._handle: EngineHandle | None = None
+    def __init__(self, places: Sequence[EnginePlace]) -> None:
+        self.engines = [FoundEngine(place) for place in places]
+        self.tokenizers = KnownTokenizers(is_near=all(each.address is None for each in places))
         self._client: EngineClient | None = None
-        self._tokenizers = KnownTokenizers(is_near=place.address is None)
         self._home = HomeLoop()
-        self._recovery: asyncio.Task[None] | None = None
-
-    def adopt(
-        self, handle: EngineHandle, model_path: str | Path, tokenizer: Tokenizer | None
-    ) -> None:
-        """Be the way to an engine that this process has started, of whose model this is known.
-
-        `model_path`: as given; the engine's own may name a commit.
-        """
-        self._tokenizers.add(str(model_path), tokenizer)
-        self._handle = handle
-        self.has_started_engine = True
+        self._recoveries: dict[str, asyncio.Task[None]] = {}
+        self._gone: dict[str, RaydixError] = {}
+        """The engines that were found to have ended when they were asked last, and why."""
 
     async def client(self) -> EngineClient:
-        """The client of whatever engine has the name now, with a link. Raises EngineDead."""
+        """The client of whatever engines have the names now, with a link to one at least.
+
+        Raises EngineDead.
+        """
         client = self.client_at_hand()
         if client is not None and not client.is_closed:
             return client
         async with self._home.connecting.turn():
             if self._client is None or self._client.is_closed:
-                self._client = await self._connect()
-            return self._client
+                await self._connect_to_all()
+        assert self._client is not None, "one engine at least was reached"
+        return self._client
 
     def client_at_hand(self) -> EngineClient | None:
         """The client that there is on this event loop, perhaps without a link."""
         self._client = self._home.enter(self._client)
         return self._client
 
-    async def found(self) -> EngineHandle:
-        """The engine. Raises EngineDead if it was not found and there is none."""
-        if self._handle is None:
-            self._handle = await self.place.find()
-        return self._handle
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Make a control call to whatever engine has the name now."""
-        try:
-            return await (await self.found()).call(method, *arguments)
-        except EngineDead:
-            self._forget()
-            raise
-
     async def disconnect(self) -> None:
-        """Leave the engine. Open streams raise Cancelled and their requests are aborted."""
+        """Leave the engines. Open streams raise Cancelled and their requests are aborted."""
         client, self._client = self.client_at_hand(), None
-        if self._recovery is not None:
-            self._recovery.cancel()
+        for each in self._recoveries.values():
+            each.cancel()
         if client is not None:
             await client.close()
 
     async def shutdown(self) -> None:
-        """Stop the engine, whoever started it; nothing if it was stopped by this already."""
+        """Stop the engines, whoever started them; the first one last, with which Ray may end."""
         await self.disconnect()
-        if self.has_started_engine and self._handle is None:
-            return
-        await (await self.found()).shutdown()
-        self._handle = None
+        for engine in reversed(self.engines):
+            await engine.shutdown()
 
-    async def _connect(self) -> EngineClient:
-        former = self._client
-        if former is not None:
-            await self._find_again()
+    async def _connect_to_all(self) -> None:
+        """Connect to the engines that can be reached. Raises EngineDead if none can."""
+        outcomes = await asyncio.gather(
+            *(self._connect(engine) for engine in self.engines), return_exceptions=True
+        )
+        errors = [each for each in outcomes if isinstance(each, BaseException)]
+        for error in errors:
+            if len(errors) == len(outcomes) or not isinstance(error, EngineDead):
+                raise error
+        for engine, outcome in zip(self.engines, outcomes, strict=True):
+            if outcome is not None:
+                self._recover(engine)
+
+    async def _connect(self, engine: FoundEngine) -> None:
         try:
-            handle = await self.found()
-            tokenizer = await self._tokenizers.of(handle)
-            link = await open_link(self.place.name, handle)
+            handle = await (engine.handle() if self._client is None else engine.found_again())
+            tokenizer = await self.tokenizers.of(handle)
+            link = await open_link(engine.name, handle)
         except EngineDead:
-            self._forget()
+            engine.forget()
             raise
 
-        limits = ModelLimits.of(handle.facts)
-        if former is None:
-            return EngineClient(link, limits, tokenizer, self._recover)
-        if former.limits == limits:
-            former.go_on(link)
-            return former
-        text = f"The engine {self.place.name!r} serves another model by now. Ask anew."
-        former.give_up(EngineDead(text))
-        return EngineClient(link, limits, tokenizer, self._recover)
-
-    async def _find_again(self) -> None:
-        """Ask for the engine after a lost connection; raise EngineDead at once if it has ended."""
-        if self.has_started_engine:
-            await (await self.found()).call("client_facts")
+        limits, client = ModelLimits.of(handle.facts), self._client
+        if client is not None and client.limits != limits:
+            error = EngineDead(f"The engine {engine.name!r} serves another model by now. Ask anew.")
+            if len(self.engines) > 1:
+                link.close()
+                raise error
+            client.give_up(error)
+            client = None
+        if client is None:
+            client = self._client = EngineClient(limits, tokenizer, self._note_loss)
+        if client.has_link(engine.name):
+            link.close()
         else:
-            self._handle = None
+            client.use(engine.name, link)
 
-    def _forget(self) -> None:
-        """Find the engine anew next time, by its name, unless this handle has started it."""
-        if not self.has_started_engine:
-            self._handle = None
+    def _note_loss(self, name: str) -> None:
+        self._recover(next(engine for engine in self.engines if engine.name == name))
 
-    def _recover(self) -> None:
-        """Requests wait for a link."""
-        self._recovery = asyncio.create_task(self._connect_for_waiting(), name="raydix-recovery")
+    def _recover(self, engine: FoundEngine) -> None:
+        former = self._recoveries.get(engine.name)
+        if former is None or former.done():
+            self._recoveries[engine.name] = asyncio.create_task(
+                self._connect_again(engine), name=f"raydix-recovery-{engine.name}"
+            )
 
-    async def _connect_for_waiting(self) -> None:
-        client = self._client
+    async def _connect_again(self, engine: FoundEngine) -> None:
+        client, pause_s = self._client, _FIRST_RETRY_S
         assert client is not None, "its link was lost"
-        while client.has_waiting:
+        while not client.has_link(engine.name):
+            # Where there is but one engine, the next request looks for it.
+            if len(self.engines) == 1 and not client.has_waiting:
+                return
             try:
-                # An engine that is gone says so here; one whose Scheduler is made anew does not.
-                await self.call("client_facts")
+                # An engine that has ended says so here; one whose Scheduler is made anew does not.
+                await engine.call("client_facts")
+                self._gone.pop(engine.name, None)
+                with contextlib.suppress(EngineDead):
+                    await self._connect(engine)
+                    return
             except RaydixError as error:
-                client.give_up(error)
-                return
-            with contextlib.suppress(EngineDead):
-                await self.client()
-                return
-            await asyncio.sleep(_RETRY_S)
+                self._gone[engine.name] = error
+                if len(self._gone) == len(self.engines):
+                    client.give_up(error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_RETRY_S)
+
+
+async def call_all(engines: Sequence[FoundEngine], method: str, *arguments: Any) -> dict[str, Any]:
+    """What each engine answers to a control call, by its name; None for one that is away.
+
+    Raises EngineDead if all are, and what any of them raises else.
+    """
+    answers = await asyncio.gather(
+        *(engine.call(method, *arguments) for engine in engines), return_exceptions=True
+    )
+    errors = [each for each in answers if isinstance(each, BaseException)]
+    for error in errors:
+        if len(errors) == len(answers) or not isinstance(error, EngineDead):
+            raise error
+    return {
+        engine.name: None if isinstance(answer, BaseException) else answer
+        for engine, answer in zip(engines, answers, strict=True)
+    }

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from raydix.errors import RaydixError
 from raydix.ids import AskingId
@@ -37,8 +37,8 @@ class OpenPrefetches:
         else:
             answer.set_result(delta)
 
-    def fail(self, error: Callable[[], RaydixError]) -> None:
-        """Nothing more comes of any of them."""
-        for answer in self._answers.values():
-            if not answer.done():
+    def fail(self, askings: Collection[AskingId], error: Callable[[], RaydixError]) -> None:
+        """Nothing more comes of these, which may be no prefetches."""
+        for asking, answer in self._answers.items():
+            if asking in askings and not answer.done():
                 answer.set_exception(error())

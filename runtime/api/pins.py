@@ -14,13 +14,13 @@ from raydix.runtime.messages.client import UnpinPrompt
 
 
 class _Engine(Protocol):
-    """The part of an engine's handle that is needed here."""
+    """The part of a handle on engines that is needed here."""
 
     async def connected(self) -> EngineClient:
         """The open connection."""
 
-    async def stats(self) -> dict[str, Any]:
-        """Figures of every actor."""
+    async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:
+        """Figures of every actor, by the engine's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class PinnedPrompt:
 
 
 class Pins:
-    """The pins of one engine."""
+    """The pins of the engines of a handle."""
 
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
@@ -57,14 +57,19 @@ class Pins:
         """Hold a pinned prompt no more; False: there is no such pin. Raises EngineDead."""
         for pin in await self.shown():
             if pin["pin_id"] == pin_id:
-                (await self._engine.connected()).send(unpinning(pin))
+                (await self._engine.connected()).tell_all(unpinning(pin))
                 return True
         return False
 
     async def shown(self) -> list[dict[str, Any]]:
-        """The engine's pins: `pin_id`, `cache_salt`, `pinned_tokens`, `bytes`, `left_s`, ..."""
-        host: dict[str, Any] = (await self._engine.stats()).get("host") or {}
-        return [*host.get("l2_pins", ())]
+        """All pins: `pin_id`, `cache_salt`, `pinned_tokens`, `bytes`, `left_s`, ..."""
+        return pins_of(await self._engine.stats_by_engine())
+
+
+def pins_of(stats: Mapping[str, dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """The pins that engines show, by `stats_by_engine`; one that is away shows none."""
+    hosts = [(figures or {}).get("host") or {} for figures in stats.values()]
+    return [pin for host in hosts for pin in host.get("l2_pins", ())]
 
 
 async def pin_prompt(

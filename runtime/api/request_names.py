@@ -61,9 +61,11 @@ class RequestNames:
         if self.is_used_by(request_id, asking):
             del self._in_use[request_id]
 
-    def keep(self, askings: Collection[AskingId]) -> None:
-        """Note that every asking has ended but these."""
-        self._in_use = {name: asking for name, asking in self._in_use.items() if asking in askings}
+    def forget(self, askings: Collection[AskingId]) -> None:
+        """Note that these askings have ended."""
+        self._in_use = {
+            name: asking for name, asking in self._in_use.items() if asking not in askings
+        }
 
     def is_used_by(self, request_id: RequestId, asking: AskingId) -> bool:
         """The id stands for this asking, not for a later one."""

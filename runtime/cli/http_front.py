@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydix.errors import ConfigError
-from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
     from raydix.runtime.actors.links.address import TcpAddress
     from raydix.runtime.api.client import AsyncLLM
+    from raydix.runtime.api.service import AsyncService
     from raydix.runtime.server.keys import KeyJudge
 
 _TELL_S = 2.0
@@ -98,9 +98,12 @@ class HttpFront:
 
 
 def read_http_options(
-    options: HttpOptions, config: EngineConfig, cluster_address: str | None = None
+    options: HttpOptions, model_path: str, cluster_address: str | None = None
 ) -> HttpFront | None:
-    """What the options ask for; None without `--http`. Raises ConfigError."""
+    """What the options ask for; None without `--http`. Raises ConfigError.
+
+    `model_path`: by which the model is called where no option names it.
+    """
     if options.http is None:
         if options.needs_http:
             raise ConfigError(
@@ -108,7 +111,7 @@ def read_http_options(
                 "Add --http HOST:PORT."
             )
         return None
-    _require_packages(options)
+    require_packages(options)
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
     from raydix.runtime.actors.links.address import TcpAddress
@@ -133,7 +136,7 @@ def read_http_options(
     keys = None if options.key_file is None else KeyFile(options.key_file)
     # It listens once the engine serves; that the port is taken can be told before.
     bind(address).close()
-    model_name = options.model_name or model_label(config.model.path)
+    model_name = options.model_name or model_label(model_path)
     return HttpFront(address, keys, model_name, options.num_replicas, origins)
 
 
@@ -157,10 +160,8 @@ def ray_serve_environment(front: HttpFront | None) -> Iterator[None]:
         folder.remove()
 
 
-def loop_factory(front: HttpFront | None) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Which event loop to run: the fast one for HTTP, else Python's own."""
-    if front is None:
-        return None
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """The event loop for HTTP, which is faster than Python's own."""
     import uvloop
 
     return uvloop.new_event_loop
@@ -168,7 +169,7 @@ def loop_factory(front: HttpFront | None) -> Callable[[], asyncio.AbstractEventL
 
 @contextlib.asynccontextmanager
 async def serving_http(
-    front: HttpFront | None, engine: "AsyncLLM", drain_s: float
+    front: HttpFront | None, engine: "AsyncLLM | AsyncService", drain_s: float
 ) -> AsyncIterator[str | None]:
     """Serve the engine over HTTP meanwhile; yields the URL, or None without `--http`.
 
@@ -186,9 +187,13 @@ async def serving_http(
         async with listening(app, front.address, drain_s + _TELL_S) as url:
             yield url
     else:
+        from raydix.runtime.api.client import AsyncLLM
         from raydix.runtime.server.serve_app import Replicas
         from raydix.runtime.server.serve_front import replicas_listening
 
+        assert isinstance(engine, AsyncLLM), (
+            "replicas are for the engine that was started with them"
+        )
         supervisor = await engine.place.find()
         replicas = Replicas(
             engine=engine,
@@ -203,7 +208,8 @@ async def serving_http(
             yield url
 
 
-def _require_packages(options: HttpOptions) -> None:
+def require_packages(options: HttpOptions) -> None:
+    """Raise ConfigError if what the options need is not installed."""
     try:
         import fastapi  # noqa: F401
         import httptools  # noqa: F401

@@ -96,7 +96,7 @@ def serve(
     if secret_file is not None and listen is None:
         raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
     options = HttpOptions(http, http_replicas, keys, model_name, tuple(cors_origins or ()))
-    front = read_http_options(options, config, address)
+    front = read_http_options(options, config.model.path, address)
     if dry_run:
         print_report(config)
         return
@@ -104,7 +104,7 @@ def serve(
         logging_to_console(format_json if log_json else format_text, _ACTOR),
         ray_serve_environment(front),
         having_metrics_port(config, address) as with_port,
-        asyncio.Runner(loop_factory=loop_factory(front)) as runner,
+        asyncio.Runner(loop_factory=None if front is None else loop_factory()) as runner,
     ):
         runner.run(
             serve_until_stopped(

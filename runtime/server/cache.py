@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from raydix.errors import BadRequest
-from raydix.runtime.api.pins import pin_prompt, unpinning
+from raydix.runtime.api.pins import pin_prompt, pins_of, unpinning
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.conversation import conversation_of
@@ -73,7 +73,7 @@ def cache_routes(served: Served) -> APIRouter:
         """Hold a prompt no more that the caller's tenant has pinned."""
         for pin in await _pins_of(served, caller_of(request)):
             if pin["pin_id"] == pin_id:
-                (await served.engine.connected()).send(unpinning(pin))
+                (await served.engine.connected()).tell_all(unpinning(pin))
                 return Response(status_code=204)
         text = f"There is no pin {pin_id!r:.80} of yours. GET /cache/pins lists those that are."
         raise RequestRefused(failure(404, text, "invalid_request_error", code="pin_not_found"))
@@ -100,8 +100,8 @@ async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list
 
 
 async def _pins_of(served: Served, caller: Caller) -> list[dict[str, Any]]:
-    host: dict[str, Any] = (await served.engine.stats()).get("host") or {}
-    return [pin for pin in host.get("l2_pins", ()) if caller.owns(pin["cache_salt"])]
+    pins = pins_of(await served.engine.stats_by_engine())
+    return [pin for pin in pins if caller.owns(pin["cache_salt"])]
 
 
 def _shown(pin: dict[str, Any], caller: Caller) -> PinShown:

@@ -24,6 +24,10 @@ class ServedEngine(Protocol):
         """Figures of every actor."""
         ...
 
+    async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:
+        """Figures of every actor, by the engine's name."""
+        ...
+
     async def flush(self, l3: bool = False) -> dict[str, Any]:
         """Drop cached pages that no request uses."""
         ...

@@ -1,7 +1,7 @@
 """What the server counts of its requests, and `/metrics`."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -123,7 +123,7 @@ def metrics_routes(served: Served, metrics: HttpMetrics) -> APIRouter:
     async def read_metrics() -> Response:
         """The server's and the engine's metrics, as Prometheus reads them."""
         engine = CollectorRegistry()
-        engine.register(_EngineCollector(await served.engine.stats(), served.engine.name))
+        engine.register(_EngineCollector(await served.engine.stats_by_engine()))
         text = generate_latest(metrics.registry) + generate_latest(engine)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -146,37 +146,47 @@ def _engine_samples(stats: dict[str, Any]) -> list[Sample]:
 
 
 class _EngineCollector(Collector):
-    """The engine's figures at one moment."""
+    """The engines' figures at one moment."""
 
-    def __init__(self, stats: dict[str, Any], engine_name: str) -> None:
-        self._samples = _engine_samples(stats)
-        self._engine_name = engine_name
+    def __init__(self, stats: Mapping[str, dict[str, Any] | None]) -> None:
+        """`stats`: by the engine's name; None for one that is away."""
+        self._samples = [
+            (sample, engine)
+            for engine, figures in stats.items()
+            if figures is not None
+            for sample in _engine_samples(figures)
+        ]
 
     def collect(self) -> Iterable[PrometheusMetric]:
         """Return the metrics, as prometheus_client asks of a collector."""
-        by_name = sorted(self._samples, key=lambda sample: sample.metric.name)
-        for _, samples in groupby(by_name, key=lambda sample: sample.metric.name):
-            yield self._family(list(samples))
+        by_name = sorted(self._samples, key=_name_of)
+        for _, samples in groupby(by_name, key=_name_of):
+            yield _family(list(samples))
 
-    def _family(self, samples: list[Sample]) -> PrometheusMetric:
-        name, description, labels = _named(samples[0].metric)
-        labels = (*labels, "engine")
-        if samples[0].metric.kind is MetricKind.HISTOGRAM:
-            histogram = HistogramMetricFamily(name, description, labels=labels)
-            for sample in samples:
-                assert isinstance(sample.value, Distribution)
-                buckets = [(bound, float(count)) for bound, count in sample.value.cumulative()]
-                own = (*sample.labels, self._engine_name)
-                histogram.add_metric(own, buckets, sample.value.total)
-            return histogram
 
-        is_counter = samples[0].metric.kind is MetricKind.COUNTER
-        cls = CounterMetricFamily if is_counter else GaugeMetricFamily
-        family = cls(name, description, labels=labels)
-        for sample in samples:
-            assert isinstance(sample.value, float)
-            family.add_metric((*sample.labels, self._engine_name), sample.value)
-        return family
+def _name_of(told: tuple[Sample, str]) -> str:
+    return told[0].metric.name
+
+
+def _family(told: list[tuple[Sample, str]]) -> PrometheusMetric:
+    """The samples of one metric, each with its engine's name."""
+    metric = told[0][0].metric
+    name, description, labels = _named(metric)
+    labels = (*labels, "engine")
+    if metric.kind is MetricKind.HISTOGRAM:
+        histogram = HistogramMetricFamily(name, description, labels=labels)
+        for sample, engine in told:
+            assert isinstance(sample.value, Distribution)
+            buckets = [(bound, float(count)) for bound, count in sample.value.cumulative()]
+            histogram.add_metric((*sample.labels, engine), buckets, sample.value.total)
+        return histogram
+
+    cls = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+    family = cls(name, description, labels=labels)
+    for sample, engine in told:
+        assert isinstance(sample.value, float)
+        family.add_metric((*sample.labels, engine), sample.value)
+    return family
 
 
 def _route_of(scope: Scope) -> str:

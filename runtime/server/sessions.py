@@ -22,7 +22,7 @@ def session_routes(served: Served) -> APIRouter:
         assert session_id is not None, "every hint names its session"
         retention = asked_retention(body.retention, body.kv_hints)
         message = message_for(session_id, retention, caller.within_tenant(body.cache_salt))
-        (await served.engine.connected()).send(message)
+        (await served.engine.connected()).tell_all(message)
         return Response(status_code=202)
 
     return router

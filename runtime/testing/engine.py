@@ -68,7 +68,8 @@ class InProcessEngine:
         record = self.facts.record
         link = await connect(record.client_address, hello, record.secret)
 
-        client = EngineClient(link, ModelLimits.of(facts), tokenizer)
+        client = EngineClient(ModelLimits.of(facts), tokenizer)
+        client.use(facts.name, link)
         self._clients.append(client)
         return client
 

@@ -53,6 +53,10 @@ class InProcessLLM:
         """The limits of the engine's model."""
         return self._client.limits
 
+    async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:
+        """Figures of every actor, by the engine's name."""
+        return {self.name: await self.stats()}
+
     async def stats(self) -> dict[str, Any]:
         """The figures of all actors."""
         return await self._engine.stats()

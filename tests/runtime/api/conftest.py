@@ -1,10 +1,9 @@
 import pytest
 
-from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.tokenizer import Tokenizer
 from tests.hollow_checkpoint import make_hollow
 from tests.runtime.api.fake_engine import FakeCluster, FakeLink
-from tests.runtime.api.small_client import LIMITS, TOKENIZER
+from tests.runtime.api.small_client import LIMITS, TOKENIZER, client_over
 from tests.runtime.api.small_tokenizers import byte_level_backend, sentencepiece_backend
 
 
@@ -25,7 +24,7 @@ async def link():
 
 @pytest.fixture
 async def client(link):
-    client = EngineClient(link, LIMITS, TOKENIZER)
+    client = client_over(link, LIMITS, TOKENIZER)
     yield client
     await client.close()
 

@@ -144,6 +144,8 @@ class FakeHandle:
     eos_token_ids: tuple[int, ...] = (256,)
     fingerprint: str = "weights"
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    known: set[str] | None = None
+    """The requests that it can explain; None: all."""
     is_shut_down: bool = False
     is_dead: bool = False
     end: asyncio.Event = field(default_factory=asyncio.Event)
@@ -164,10 +166,12 @@ class FakeHandle:
         await self.end.wait()
         raise EngineDead("engine has given up: for a reason")
 
-    async def call(self, method: str, *arguments: Any) -> dict[str, Any]:
+    async def call(self, method: str, *arguments: Any) -> dict[str, Any] | None:
         if self.is_dead:
             raise EngineDead("the Supervisor is gone")
         self.calls.append((method, *arguments))
+        if method == "explain" and self.known is not None and arguments[0] not in self.known:
+            return None
         return {"method": method}
 
     async def shutdown(self) -> None:
@@ -184,6 +188,8 @@ class FakeCluster:
         self.supervisions: list[Supervision] = []
         self.gateways: list[GatewaySettings | None] = []
         self.links: list[FakeLink] = []
+        self.dialled: list[EngineRecord] = []
+        """The engine to which each link was opened."""
         self.refuses_links = False
         self.answer: Callable[[FakeLink, Any], None] = echo
 
@@ -218,4 +224,16 @@ class FakeCluster:
         if self.refuses_links:
             raise LinkClosed("nobody listens")
         self.links.append(FakeLink(self.answer))
+        self.dialled.append(record)
         return self.links[-1]
+
+    def add(self, name: str) -> FakeHandle:
+        """One more engine of the model, with an address of its own."""
+        record = replace(RECORD, client_address=f"fake:{name}")
+        self.engines[name] = FakeHandle(self.handle.model_path, record)
+        return self.engines[name]
+
+    def links_to(self, name: str) -> list[FakeLink]:
+        """The links that were opened to an engine that was added."""
+        told = zip(self.links, self.dialled, strict=True)
+        return [link for link, record in told if record.client_address == f"fake:{name}"]

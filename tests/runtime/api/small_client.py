@@ -2,6 +2,7 @@
 
 import asyncio
 
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.messages.client import SubmitRequest
 from tests.runtime.api.small_tokenizers import byte_token_tokenizer
@@ -14,6 +15,13 @@ LIMITS = ModelLimits(
     max_waiting_requests=1024,
     eos_token_ids=(256,),
 )
+
+
+def client_over(link, limits=LIMITS, tokenizer=None, **arguments):
+    """A client of one engine, over this link."""
+    client = EngineClient(limits, tokenizer, **arguments)
+    client.use("raydix", link)
+    return client
 
 
 async def turns(count=5):

@@ -15,7 +15,6 @@ from raydix.errors import (
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.links.socket_listener import listen
-from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.client import (
@@ -29,7 +28,7 @@ from raydix.runtime.messages.client import (
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import TokenLogprobs
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
-from tests.runtime.api.small_client import LIMITS, TOKENIZER, collect, submitted, turns
+from tests.runtime.api.small_client import LIMITS, TOKENIZER, client_over, collect, submitted, turns
 
 
 async def test_a_request_is_sent_once_with_all_that_was_asked(client, link):
@@ -72,7 +71,7 @@ async def test_text_is_tokenised_and_returned(client, link):
 
 async def test_one_frame_feeds_many_streams():
     link = FakeLink(echo)
-    client = EngineClient(link, LIMITS, TOKENIZER)
+    client = client_over(link, LIMITS, TOKENIZER)
     results = await asyncio.gather(
         *(collect(client.generate([i, i + 1, i + 2])) for i in range(50))
     )
@@ -108,9 +107,8 @@ async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
         return Hello(role=role, name="test", incarnation=0, pid=1)
 
     listener = await listen(f"unix:{tmp_path}/s", hello(Role.SCHEDULER), b"secret", serve)
-    client = EngineClient(
-        await connect(listener.address, hello(Role.CLIENT), b"secret"), LIMITS, TOKENIZER
-    )
+    link = await connect(listener.address, hello(Role.CLIENT), b"secret")
+    client = client_over(link, LIMITS, TOKENIZER)
     outputs = await collect(client.generate([65, 66, 67], {"logprobs": 0, "seed": 2**63 - 1}))
     assert outputs[-1].outputs[0].token_ids == [65, 66, 67]
     assert outputs[-1].outputs[0].finish_reason == "length"
@@ -304,7 +302,7 @@ async def test_a_request_id_that_cannot_travel_is_a_bad_request(client, link, re
 
 @pytest.mark.parametrize(("prompt", "params"), [("text", None), ([1], {"stop": "a"})])
 async def test_without_a_tokenizer_text_is_a_bad_request(link, prompt, params):
-    client = EngineClient(link, LIMITS, tokenizer=None)
+    client = client_over(link)
     with pytest.raises(BadRequest, match="no tokenizer"):
         await collect(client.generate(prompt, params))
     await client.close()

@@ -27,6 +27,7 @@ from raydix.runtime.testing.sleeping_runner import (
 )
 from raydix.runtime.tiers.transfers import WaitLayer
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
+from tests.runtime.api.small_client import client_over
 from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
 LIMITS = ModelLimits(
@@ -43,7 +44,7 @@ NUM_OUTPUT = 4
 
 def scripted(answer: Callable[[FakeLink, Any], None] | None) -> tuple[EngineClient, FakeLink]:
     link = FakeLink(answer)
-    return EngineClient(link, LIMITS, None), link
+    return client_over(link, LIMITS), link
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ async def test_an_id_that_is_asked_anew_stands_for_the_new_request_alone(
 @pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (3, 3)])
 async def test_an_id_is_taken_before_the_text_is_read(first: int, second: int) -> None:
     link = FakeLink(echo)
-    client = EngineClient(link, LIMITS, byte_token_tokenizer())
+    client = client_over(link, LIMITS, byte_token_tokenizer())
 
     async def ask(number: int) -> list[RequestOutput]:
         return [each async for each in client.generate("ab", {"n": number}, "r")]
@@ -262,7 +263,7 @@ async def test_an_id_is_taken_before_the_text_is_read(first: int, second: int) -
 
 async def test_more_samples_than_ever_may_wait_are_refused_at_once() -> None:
     link = FakeLink(None)
-    client = EngineClient(link, replace(LIMITS, max_waiting_requests=2), None)
+    client = client_over(link, replace(LIMITS, max_waiting_requests=2))
 
     def open_stream(_: int) -> AsyncGenerator[RequestOutput, None]:
         return client.generate([1], {"n": 3})

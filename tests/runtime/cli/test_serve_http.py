@@ -60,7 +60,7 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     key_file.write_text(f"tenants: {{alice: {KEY}}}\n")
     key_file.chmod(0o600)
     config = load_config(checkpoint)
-    front = read_http_options(HttpOptions("127.0.0.1:0", key_file=key_file), config)
+    front = read_http_options(HttpOptions("127.0.0.1:0", key_file=key_file), config.model.path)
 
     serving = asyncio.create_task(serve_verb.serve_until_stopped(config, "mine", None, 10.0, front))
     async with asyncio.timeout(20):

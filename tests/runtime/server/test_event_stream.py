@@ -24,6 +24,7 @@ from raydix.runtime.server.direct_body import DIRECT_BODY
 from raydix.runtime.server.errors import HttpFailure
 from raydix.runtime.server.event_stream import EventStream
 from tests.runtime.api.fake_engine import FakeLink, delta, failed
+from tests.runtime.api.small_client import client_over
 
 LIMITS = ModelLimits(
     fingerprint="weights",
@@ -141,7 +142,7 @@ async def opened(client: EngineClient, on_news: OnNews) -> RequestGroup:
 
 async def served(*, has_direct: bool = True, writer: Any = None) -> Served:
     link = FakeLink()
-    client = EngineClient(link, LIMITS, None)
+    client = client_over(link, LIMITS)
     connection = Connection(has_direct)
     connection.is_read.set()
     stream = EventStream(partial(opened, client), writer or Numbers())

@@ -1,7 +1,6 @@
 """One HTTP request as requests to the engine, without an engine."""
 
 from raydix.ids import RequestId
-from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import OnNews, OpenRequest
 from raydix.runtime.api.prompts import Prompt, TokenizedPrompt
@@ -9,6 +8,7 @@ from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.server.generation import Generation, open_choices
 from tests.runtime.api.fake_engine import FakeLink
+from tests.runtime.api.small_client import client_over
 
 LIMITS = ModelLimits(
     fingerprint="weights",
@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self) -> None:
         self.tokenized_prompts: list[Prompt] = []
         self.asked: list[tuple[list[int], str, str | None]] = []
-        self._client = EngineClient(FakeLink(), LIMITS, None)
+        self._client = client_over(FakeLink(), LIMITS)
 
     async def connected(self) -> "Recorder":
         return self

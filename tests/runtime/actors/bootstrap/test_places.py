@@ -37,8 +37,8 @@ async def test_relative_paths_and_names_on_the_hub_mean_those_of_whoever_starts_
     async with await AsyncLLM.start(SECTIONS, name=own_name("places")) as engine:
         outputs = [each async for each in engine.generate(list(range(40)), {"max_tokens": 4})]
         assert len(outputs[-1].outputs[0].token_ids) == 4
-        assert engine._connection._handle is not None
-        assert engine._connection._handle.model_path == f"org/name@{COMMIT}"
+        assert engine._engine._handle is not None
+        assert engine._engine._handle.model_path == f"org/name@{COMMIT}"
         assert (await engine.attach_storage({"backend": "file", "path": "other"}))["detached"]
 
     # Drained at the end, so that what L2 held is written to both.

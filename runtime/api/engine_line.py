@@ -1,0 +1,157 @@
+"""What a client has with its engines: a link to each, and what it has asked over it."""
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from raydix.errors import EngineDead
+from raydix.ids import AskingId
+from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.messages.client import FromClient, PrefetchPrompt, SubmitRequest
+
+_CLOSED = "The connection to the engine is closed. Connect again."
+
+
+class EngineLine:
+    """Owns: the link to one engine, and the askings over it whose last delta has not come."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self._link: Link | None = None
+        self._unanswered: set[AskingId] = set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a link."""
+        return self._link is not None
+
+    @property
+    def num_requests(self) -> int:
+        """Askings that the engine has not ended yet."""
+        return len(self._unanswered)
+
+    def open(self, link: Link) -> None:
+        """Use this link from now on, over which nothing was asked yet."""
+        assert self._link is None, "there is a link"
+        self._link = link
+
+    def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
+        """Send what will be answered. Raises EngineDead."""
+        self.send(message)
+        self._unanswered.add(message.asking)
+
+    def send(self, message: FromClient) -> None:
+        """Send something. Raises EngineDead."""
+        if self._link is None:
+            raise EngineDead(_CLOSED)
+        try:
+            self._link.send(message)
+        except LinkClosed as error:
+            raise EngineDead(
+                f"The connection to the engine is closed ({error}). Connect again."
+            ) from error
+
+    def answered(self, asking: AskingId) -> None:
+        """Note that the last delta of an asking has come."""
+        self._unanswered.discard(asking)
+
+    def has(self, asking: AskingId) -> bool:
+        """Whether an asking is answered over this link."""
+        return asking in self._unanswered
+
+    def lose(self) -> frozenset[AskingId]:
+        """Give up the link; returns the askings that nobody will answer."""
+        lost, self._unanswered = frozenset(self._unanswered), set()
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+        return lost
+
+    def cut(self) -> None:
+        """Close the link from outside of its loop."""
+        if self._link is not None:
+            self._link.cut()
+        self._link = None
+
+
+class ChooseLine(Protocol):
+    """Which engine gets a request."""
+
+    def __call__(
+        self, lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt
+    ) -> EngineLine:
+        """One of the lines that have a link, of which there is one at least."""
+        ...
+
+
+class EngineLines:
+    """Owns: the lines to the engines of one model, by the engines' names."""
+
+    def __init__(self, choose: ChooseLine) -> None:
+        self._choose = choose
+        self._lines: dict[str, EngineLine] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Askings that no engine has ended yet."""
+        return sum(line.num_requests for line in self._lines.values())
+
+    @property
+    def up(self) -> list[EngineLine]:
+        """The lines that have a link."""
+        return [line for line in self._lines.values() if line.is_up]
+
+    def has_link(self, engine: str) -> bool:
+        """Whether there is a link to this engine."""
+        return any(line.engine == engine for line in self.up)
+
+    def open(self, engine: str, link: Link) -> EngineLine:
+        """Use a link to this engine from now on."""
+        line = self._lines.setdefault(engine, EngineLine(engine))
+        line.open(link)
+        return line
+
+    def of(self, asking: AskingId) -> EngineLine | None:
+        """The line over which an asking will be answered; None: over none."""
+        return next((line for line in self._lines.values() if line.has(asking)), None)
+
+    def ask(self, message: SubmitRequest | PrefetchPrompt, beside: Iterable[AskingId] = ()) -> None:
+        """Ask an engine, that of the askings `beside` if there is one. Raises EngineDead."""
+        up = self.up
+        near = [line for line in up if any(line.has(asking) for asking in beside)]
+        while up:
+            line = near.pop() if near else self._choose(up, message)
+            try:
+                return line.ask(message)
+            except EngineDead:
+                # Its link is lost, which its reader has not said yet.
+                up.remove(line)
+        raise EngineDead(_CLOSED)
+
+    def tell(self, asking: AskingId, message: FromClient) -> bool:
+        """Send something that concerns an asking; False if nobody will answer that."""
+        line = self.of(asking)
+        if line is None:
+            return False
+        # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
+        with contextlib.suppress(EngineDead):
+            line.send(message)
+        return True
+
+    def tell_all(self, message: FromClient) -> None:
+        """Send something to every engine. Raises EngineDead if there is none."""
+        if not self.up:
+            raise EngineDead(_CLOSED)
+        for line in self.up:
+            with contextlib.suppress(EngineDead):
+                line.send(message)
+
+    def lose_all(self) -> None:
+        """Give up every link."""
+        for line in self._lines.values():
+            line.lose()
+
+    def cut_all(self) -> None:
+        """Close every link from outside of its loop."""
+        for line in self._lines.values():
+            line.cut()

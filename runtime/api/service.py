@@ -1,0 +1,124 @@
+"""A handle on several engines of one model, of which any may end while requests go on."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from raydix.errors import BadRequest, EngineDead
+from raydix.runtime.api.engine_connection import EngineConnection, call_all
+from raydix.runtime.api.engine_place import EnginePlace
+from raydix.runtime.api.explained import explained
+from raydix.runtime.api.model_handle import ModelHandle
+from raydix.runtime.api.request_options import check_switch
+from raydix.runtime.config.paths import require_absolute_l3
+
+
+class AsyncService(ModelHandle):
+    """A handle on several engines that serve one model, known by their names.
+
+    The requests of a session go to one engine, and those without a session by what their prompts
+    begin with, for as long as that engine is there. When it ends, its requests go on at another
+    one, which gives the tokens that it would have given; it is used again once it is back. Control
+    calls go to all engines, and their answers come by the engines' names, None for one that is
+    away. It can be pickled, and belongs to an event loop, as `AsyncLLM`.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[str] | Mapping[str, str | None],
+        secret_file: str | Path | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """A handle that connects when first used; the arguments are those of `connect`."""
+        addresses = dict(engines if isinstance(engines, Mapping) else dict.fromkeys(engines))
+        if isinstance(engines, str) or not addresses:
+            raise BadRequest(
+                f"engines is {engines!r}; expected the names of one engine or several, as a list, "
+                "or as a dict that says at which HOST:PORT each listens."
+            )
+        places = [EnginePlace(each, at, secret_file, cluster) for each, at in addresses.items()]
+        super().__init__(EngineConnection(places))
+        self.name = "+".join(addresses)
+        self._arguments = (addresses, secret_file, cluster)
+
+    @classmethod
+    async def connect(
+        cls,
+        engines: Sequence[str] | Mapping[str, str | None],
+        *,
+        secret_file: str | Path | None = None,
+        cluster: str | None = None,
+    ) -> Self:
+        """Reach running engines. Raises EngineDead if none of them can be reached.
+
+        engines: their names, or for each the `HOST:PORT` where it listens, None if it is on this
+        host. secret_file, cluster: as of `AsyncLLM.connect`.
+        """
+        service = cls(engines, secret_file, cluster)
+        await service.connected()
+        return service
+
+    async def model_path(self) -> str:
+        """Where the engines have their model from. Raises EngineDead if none is there."""
+        for engine in self._connection.engines:
+            with contextlib.suppress(EngineDead):
+                return (await engine.handle()).model_path
+        raise EngineDead(f"None of the engines {self.name} is there. Start one.")
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters and gauges of each engine."""
+        return await self._call_all("stats")
+
+    async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:
+        """The same, under the name by which a server asks for them."""
+        return await self.stats()
+
+    async def flush(self, l3: bool = False) -> dict[str, Any]:
+        """Drop what every engine caches and no request uses; see `AsyncLLM.flush`."""
+        return await self._call_all("flush", check_switch("l3", l3))
+
+    async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Let every engine use another L3 backend; see `AsyncLLM.attach_storage`.
+
+        A path must be absolute.
+        """
+        require_absolute_l3(section)
+        return await self._call_all("attach_storage", dict(section))
+
+    async def detach_storage(self) -> dict[str, Any]:
+        """Let every engine go on without L3; see `AsyncLLM.detach_storage`."""
+        return await self._call_all("detach_storage")
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """Tell where a request's prompt came from, by the engine that knows of it.
+
+        Raises UnknownRequest if none does.
+        """
+        return await explained(partial(self._first, "explain"), str(request_id))
+
+    async def wait_ended(self) -> None:
+        """Wait until every engine has ended. Raises EngineDead: why the last one did."""
+        handles = [await engine.handle() for engine in self._connection.engines]
+        ends = [handle.wait_ended() for handle in handles]
+        reasons = await asyncio.gather(*ends, return_exceptions=True)
+        raise EngineDead("; ".join(str(reason) for reason in reasons))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.disconnect()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), self._arguments
+
+    async def _call_all(self, method: str, *arguments: Any) -> dict[str, Any]:
+        return await call_all(self._connection.engines, method, *arguments)
+
+    async def _first(self, method: str, *arguments: Any) -> Any:
+        """The first answer that is one."""
+        answers = await self._call_all(method, *arguments)
+        return next((each for each in answers.values() if each is not None), None)
