@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 
-from raydix.errors import ConfigError
+from raydix.errors import BadRequest, ConfigError
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.control_client import call_l2
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
@@ -23,6 +23,7 @@ from raydix.runtime.actors.l2_record import L2Record, l2s_of
 from raydix.runtime.actors.process import wait_for_exit
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.cli import status
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
@@ -265,6 +266,9 @@ async def test_l2_outlives_all_engines_and_ends_when_it_is_not_to_be_kept(
     assert hits_of(warm) >= MIN_HITS
     assert await pid_of(third, "host") == record.pid
     await in_order(third)
+    with pytest.raises(BadRequest, match=f"{record.name} is used by {third.name}"):
+        await status._stop(record.name, cache=False)
+    assert "stays for a while" in await status._stop(third.name, cache=False)
     await third.shutdown()
     await until(is_unused)
 
