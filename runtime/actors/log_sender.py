@@ -23,6 +23,9 @@ class LogSender(logging.Handler):
     def __init__(self, path: str, actor: str) -> None:
         """`path`: of the desk's socket. Raises OSError if nobody listens there."""
         super().__init__(logging.INFO)
+        self.path = path
+        self.is_over = False
+        """The desk has gone, with its engine."""
         self._actor = actor
         self._num_dropped = 0
         # Each line is one packet: it goes whole, or not at all.
@@ -53,8 +56,8 @@ class LogSender(logging.Handler):
     def _send(self, line: LogLine) -> bool:
         try:
             self._socket.send(line.encode())
-        except OSError:
-            # No room, or the Supervisor has ended, with which this process ends, too.
+        except OSError as error:
+            self.is_over = not isinstance(error, BlockingIOError)
             return False
         return True
 
@@ -69,9 +72,21 @@ class LogSender(logging.Handler):
 
 
 def send_log(path: str, actor: str) -> None:
-    """Send what Raydix logs in this process to the desk at `path`, from now on."""
+    """Send what Raydix logs in this process to the desk at `path`, from now on, too.
+
+    Desks that have gone are sent nothing any more. Raises OSError if nobody listens there.
+    """
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    known = {each for own in loggers for each in own.handlers if isinstance(each, LogSender)}
+    for gone in (each for each in known if each.is_over):
+        gone.disconnect()
+        for own in loggers:
+            own.removeHandler(gone)
+    # An actor that several engines use may be told of one again.
+    if any(each.path == path and not each.is_over for each in known):
+        return
+
     sender = LogSender(path, actor)
-    for name in LOGGERS:
-        each = logging.getLogger(name)
-        each.setLevel(logging.INFO)
-        each.addHandler(sender)
+    for own in loggers:
+        own.setLevel(logging.INFO)
+        own.addHandler(sender)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.actors.log_sender import LogSender
+from raydix.runtime.actors import log_sender
+from raydix.runtime.actors.log_sender import LogSender, send_log
 from raydix.runtime.actors.supervision.log_desk import MAX_LINES, LatestLines, LogDesk
 from raydix.runtime.messages.log_line import LogLine
 
@@ -142,3 +143,34 @@ def test_the_latest_lines_are_bounded_and_what_is_gone_is_told() -> None:
     assert (first, [line.text for line in found]) == (3, ["3"])
     assert lines.since(5, 10) == (5, [])
     assert MAX_LINES > 1000
+
+
+async def test_process_of_several_engines_tells_each_once_and_none_that_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_sender, "LOGGERS", ("raydix.shared",))
+    own = logging.getLogger("raydix.shared")
+    desks = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        desks.append(LogDesk(str(tmp_path / name)))
+        desks[-1].open()
+    one, other = desks
+    for desk in (one, one, other):
+        send_log(desk.path, "host")
+
+    own.info("hello")
+    own.info("again")
+    for desk in desks:
+        found: list[LogLine] = []
+        while len(found) < 2:
+            found += lines_of(await desk.next_lines(len(found)))
+        assert [line.text for line in found] == ["hello", "again"]
+
+    await one.close()
+    own.info("nobody hears this there")
+    send_log(other.path, "host")
+    assert [sender.path for sender in own.handlers if isinstance(sender, LogSender)] == [other.path]
+    for sender in tuple(own.handlers):
+        own.removeHandler(sender)
+    await other.close()
