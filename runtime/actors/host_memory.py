@@ -110,7 +110,6 @@ class HostMemoryActor:
         self._finder = finder
         self._pulls: Pulls | None = None
         self.arena: HostArena | None = None
-        """The arena, once it was made or adopted."""
         self._is_adopted = False
         self._page_tokens = 0
         self._core: HostMemoryCore | None = None
@@ -185,10 +184,14 @@ class HostMemoryActor:
         if name not in self._followed:
             self._followed[name] = self._add_task(self._dial(name, address, secret))
 
-    def forget(self, name: SchedulerName) -> None:
-        """A Scheduler has ended for good, and every process has exited that copied for it."""
+    def unfollow(self, name: SchedulerName) -> None:
+        """Hang up on a Scheduler that is about to end; what it has of L2 is its own until then."""
         if (following := self._followed.pop(name, None)) is not None:
             following.cancel()
+
+    def forget(self, name: SchedulerName) -> None:
+        """A Scheduler has ended for good, and every process has exited that copied for it."""
+        self.unfollow(name)
         self._turns.post(SchedulerEnded(name))
 
     def peer_record(self) -> PeerRecord | None:

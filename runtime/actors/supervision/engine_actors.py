@@ -1,6 +1,7 @@
 """The actors of one engine: how an incarnation of each is started and made to serve."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -12,6 +13,7 @@ from raydix.runtime.actors.gpu import GpuSetup
 from raydix.runtime.actors.gpu_model import LoadReport
 from raydix.runtime.actors.kv_publisher import KvPublisherSetup
 from raydix.runtime.actors.links.tls import TlsFiles
+from raydix.runtime.actors.patience import within
 from raydix.runtime.actors.process import ProcessId
 from raydix.runtime.actors.pulls.pull_settings import PullSetup
 from raydix.runtime.actors.scheduler import SchedulerSetup
@@ -43,6 +45,7 @@ from raydix.runtime.tiers.host_arena import ArenaLocation
 logger = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32
+_LEAVE_S = 2.0
 _WEIGHT_VERSION = "0"
 """Weights do not change while an engine runs."""
 
@@ -173,6 +176,12 @@ class EngineActors:
         if self.host is None:
             raise BadRequest(f"Engine {self._name} has no L2. Set cache.l2.")
         return await (await self.host.serving()).call(method, *arguments)
+
+    async def leave_l2(self) -> None:
+        """Tell L2 that this engine ends, so that nobody dials its Scheduler any more; bounded."""
+        if self.host is not None and self.host.actor is not None:
+            with contextlib.suppress(EngineDead, TimeoutError):
+                await within(_LEAVE_S, self.host.actor.call("leave", self._node_l2.guest.name))
 
     def close(self) -> None:
         """Give back what is kept for the actors, all of which have ended. The second time nothing.

@@ -133,6 +133,10 @@ class NodeMemoryActor:
             logger.info("engine %s uses %s", guest.engine, self._name)
             return self._arena
 
+    def leave(self, name: SchedulerName) -> None:
+        """An engine is about to end its processes, with which it has ended."""
+        self.host.unfollow(name)
+
     def note_process(self, name: SchedulerName, pid: int) -> None:
         """A process of an engine that has joined is about to map the arena."""
         assert self._users is not None, "nobody has joined before it is open"

@@ -252,6 +252,8 @@ class SupervisorActor:
     async def stop(self) -> None:
         """End every actor now and remove what the engine left on disk."""
         self._is_stopping = True
+        # Whoever dials hangs up before whom it dials ends: nobody is left to tell of a lost link.
+        await self._actors.leave_l2()
         if self._guard is not None:
             self._guard.cancel()
             await asyncio.gather(self._guard, return_exceptions=True)
