@@ -26,11 +26,18 @@ class DecodeRows:
         return int(self.repeats.max(initial=0))
 
     def repetition(self, number: int) -> "DecodeRows":
-        """The rows of the repetition of this number, counted from 1."""
+        """The rows that go on in the repetition of this number, counted from 1.
+
+        They are told as they were in the plan's own step: each is so many tokens further.
+        """
         goes_on = self.repeats >= number
+        # Most go on, and most plans are cut short: nothing is copied for them.
+        if goes_on.all():
+            return self
         return DecodeRows(
             slots=self.slots[goes_on],
             stamps=self.stamps[goes_on],
-            starts=self.starts[goes_on] + np.int32(number),
-            output_positions=self.output_positions[goes_on] + np.int32(number),
+            starts=self.starts[goes_on],
+            output_positions=self.output_positions[goes_on],
+            repeats=self.repeats[goes_on],
         )
