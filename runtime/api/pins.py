@@ -67,9 +67,12 @@ class Pins:
 
 
 def pins_of(stats: Mapping[str, dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """The pins that engines show, by `stats_by_engine`; one that is away shows none."""
+    """The pins that engines show, by `stats_by_engine`; one that is away shows none.
+
+    Engines that share an L2 show the same ones.
+    """
     hosts = [(figures or {}).get("host") or {} for figures in stats.values()]
-    return [pin for host in hosts for pin in host.get("l2_pins", ())]
+    return list({pin["pin_id"]: pin for host in hosts for pin in host.get("l2_pins", ())}.values())
 
 
 async def pin_prompt(
