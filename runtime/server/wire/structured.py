@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field
+from pydantic import Discriminator, Field, Tag
 
 from raydix.errors import BadParameter
 from raydix.runtime.api.structured_outputs import MAX_CHOICES, StructuredOutputs
@@ -50,12 +50,40 @@ class TagFormat(WireRequest):
     format: Table[Text, Any]
 
 
+_TAGS = {
+    "text": "any text",
+    "json_object": "an object",
+    "json_schema": "a schema",
+    "structural_tag": "a structural tag",
+}
+"""No tag can be taken for the name of a field, so that errors name places of the request alone."""
+
+
+def _tag_of(asked: Any) -> str | None:
+    kind = asked.get("type") if isinstance(asked, dict) else None
+    return _TAGS.get(kind) if isinstance(kind, str) else None
+
+
+def _by_type(*kinds: str) -> Discriminator:
+    expected = f"Input should be an object of type {', '.join(map(repr, kinds))}"
+    return Discriminator(_tag_of, custom_error_type="unknown_format", custom_error_message=expected)
+
+
+_Text = Annotated[TextFormat, Tag(_TAGS["text"])]
+_Object = Annotated[ObjectFormat, Tag(_TAGS["json_object"])]
 ResponseFormat = Annotated[
-    TextFormat | ObjectFormat | SchemaFormat | TagFormat, Discriminator("type")
+    _Text
+    | _Object
+    | Annotated[SchemaFormat, Tag(_TAGS["json_schema"])]
+    | Annotated[TagFormat, Tag(_TAGS["structural_tag"])],
+    _by_type(*_TAGS),
 ]
 
 
-FlatFormat = Annotated[TextFormat | ObjectFormat | FlatSchemaFormat, Discriminator("type")]
+FlatFormat = Annotated[
+    _Text | _Object | Annotated[FlatSchemaFormat, Tag(_TAGS["json_schema"])],
+    _by_type("text", "json_object", "json_schema"),
+]
 """The same, without a name between a format and its schema."""
 
 

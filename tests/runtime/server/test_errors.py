@@ -130,6 +130,22 @@ def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], fie
             "messages.0.content: Input should be a valid string or a valid list",
         ),
         (CompletionRequest, [], "body: Input should be an object"),
+        (
+            ChatRequest,
+            {"messages": [TURN], "response_format": {"type": "json_schema"}},
+            "response_format.json_schema: Field required",
+        ),
+        (
+            ChatRequest,
+            {"messages": [TURN], "response_format": {"type": "json"}},
+            "response_format: Input should be an object of type 'text', 'json_object', "
+            "'json_schema', 'structural_tag'",
+        ),
+        (
+            ResponsesRequest,
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": 5}}},
+            "text.format.schema: Input should be a valid dictionary",
+        ),
         (ChatRequest, {"messages": ["a"]}, "messages.0: Input should be an object"),
     ],
 )
