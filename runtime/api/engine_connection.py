@@ -1,7 +1,7 @@
 """A handle's way to its engines: found by name, connected to, and again after a loss."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from raydix.runtime.api.model_limits import ModelLimits
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 5.0
+logger = logging.getLogger(__name__)
 
 
 class EngineConnection:
@@ -32,6 +33,8 @@ class EngineConnection:
         self._recoveries: dict[str, asyncio.Task[None]] = {}
         self._gone: dict[str, RaydixError] = {}
         """The engines that were found to have ended when they were asked last, and why."""
+        self._told: dict[str, str] = {}
+        """What the log says of each of several engines."""
 
     async def client(self) -> EngineClient:
         """The client of whatever engines have the names now, with a link to one at least.
@@ -77,6 +80,7 @@ class EngineConnection:
                 raise error
         for engine, outcome in zip(self.engines, outcomes, strict=True):
             if outcome is not None:
+                self._tell(engine.name, f"is not used: {outcome}")
                 self._recover(engine)
 
     async def _connect(self, engine: FoundEngine) -> None:
@@ -90,11 +94,13 @@ class EngineConnection:
 
         limits, client = ModelLimits.of(handle.facts), self._client
         if client is not None and client.limits != limits:
-            error = EngineDead(f"The engine {engine.name!r} serves another model by now. Ask anew.")
             if len(self.engines) > 1:
                 link.close()
-                raise error
-            client.give_up(error)
+                names = ", ".join(client.limits.differences(limits))
+                raise EngineDead(f"it differs from the others in {names}")
+            client.give_up(
+                EngineDead(f"The engine {engine.name!r} serves another model by now. Ask anew.")
+            )
             client = None
         if client is None:
             client = self._client = EngineClient(limits, tokenizer, self._note_loss)
@@ -102,8 +108,16 @@ class EngineConnection:
             link.close()
         else:
             client.use(engine.name, link)
+            self._tell(engine.name, "is used", logging.INFO)
+
+    def _tell(self, name: str, news: str, level: int = logging.WARNING) -> None:
+        """Log what has become of one of several engines, unless that was told last."""
+        if len(self.engines) > 1 and self._told.get(name) != news:
+            self._told[name] = news
+            logger.log(level, "engine %s %s", name, news)
 
     def _note_loss(self, name: str) -> None:
+        self._tell(name, "is not reached any more; what it has left open goes on at others")
         self._recover(next(engine for engine in self.engines if engine.name == name))
 
     def _recover(self, engine: FoundEngine) -> None:
@@ -124,9 +138,10 @@ class EngineConnection:
                 # An engine that has ended says so here; one whose Scheduler is made anew does not.
                 await engine.call("client_facts")
                 self._gone.pop(engine.name, None)
-                with contextlib.suppress(EngineDead):
-                    await self._connect(engine)
-                    return
+                try:
+                    return await self._connect(engine)
+                except EngineDead as error:
+                    self._tell(engine.name, f"is not used: {error}")
             except RaydixError as error:
                 self._gone[engine.name] = error
                 if len(self._gone) == len(self.engines):

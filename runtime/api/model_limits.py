@@ -1,6 +1,6 @@
 """What a client checks its requests against before it sends them."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Self
 
 from raydix.errors import BadParameter
@@ -33,6 +33,11 @@ class ModelLimits:
             tool_format=facts.tool_format,
             reasoning_format=facts.reasoning_format,
         )
+
+    def differences(self, other: Self) -> list[str]:
+        """The names of what differs."""
+        values = zip(fields(self), astuple(self), astuple(other), strict=True)
+        return [field.name for field, own, others in values if own != others]
 
     def check_num_requests(self, number: int) -> None:
         """Raise BadParameter if the engine would never let so many of one caller wait at once.

@@ -62,10 +62,15 @@ class AsyncService(ModelHandle):
         return service
 
     async def model_path(self) -> str:
-        """Where the engines have their model from. Raises EngineDead if none is there."""
+        """Where the engines have their model from. Raises EngineDead if none is there.
+
+        One that is left out has another model.
+        """
+        client = await self.connected()
         for engine in self._connection.engines:
-            with contextlib.suppress(EngineDead):
-                return (await engine.handle()).model_path
+            if client.has_link(engine.name):
+                with contextlib.suppress(EngineDead):
+                    return (await engine.handle()).model_path
         raise EngineDead(f"None of the engines {self.name} is there. Start one.")
 
     async def stats(self) -> dict[str, Any]:

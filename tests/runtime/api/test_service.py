@@ -1,6 +1,7 @@
 """Several engines of one model behind one handle."""
 
 import asyncio
+import logging
 import pickle
 
 import pytest
@@ -85,7 +86,8 @@ async def test_what_an_engine_leaves_goes_on_at_another_at_once(cluster, service
     assert again.known_output.tolist() == [5]
 
 
-async def test_an_engine_that_is_back_is_used_again(cluster, service):
+async def test_an_engine_that_is_back_is_used_again(cluster, service, caplog):
+    caplog.set_level(logging.INFO)
     _, lost, link = await begin(cluster, service, session_id="mine")
     cluster.engines[lost].is_dead = True
     link.break_off()
@@ -96,6 +98,10 @@ async def test_an_engine_that_is_back_is_used_again(cluster, service):
     await until(lambda: len(cluster.links_to(lost)) == 2)
     await last(service.generate([4], None, session_id="mine"))
     assert [each.token_ids.tolist() for each in cluster.links_to(lost)[1].sent] == [[4]]
+    assert [each for each in caplog.messages if each.startswith(f"engine {lost} ")] == [
+        f"engine {lost} is not reached any more; what it has left open goes on at others",
+        f"engine {lost} is used",
+    ]
 
 
 async def test_requests_wait_while_every_engine_may_come_back(cluster, service):
@@ -120,7 +126,7 @@ async def test_requests_fail_once_no_engine_is_left(cluster, service):
         await task
 
 
-async def test_an_engine_of_other_weights_is_left_out(cluster):
+async def test_an_engine_of_other_weights_is_left_out_and_named_once(cluster, caplog):
     for name in NAMES:
         cluster.add(name)
     cluster.engines["b"].fingerprint = "others"
@@ -131,6 +137,11 @@ async def test_an_engine_of_other_weights_is_left_out(cluster):
     used = [name for name in NAMES if asked(cluster, name)]
     assert used == ["a", "c"] or used == ["b"]
     await service.disconnect()
+    assert sorted(caplog.messages) == [
+        f"engine {name} is not used: it differs from the others in fingerprint"
+        for name in NAMES
+        if name not in used
+    ]
 
 
 async def test_samples_share_an_engine(cluster, service):
@@ -145,6 +156,15 @@ async def test_an_abort_reaches_the_engine_that_was_asked(cluster, service):
     assert len(link.sent_of(AbortRequest)) == 1
     others = [each for other in NAMES if other != name for each in cluster.links_to(other)]
     assert not any(each.sent for each in others)
+
+
+async def test_the_model_is_named_by_an_engine_that_is_used(cluster):
+    used = cluster.add("b")
+    service = await AsyncService.connect(["a", "b"])
+    other = cluster.add("a")
+    other.fingerprint = other.model_path = "others"
+    assert await service.model_path() == used.model_path
+    await service.disconnect()
 
 
 async def test_every_engine_hears_what_comes_next_of_a_session(cluster, service):
@@ -177,9 +197,13 @@ async def test_a_pickled_service_connects_by_names(cluster, service):
     await copy.disconnect()
 
 
-async def test_one_engine_is_enough_to_begin_with(cluster):
+async def test_one_engine_is_enough_to_begin_with(cluster, caplog):
     cluster.add("b")
     service = await AsyncService.connect(NAMES)
+    assert [each.partition(":")[0] for each in caplog.messages] == [
+        "engine a is not used",
+        "engine c is not used",
+    ]
     assert (await last(service.generate([1, 2]))).outputs[0].token_ids == [1, 2]
     cluster.add("a")
     await until(lambda: cluster.links_to("a"))
