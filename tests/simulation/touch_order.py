@@ -42,6 +42,8 @@ class TouchOrderWatch:
 
     Whatever else uses a page (commit, lease, write to L3, the end of a request) takes it out of its
     chain's order. Pages fetched from L3 are not followed: they may be pinned until they are leased.
+    Nor are those of a client's pin, which stays for a while and holds parts of a chain: of a window
+    its pages alone.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class TouchOrderWatch:
         self._ready: set[_Name] = set()
         self._uses: dict[_Name, int] = {}
         self._chains: dict[int, list[_Name]] = {}
-        self._fetched: set[_Name] = set()
+        self._unfollowed: set[_Name] = set()
         self._pins: Counter[_Name] = Counter()
         self._lookups: dict[tuple[ConnectionId, LookupId], list[list[_Name]]] = {}
         """Per group: the chain's pages, by the connection that asked and its number."""
@@ -95,7 +97,7 @@ class TouchOrderWatch:
             ):
                 self._unpin(self._writes.pop((of, done.batch_id), []))
                 read = zip(self._reads.pop((of, done.batch_id), []), done.statuses, strict=False)
-                self._fetched.update(name for name, code in read if code == ObjectStatus.OK)
+                self._unfollowed.update(name for name, code in read if code == ObjectStatus.OK)
             case host_events.StorageLost(of):
                 for batches in (self._writes, self._reads):
                     for batch in [each for each in batches if each[0] == of]:
@@ -113,7 +115,10 @@ class TouchOrderWatch:
             case host_events.ToScheduler(_, MirrorUpdate(source=0) as update):
                 self._follow(update)
             case host_events.ToScheduler(asker, LookupProgress(is_final=True) as report):
-                self._touch(self._lookups.pop((asker, report.lookup_id)))
+                chains = self._lookups.pop((asker, report.lookup_id))
+                self._touch(chains)
+                for chain in chains:
+                    self._stop_following(chain[: report.num_pinned_pages])
             case host_events.ToStorage(of, WriteObjects() as order):
                 self._writes[of, order.batch_id] = _names(order.group, order.keys)
                 self._pin(self._writes[of, order.batch_id])
@@ -133,7 +138,7 @@ class TouchOrderWatch:
             serial = next(self._serial)
             self._chains[serial] = chain
             for name in chain:
-                if name in self._ready and name not in self._fetched and not self._pins[name]:
+                if name in self._ready and name not in self._unfollowed and not self._pins[name]:
                     self._uses[name] = serial
 
     def _use(self, keys: bytes) -> None:
@@ -142,6 +147,11 @@ class TouchOrderWatch:
             for name in _names(group, keys):
                 if name in self._uses:
                     self._uses[name] = next(self._serial)
+
+    def _stop_following(self, names: list[_Name]) -> None:
+        self._unfollowed.update(names)
+        for name in names:
+            self._uses[name] = next(self._serial)
 
     def _pin(self, names: list[_Name]) -> None:
         self._pins.update(names)
@@ -156,7 +166,7 @@ class TouchOrderWatch:
     def _follow(self, update: MirrorUpdate) -> None:
         dropped = [(update.group, key) for key in split_keys(update.dropped, MIRROR_KEY_BYTES)]
         self._ready.difference_update(dropped)
-        self._fetched.difference_update(dropped)
+        self._unfollowed.difference_update(dropped)
         for name in dropped:
             use = self._uses.pop(name, -1)
             chain = self._chains.get(use, [])
