@@ -199,6 +199,5 @@ class ModelledCompilers:
         cluster.after(cluster.clock.draw(cluster.faults.compile_s), tell)
 
     def drop(self, effect: events.DropGrammar) -> None:
-        """Nobody waits for it."""
-        [dropped] = [each for each in self._wanted if each.key == effect.key]
-        self._wanted.remove(dropped)
+        """Nobody waits for it; it may be on its way already."""
+        self._wanted = {each for each in self._wanted if each.key != effect.key}

@@ -18,7 +18,7 @@ from raydix.runtime.scheduler.request.transfers import Load
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.steps.draft import Draft, GroupWork
 from raydix.runtime.scheduler.steps.mixture import StepTimes, shared_tokens, tokens_beside_decodes
-from raydix.runtime.scheduler.steps.standing import let_stand, may_stand
+from raydix.runtime.scheduler.steps.standing import may_stand, repeated
 from raydix.runtime.scheduler.timers import Timers
 
 
@@ -55,7 +55,7 @@ class Drafter:
             self._draft_prompts(lane, draft, now_s)
             if draft.decodes is not None:
                 if may_stand(lane, draft):
-                    let_stand(lane, draft)
+                    draft.repeat_decodes(repeated(lane, draft.decodes))
                 draft.add_tables(lane.take_changed_tables())
 
     def _draft_prompts(self, lane: Lane, draft: Draft, now_s: float) -> None:

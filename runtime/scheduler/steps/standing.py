@@ -4,6 +4,7 @@ A plan stands while nothing but decodes is to be done. Another one comes when a 
 ends or gets on, and before the steps for which the pages are reserved have run out.
 """
 
+from raydix.runtime.scheduler.ranks.decode_rows import DecodeRows
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.steps.draft import Draft
 
@@ -21,10 +22,9 @@ def may_stand(lane: Lane, draft: Draft) -> bool:
     return not (draft.rows or _has_prompts(lane) or lane.grammars.is_used)
 
 
-def let_stand(lane: Lane, draft: Draft) -> None:
-    """Reserve pages for further steps, as far as some can be had, and let the ranks make these."""
-    rows, max_repeats = draft.decodes, lane.settings.max_repeats
-    assert rows is not None, "there is something to repeat"
+def repeated(lane: Lane, rows: DecodeRows) -> DecodeRows:
+    """Rows that ranks may repeat, by pages for further steps, as far as some can be had."""
+    max_repeats = lane.settings.max_repeats
     for slot in lane.batch.lacks_room(rows, max_repeats):
         request = lane.batch.request(slot)
         num_tokens = request.num_planned + min(
@@ -34,7 +34,7 @@ def let_stand(lane: Lane, draft: Draft) -> None:
         while len(request.table) < num_pages:
             if not lane.grow_table(request, len(request.table) + 1):
                 break
-    draft.repeat_decodes(lane.batch.repeat(rows, max_repeats))
+    return lane.batch.repeat(rows, max_repeats)
 
 
 def is_plan_wanted(lane: Lane) -> bool:

@@ -197,7 +197,10 @@ async def test_tokens_survive_the_loss_of_a_clients_link(shared_engine: SharedEn
         expected = await generate_all(engine, range(50, 54))
 
         async def close_link() -> None:
-            (await engine.connected())._link.close()
+            client = await engine.connected()
+            for line in client._lines.up:
+                assert line._link is not None
+                line._link.close()
 
         assert await generate_all(engine, range(50, 54), close_link) == expected
         await settle(shared_engine)
