@@ -22,7 +22,7 @@ async def begin(cluster, engine, *, said=(), **fields):
         if said:
             sources = {"l1": 2, "computed:not_found": 1}
             cluster.links[-1].deliver(delta("r", said, cached_tokens_by_source=sources))
-            while not engine._connection._client._live[1].stream.token_ids.size:
+            while not engine._connection._client._askings._live.get(1).stream.token_ids.size:
                 await asyncio.sleep(0)
     cluster.answer = echo
     return task

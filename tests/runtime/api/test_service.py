@@ -49,7 +49,7 @@ async def begin(cluster, service, **fields):
     link.deliver(delta("r", [5], cached_tokens_by_source={"l1": 3}))
     asking = link.asking_of("r")
     client = await service.connected()
-    await until(lambda: client._live[asking].stream.token_ids.size == 1)
+    await until(lambda: client._askings._live.get(asking).stream.token_ids.size == 1)
     cluster.answer = echo
     for each in cluster.links:
         each._answer = echo

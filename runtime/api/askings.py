@@ -1,0 +1,234 @@
+"""What a client has asked of its engines, and what comes of it: also when a link is lost."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from raydix.errors import Cancelled, EngineDead, RaydixError
+from raydix.ids import AskingId, RequestId
+from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.api.engine_line import ChooseLine, EngineLine, EngineLines
+from raydix.runtime.api.live_requests import LiveRequests
+from raydix.runtime.api.open_prefetches import OpenPrefetches
+from raydix.runtime.api.open_requests import OpenRequest
+from raydix.runtime.api.request_names import RequestNames
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FinishReason,
+    PrefetchPrompt,
+    RequestDelta,
+    RetainSession,
+    StopRequest,
+    SubmitRequest,
+    TokenFrame,
+    UnpinPrompt,
+)
+
+OnLoss = Callable[[str], None]
+"""Told which engine's link is lost."""
+
+
+class Askings:
+    """Asks engines of one model, and sorts what they answer.
+
+    Owns: the lines to the engines, what was asked, and its names. When a link is lost, the rest of
+    every output that was open over it is asked for elsewhere, or over the next link if there is no
+    other. What an engine sent before it heard of an end quotes the former asking, to which nobody
+    listens any more.
+    """
+
+    def __init__(self, on_loss: OnLoss | None, choose: ChooseLine) -> None:
+        self._on_loss = on_loss
+        self.names = RequestNames()
+        self._num_askings = 0
+        self._lines = EngineLines(choose)
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._live = LiveRequests()
+        self._prefetches = OpenPrefetches()
+
+    @property
+    def is_closed(self) -> bool:
+        """No link is there: no request can be sent, and those that were open wait or failed."""
+        return not self._lines.up
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait for a link."""
+        return bool(self._waiting())
+
+    @property
+    def num_requests(self) -> int:
+        """Askings that no engine has ended yet."""
+        return self._lines.num_requests
+
+    def has_link(self, engine: str) -> bool:
+        """Whether there is a link to this engine."""
+        return self._lines.has_link(engine)
+
+    def use(self, engine: str, link: Link) -> None:
+        """Ask an engine over this link, too; what waits is asked for at once."""
+        reading = self._read_frames(self._lines.open(engine, link), link)
+        self._readers[engine] = asyncio.create_task(reading, name="raydix-client-reader")
+        self._ask_waiting()
+
+    def give_up(self, error: RaydixError) -> None:
+        """There will be no other link: what waits fails with `error`."""
+        self._fail(self._waiting(), lambda: error)
+
+    def next(self) -> AskingId:
+        """The number of one more asking."""
+        self._num_askings += 1
+        return AskingId(self._num_askings)
+
+    def listen(self, request: OpenRequest) -> None:
+        """Give a request that was asked what comes of it."""
+        self._live.add(request)
+
+    async def bring(self, message: PrefetchPrompt) -> RequestDelta:
+        """Ask for pages, and wait for the last delta. Cancelling the task ends it."""
+        self.ask(message)
+        with self._prefetches.waiting(message.asking) as answer:
+            try:
+                return await answer
+            finally:
+                self.abort(message.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; ids that are not in use are ignored.
+
+        Its stream yields a finished output with reason `abort`.
+        """
+        for each, asking in self.names.askings_of(RequestId(request_id)):
+            is_told = self._tell_to_end(AbortRequest(asking=asking, request_id=each))
+            live = self._live.get(asking)
+            if not is_told and live is not None:
+                # It waits for a link: nobody answers.
+                self._end_aborted(live)
+
+    async def close(self) -> None:
+        """Close all links; open streams raise Cancelled, and Schedulers abort their requests."""
+        self._on_loss = None
+        self._fail(
+            self._live.unended,
+            lambda: Cancelled("The client was closed while the request was running."),
+        )
+        self._lines.lose_all()
+        for reader in self._readers.values():
+            reader.cancel()
+        await asyncio.gather(*self._readers.values(), return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Close the links from outside of their loop, which runs no more.
+
+        Streams may not be told.
+        """
+        self._on_loss = None
+        self._live.clear()
+        self._lines.cut_all()
+
+    def tell_all(self, message: RetainSession | UnpinPrompt) -> None:
+        """Tell every engine something that is not answered. Raises EngineDead if there is none."""
+        self._lines.tell_all(message)
+
+    def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
+        beside: list[AskingId] = []
+        if isinstance(message, SubmitRequest) and message.sample_of is not None:
+            # Its pages are where the first sample is.
+            beside = [asking for _, asking in self.names.askings_of(message.sample_of)]
+        self._lines.ask(message, beside)
+        self.names.use(message.request_id, message.asking)
+
+    def leave(self, request: OpenRequest) -> None:
+        """Stop listening: abort what still runs, and drop what may come of it."""
+        if not self._live.drop(request):
+            return
+        # By now its id may stand for a later asking.
+        is_in_use = self.names.is_used_by(request.request_id, request.asking)
+        if is_in_use and not request.stream.has_ended:
+            self._tell_to_end(AbortRequest(asking=request.asking, request_id=request.request_id))
+
+    async def _read_frames(self, line: EngineLine, link: Link) -> None:
+        """Sort frames into streams until the link closes."""
+        reason = "its reader was stopped"
+        try:
+            while True:
+                frame = await link.receive()
+                assert isinstance(frame, TokenFrame), (
+                    f"the Scheduler sent a client a {type(frame).__name__}"
+                )
+                self._route(line, frame)
+
+        except LinkClosed as error:
+            reason = str(error) or "the link closed"
+        except (Exception, asyncio.CancelledError):
+            # Cancelled at the end of its event loop: nobody waits for the requests any more.
+            self._on_loss = None
+            raise
+        finally:
+            # Whatever ended the reader, nobody may wait for it.
+            self._lose(line, f"The connection to the engine is lost: {reason}. Connect again.")
+
+    def _route(self, line: EngineLine, frame: TokenFrame) -> None:
+        now_s = time.monotonic()
+
+        # Plain tokens come as columns, all else as deltas.
+        for asking, token_id in zip(frame.askings, frame.token_ids.tolist(), strict=True):
+            live = self._live.get(asking)
+            if live is not None and self._live.push_token(live, token_id, now_s):
+                self._stop(live)
+
+        for delta in frame.deltas:
+            is_last = delta.finished is not None or delta.failure is not None
+            if is_last:
+                line.answered(delta.asking)
+                self.names.release(delta.request_id, delta.asking)
+                self._prefetches.end(delta)
+
+            live = self._live.get(delta.asking)
+            if live is not None and self._live.push(live, delta, now_s) and not is_last:
+                self._stop(live)
+
+    def _stop(self, live: OpenRequest) -> None:
+        """Note that a stop string ended the output, which the Scheduler cannot know."""
+        self._tell_to_end(StopRequest(asking=live.asking, request_id=live.request_id))
+
+    def _tell_to_end(self, message: AbortRequest | StopRequest) -> bool:
+        """End an asking; False if there is nobody to tell."""
+        self.names.release(message.request_id, message.asking)
+        return self._lines.tell(message.asking, message)
+
+    def _lose(self, line: EngineLine, text: str) -> None:
+        """Ask elsewhere, now or later, for what was asked over a link."""
+        lost = line.lose()
+        self._prefetches.fail(lost, lambda: EngineDead(text))
+        self.names.forget(lost - self._live.askings)
+        if self._on_loss is None:
+            self._fail(self._waiting(), lambda: EngineDead(text))
+            return
+        if not self.is_closed:
+            self._ask_waiting()
+        self._on_loss(line.engine)
+
+    def _waiting(self) -> list[OpenRequest]:
+        return [each for each in self._live.unended if self._lines.of(each.asking) is None]
+
+    def _ask_waiting(self) -> None:
+        now_s = time.monotonic()
+        for each in self._waiting():
+            message = self._live.ask_again(each, self.next(), now_s)
+            # If that link is lost, too, its reader says so, and it waits for the next one.
+            with contextlib.suppress(EngineDead):
+                self.ask(message)
+
+    def _fail(self, requests: list[OpenRequest], error: Callable[[], RaydixError]) -> None:
+        for each in requests:
+            self.names.release(each.request_id, each.asking)
+        self._live.fail(requests, error)
+
+    def _end_aborted(self, request: OpenRequest) -> None:
+        """End what was aborted and of which nobody will tell."""
+        ended = RequestDelta(
+            asking=request.asking, request_id=request.request_id, finished=FinishReason.ABORT
+        )
+        self._live.push(request, ended, time.monotonic())
