@@ -201,6 +201,10 @@ class Askings:
     def _lose(self, line: EngineLine, text: str) -> None:
         """Ask elsewhere, now or later, for what was asked over a link."""
         lost = line.lose()
+        for each in self._waiting():
+            if not self.names.is_used_by(each.request_id, each.asking):
+                # It was aborted, and nobody will answer.
+                self._end_aborted(each)
         self._prefetches.fail(lost, lambda: EngineDead(text))
         self.names.forget(lost - self._live.askings)
         if self._on_loss is None:
@@ -217,6 +221,8 @@ class Askings:
         now_s = time.monotonic()
         for each in self._waiting():
             message = self._live.ask_again(each, self.next(), now_s)
+            # Also while it waits on, its id stands for it.
+            self.names.use(message.request_id, message.asking)
             # If that link is lost, too, its reader says so, and it waits for the next one.
             with contextlib.suppress(EngineDead):
                 self.ask(message)

@@ -1,0 +1,107 @@
+"""What was asked is asked again as it is when its link is lost, whatever befell it just before."""
+
+import asyncio
+
+import pytest
+
+from raydix.errors import BadRequest
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.messages.client import AbortRequest, SubmitRequest
+from tests.runtime.api.fake_engine import FakeLink, delta, echo
+from tests.runtime.api.small_client import LIMITS, TOKENIZER, collect, submitted, turns
+
+
+@pytest.fixture
+async def losses():
+    return []
+
+
+@pytest.fixture
+async def client(losses):
+    client = EngineClient(LIMITS, TOKENIZER, losses.append)
+    yield client
+    await client.close()
+
+
+async def begin(client, link, request_id="r", params=None, said=(), **options):
+    """Ask for an output behind [5, 6, 7], of which so much has come."""
+    outputs = client.generate([5, 6, 7], params, request_id, RequestOptions(**options))
+    task = asyncio.create_task(collect(outputs))
+    await submitted(link, len(link.sent_of(SubmitRequest)) + 1)
+    if said:
+        link.deliver(delta(request_id, said))
+        await turns()
+    return task
+
+
+async def lose(client, link, engine="a"):
+    link.break_off()
+    await lost(client, engine)
+
+
+async def lost(client, engine="a"):
+    async with asyncio.timeout(10):
+        while client.has_link(engine):
+            await asyncio.sleep(0)
+
+
+async def end_of(task):
+    """The last output of a request that ends."""
+    return (await asyncio.wait_for(task, 10))[-1].outputs[0]
+
+
+async def test_an_abort_that_was_not_answered_before_a_loss_ends_the_request(client):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first, said=[5])
+    client.abort("r")
+    await lose(client, first)
+    last = await end_of(task)
+    assert (last.finish_reason, last.token_ids) == ("abort", [5])
+    client.use("a", second)
+    assert not second.sent
+
+
+async def test_an_id_that_was_used_at_once_after_an_abort_goes_on_for_its_later_request(client):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    former = await begin(client, first, said=[9])
+    client.abort("r")
+    later = await begin(client, first, said=[5])
+    await lose(client, first)
+    client.use("a", second)
+    assert (await end_of(former)).finish_reason == "abort"
+    assert (await end_of(later)).token_ids == [5, 6, 7]
+    assert len(second.sent) == 1
+
+
+async def test_what_waits_on_as_its_next_link_is_lost_too_can_be_aborted(client):
+    first, second, third = FakeLink(), FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first, said=[5])
+    await lose(client, first)
+    second.break_off()
+    client.use("a", second)
+    client.abort("r")
+    assert (await end_of(task)).finish_reason == "abort"
+    await lost(client)
+    client.use("a", third)
+    assert not third.sent
+
+
+async def test_what_is_left_as_its_next_link_is_lost_too_frees_its_id(client):
+    first, second, third = FakeLink(), FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first, said=[5])
+    await lose(client, first)
+    second.break_off()
+    client.use("a", second)
+    with pytest.raises(BadRequest, match="is in use"):
+        await collect(client.generate([1], None, "r"))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await lose(client, second)
+    client.use("a", third)
+    assert (await collect(client.generate([5, 6], None, "r")))[-1].outputs[0].token_ids == [5, 6]
+    assert not third.sent_of(AbortRequest)
