@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from raydix.errors import Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
@@ -15,6 +16,7 @@ from raydix.runtime.api.open_requests import OpenRequest
 from raydix.runtime.api.request_names import RequestNames
 from raydix.runtime.messages.client import (
     AbortRequest,
+    FailureKind,
     FinishReason,
     PrefetchPrompt,
     RequestDelta,
@@ -178,16 +180,34 @@ class Askings:
             if live is not None and self._live.push_token(live, token_id, now_s):
                 self._stop(live)
 
-        for delta in frame.deltas:
-            is_last = delta.finished is not None or delta.failure is not None
-            if is_last:
-                line.answered(delta.asking)
-                self.names.release(delta.request_id, delta.asking)
-                self._prefetches.end(delta)
+        are_left = [self._take(line, delta, now_s) for delta in frame.deltas]
+        if any(are_left):
+            self._ask_waiting()
 
-            live = self._live.get(delta.asking)
-            if live is not None and self._live.push(live, delta, now_s) and not is_last:
-                self._stop(live)
+    def _take(self, line: EngineLine, delta: RequestDelta, now_s: float) -> bool:
+        """Take in news of an asking; whether its engine has left it for another one."""
+        live = self._live.get(delta.asking)
+        is_left = live is not None and self._is_left(line, delta)
+        if is_left:
+            delta = replace(delta, failure=None)
+        is_stopped = live is not None and self._live.push(live, delta, now_s)
+
+        is_last = delta.finished is not None or delta.failure is not None
+        if is_left or is_last:
+            line.answered(delta.asking)
+        if is_last:
+            self.names.release(delta.request_id, delta.asking)
+            self._prefetches.end(delta)
+        elif live is not None and is_stopped:
+            self._stop(live)
+        return is_left
+
+    def _is_left(self, line: EngineLine, delta: RequestDelta) -> bool:
+        """Whether an engine that stops ends an asking that another one can go on with."""
+        if delta.failure is None or delta.failure.kind is not FailureKind.SHUTTING_DOWN:
+            return False
+        line.note_stopping()
+        return bool(self._lines.taking)
 
     def _stop(self, live: OpenRequest) -> None:
         """Note that a stop string ended the output, which the Scheduler cannot know."""
@@ -201,10 +221,7 @@ class Askings:
     def _lose(self, line: EngineLine, text: str) -> None:
         """Ask elsewhere, now or later, for what was asked over a link."""
         lost = line.lose()
-        for each in self._waiting():
-            if not self.names.is_used_by(each.request_id, each.asking):
-                # It was aborted, and nobody will answer.
-                self._end_aborted(each)
+        self._end_waiting_aborted()
         self._prefetches.fail(lost, lambda: EngineDead(text))
         self.names.forget(lost - self._live.askings)
         if self._on_loss is None:
@@ -218,6 +235,7 @@ class Askings:
         return [each for each in self._live.unended if self._lines.of(each.asking) is None]
 
     def _ask_waiting(self) -> None:
+        self._end_waiting_aborted()
         now_s = time.monotonic()
         for each in self._waiting():
             message = self._live.ask_again(each, self.next(), now_s)
@@ -231,6 +249,13 @@ class Askings:
         for each in requests:
             self.names.release(each.request_id, each.asking)
         self._live.fail(requests, error)
+
+    def _end_waiting_aborted(self) -> None:
+        """End what was aborted, and is not answered any more."""
+        for each in self._waiting():
+            # Whoever aborts a request has its id back.
+            if not self.names.is_used_by(each.request_id, each.asking):
+                self._end_aborted(each)
 
     def _end_aborted(self, request: OpenRequest) -> None:
         """End what was aborted and of which nobody will tell."""

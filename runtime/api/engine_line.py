@@ -19,11 +19,17 @@ class EngineLine:
         self.engine = engine
         self._link: Link | None = None
         self._unanswered: set[AskingId] = set()
+        self._is_stopping = False
 
     @property
     def is_up(self) -> bool:
         """Whether there is a link."""
         return self._link is not None
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether there is a link, and the engine has not said that it is about to stop."""
+        return self.is_up and not self._is_stopping
 
     @property
     def num_requests(self) -> int:
@@ -34,6 +40,11 @@ class EngineLine:
         """Use this link from now on, over which nothing was asked yet."""
         assert self._link is None, "there is a link"
         self._link = link
+        self._is_stopping = False
+
+    def note_stopping(self) -> None:
+        """Note that the engine takes no new requests over this link."""
+        self._is_stopping = True
 
     def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
         """Send what will be answered. Raises EngineDead."""
@@ -101,6 +112,11 @@ class EngineLines:
         """The lines that have a link."""
         return [line for line in self._lines.values() if line.is_up]
 
+    @property
+    def taking(self) -> list[EngineLine]:
+        """The lines over which requests are taken."""
+        return [line for line in self._lines.values() if line.takes_requests]
+
     def has_link(self, engine: str) -> bool:
         """Whether there is a link to this engine."""
         return any(line.engine == engine for line in self.up)
@@ -117,7 +133,8 @@ class EngineLines:
 
     def ask(self, message: SubmitRequest | PrefetchPrompt, beside: Iterable[AskingId] = ()) -> None:
         """Ask an engine, that of the askings `beside` if there is one. Raises EngineDead."""
-        up = self.up
+        # An engine that is about to stop says so itself, where there is no other.
+        up = self.taking or self.up
         near = [line for line in up if any(line.has(asking) for asking in beside)]
         while up:
             line = near.pop() if near else self._choose(up, message)

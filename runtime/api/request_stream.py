@@ -324,7 +324,7 @@ def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> R
             return Overloaded(failure.message, failure.retry_after_s)
         case FailureKind.DEADLINE_EXCEEDED:
             return DeadlineExceeded(failure.message, partial=partial)
-        case FailureKind.ENGINE_DEAD:
+        case FailureKind.ENGINE_DEAD | FailureKind.SHUTTING_DOWN:
             return EngineDead(failure.message)
         case FailureKind.MODEL_FAILED:
             return ModelFailed(failure.message)

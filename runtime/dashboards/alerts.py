@@ -6,7 +6,7 @@ from typing import Any
 from raydix.runtime.dashboards.panels import Endpoint, Names
 
 _OVER = "5m"
-_SERVER_FAILURES = "engine_dead|overloaded|deadline_exceeded"
+_SERVER_FAILURES = "engine_dead|shutting_down|overloaded|deadline_exceeded"
 """Failures that are not the request's own fault."""
 _LOST_WRITES = "evicted|full|failed"
 """Writes that should have been done; others were not wanted any more."""

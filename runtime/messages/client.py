@@ -27,13 +27,19 @@ class FinishReason(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a request ended badly; each maps to the error type of that name in `raydix.errors`."""
+    """Why a request ended badly; each maps to the error type of that name in `raydix.errors`, but
+    for `SHUTTING_DOWN`.
+    """
 
     BAD_REQUEST = "BadRequest"
     PROMPT_TOO_LONG = "PromptTooLong"
     OVERLOADED = "Overloaded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     ENGINE_DEAD = "EngineDead"
+    SHUTTING_DOWN = "ShuttingDown"
+    """The engine is about to stop: another one may go on with the request. Callers hear
+    `EngineDead` if there is none.
+    """
     MODEL_FAILED = "ModelFailed"
 
 
@@ -53,9 +59,10 @@ class SubmitRequest:
     sampling: DeviceSampling
     max_tokens: int | None
     """The most tokens to generate, known ones among them; None: the rest of the context."""
-    known_output: Int32Array = field(default_factory=empty)
+    known_output: Int32Array | None = None
     """The output as far as an earlier asking has brought it, here or at another engine, that was
-    cut off: it goes on behind these tokens as that one would have. int32.
+    cut off: it goes on behind these tokens as that one would have, and waits however many wait.
+    int32, perhaps empty; None: there was no earlier asking.
     """
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the output (EOS among them unless ignored), not before `sampling.min_tokens`."""
@@ -72,6 +79,11 @@ class SubmitRequest:
     """
     retention: Retention | None = None
     """A hint of what comes next of the session, or of the prompt, once the request has ended."""
+
+    @property
+    def earlier_output(self) -> Int32Array:
+        """`known_output`, empty where there was no earlier asking."""
+        return empty() if self.known_output is None else self.known_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

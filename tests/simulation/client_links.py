@@ -54,7 +54,7 @@ class Answer:
     @property
     def output(self) -> list[int]:
         """The output so far, with what an earlier asking has brought of it."""
-        return [*self.submit.known_output.tolist(), *self.tokens]
+        return [*self.submit.earlier_output.tolist(), *self.tokens]
 
     def hear(self, delta: RequestDelta, now_s: float) -> None:
         """Some news came; nothing may follow the last of it."""

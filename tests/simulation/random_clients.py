@@ -154,7 +154,7 @@ class RandomClients:
         self._num_sent += 1
         # Drawn apart, too.
         draw = random.Random(f"{self._name} {self._num_sent} scores")
-        goes_on = len(message.known_output) > 0
+        goes_on = len(message.earlier_output) > 0
         is_scored = draw.random() < self._workload.score_fraction and not goes_on
         has_logprobs = draw.random() < self._workload.logprob_fraction
         sampling = DeviceSampling(

@@ -81,7 +81,7 @@ class Endings:
         """End all requests, as the engine stops now."""
         text = "the engine was shut down before the request had ended."
         for request in list(self._requests.living.values()):
-            self.fail(request, FailureKind.ENGINE_DEAD, text)
+            self.fail(request, FailureKind.SHUTTING_DOWN, text)
 
     def orphan(self, client_id: ClientId) -> None:
         """Let the requests of a client that is gone end piece by piece."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from raydix.errors import AccountingError
 from raydix.ids import GrammarKey, RequestId
-from raydix.runtime.messages.client import FailureKind, RequestFailure
-from raydix.runtime.messages.grammar import CompiledGrammar, Grammar
+from raydix.runtime.messages.client import FailureKind, RequestFailure, SubmitRequest
+from raydix.runtime.messages.grammar import CompiledGrammar
 from raydix.runtime.scheduler.events import CompileGrammar, DropGrammar, GrammarCompiled
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.requests import Requests
@@ -49,15 +49,16 @@ class Grammars:
         self._num_kept_bytes = 0
         self._failed: OrderedDict[GrammarKey, RequestFailure] = OrderedDict()
 
-    def refusal(self, grammar: Grammar | None) -> RequestFailure | None:
-        """Why a new request cannot go by this grammar, as far as is known; None: it may."""
+    def refusal(self, message: SubmitRequest) -> RequestFailure | None:
+        """Why a new request cannot go by its grammar, as far as is known; None: it may."""
+        grammar = message.grammar
         if grammar is None:
             return None
         key = grammar.key()
         if (failure := self._failed.get(key)) is not None:
             return replace(failure, parameter=grammar.parameter)
         is_new = key not in self._kept and key not in self._compiling
-        if is_new and len(self._compiling) >= _MAX_COMPILING:
+        if is_new and message.known_output is None and len(self._compiling) >= _MAX_COMPILING:
             text = (
                 f"{len(self._compiling)} grammars wait to be compiled, as many as may. "
                 f"Try again in {_RETRY_AFTER_S:g} s."

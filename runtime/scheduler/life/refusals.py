@@ -37,7 +37,7 @@ _MAX_COUNT = 2**31 - 1
 def refuse_as_closing() -> RequestFailure:
     """Refuse a request because the engine is about to stop."""
     text = "the engine is shutting down and takes no new requests."
-    return RequestFailure(kind=FailureKind.ENGINE_DEAD, message=text)
+    return RequestFailure(kind=FailureKind.SHUTTING_DOWN, message=text)
 
 
 def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> RequestFailure | None:
@@ -114,7 +114,7 @@ def _wrong_tokens(where: str, token_ids: Int32Array, settings: SchedulerSettings
 
 def _wrong_output(message: SubmitRequest, settings: SchedulerSettings) -> _Wrong | None:
     """What is wrong with the output that is known already."""
-    num_known = len(message.known_output)
+    num_known = len(message.earlier_output)
     if num_known == 0:
         return None
     room = settings.max_model_len - len(message.token_ids)
@@ -123,7 +123,7 @@ def _wrong_output(message: SubmitRequest, settings: SchedulerSettings) -> _Wrong
         return "known_output", f"has {num_known} tokens; expected fewer than the {most} wanted."
     if message.sampling.num_prompt_logprobs is not None:
         return "known_output", "is set beside prompt_logprobs, which come before any output."
-    wrong = _wrong_tokens("the output", message.known_output, settings)
+    wrong = _wrong_tokens("the output", message.earlier_output, settings)
     return None if wrong is None else ("known_output", f"is wrong: {wrong}")
 
 

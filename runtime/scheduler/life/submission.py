@@ -47,7 +47,7 @@ class Submission:
 
     def submit(self, client_id: ClientId, message: SubmitRequest, now_s: float) -> None:
         """Queue a request, or refuse it with a typed failure."""
-        failure = self._refusal(message) or self._grammars.refusal(message.grammar)
+        failure = self._refusal(message) or self._grammars.refusal(message)
         if failure is not None:
             self._refuse(client_id, message, failure)
             return
@@ -101,6 +101,9 @@ class Submission:
         if refusal is not None:
             return refusal
 
+        # What was taken in before, here or elsewhere, cannot be taken back from its caller.
+        if message.known_output is not None:
+            return None
         num_waiting = self._requests.num_waiting(sum(len(lane.waiting) for lane in self._lanes))
         if num_waiting >= settings.max_waiting_requests:
             text = (

@@ -58,7 +58,7 @@ class RequestState:
         self.max_tokens = max_tokens
 
         self.chain = Chain(submit.token_ids, cache_salt=submit.cache_salt, page_size=page_size)
-        self.chain.append(submit.known_output)
+        self.chain.append(submit.earlier_output)
         self.num_prompt = self.chain.num_prompt
         self.prefetch = PrefetchState()
         self.grammar = GrammarNeed(submit.grammar)

@@ -103,7 +103,7 @@ def echo(link: FakeLink, message: Any) -> None:
     """Answer a request with the rest of its prompt, a prefetch and an abort with the last delta."""
     match message:
         case SubmitRequest():
-            rest = message.token_ids.tolist()[len(message.known_output) :]
+            rest = message.token_ids.tolist()[len(message.earlier_output) :]
             for each in _echoes(message.request_id, rest):
                 link.deliver(each)
 

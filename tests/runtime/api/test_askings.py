@@ -1,15 +1,19 @@
 """What was asked is asked again as it is when its link is lost, whatever befell it just before."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from raydix.errors import BadRequest
+from raydix.errors import BadRequest, EngineDead
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.request_options import RequestOptions
-from raydix.runtime.messages.client import AbortRequest, SubmitRequest
-from tests.runtime.api.fake_engine import FakeLink, delta, echo
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import AbortRequest, FailureKind, SubmitRequest
+from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
 from tests.runtime.api.small_client import LIMITS, TOKENIZER, collect, submitted, turns
+
+TEXT = {each: TOKENIZER.encode(each) for each in "ab"}
 
 
 @pytest.fixture
@@ -105,3 +109,92 @@ async def test_what_is_left_as_its_next_link_is_lost_too_frees_its_id(client):
     client.use("a", third)
     assert (await collect(client.generate([5, 6], None, "r")))[-1].outputs[0].token_ids == [5, 6]
     assert not third.sent_of(AbortRequest)
+
+
+def shutting_down(request_id, said=()):
+    return replace(failed(request_id, FailureKind.SHUTTING_DOWN), token_ids=int32_array(said))
+
+
+async def test_what_an_engine_that_stops_leaves_goes_on_at_another(client):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    tasks = [await begin(client, first, name, said=[5]) for name in ("r", "s")]
+    client.use("b", second)
+    first.deliver(shutting_down("r", [6]), shutting_down("s"))
+    assert [(await end_of(task)).token_ids for task in tasks] == [[5, 6, 7]] * 2
+    known = [each.known_output.tolist() for each in second.sent_of(SubmitRequest)]
+    assert known == [[5, 6], [5]]
+    # Those of others go there, too.
+    for first_token in range(1, 17):
+        await collect(client.generate([first_token], None))
+    assert len(second.sent_of(SubmitRequest)) == 18
+
+
+async def test_what_the_last_engine_leaves_as_it_stops_fails_and_all_others_stop(client):
+    first, second = FakeLink(), FakeLink()
+    client.use("a", first)
+    task = await begin(client, first, said=[5])
+    client.use("b", second)
+    first.deliver(shutting_down("r"))
+    await submitted(second)
+    second.deliver(shutting_down("r"))
+    with pytest.raises(EngineDead, match="because"):
+        await asyncio.wait_for(task, 10)
+    assert len(first.sent) == len(second.sent) == 1
+    # Neither takes anything: the one that is asked says so.
+    task = asyncio.create_task(collect(client.generate([1], None, "r")))
+    await turns()
+    [asked] = [link for link in (first, second) if len(link.sent) == 2]
+    asked.deliver(shutting_down("r"))
+    with pytest.raises(EngineDead, match="because"):
+        await asyncio.wait_for(task, 10)
+
+
+async def test_an_engine_that_is_back_after_it_stopped_is_asked_again(client):
+    first, second, third = FakeLink(), FakeLink(echo), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first)
+    client.use("b", second)
+    first.deliver(shutting_down("r"))
+    await end_of(task)
+    await lose(client, first)
+    client.use("a", third)
+    await lose(client, second, "b")
+    assert (await collect(client.generate([3], None)))[-1].outputs[0].token_ids == [3]
+    assert len(third.sent) == 1
+
+
+async def test_an_output_that_a_stop_string_ends_as_its_engine_stops_is_not_asked_again(client):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first, params={"stop": "b"}, said=TEXT["a"])
+    client.use("b", second)
+    first.deliver(shutting_down("r", TEXT["b"]))
+    last = await end_of(task)
+    assert (last.text, last.finish_reason) == ("a", "stop")
+    assert not second.sent
+    assert (await collect(client.generate([3], None, "r")))[-1].outputs[0].token_ids == [3]
+
+
+async def test_what_was_aborted_as_its_engine_stops_goes_on_nowhere(client):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first, said=[5])
+    client.use("b", second)
+    client.abort("r")
+    first.deliver(shutting_down("r"))
+    assert (await end_of(task)).finish_reason == "abort"
+    assert not second.sent
+
+
+async def test_what_was_left_by_its_caller_goes_on_nowhere_and_frees_its_id(client):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first, said=[5])
+    client.use("b", second)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    first.deliver(shutting_down("r"))
+    await turns()
+    assert not second.sent
+    assert client.num_requests == 0

@@ -383,7 +383,7 @@ def test_a_closing_engine_ends_what_it_has_and_takes_nothing_new() -> None:
     running = in_its_first_chunk(driver)
     driver.send(events.RefuseRequests())
     late = driver.submit(PROMPT)
-    assert driver.answers[late].ending == FailureKind.ENGINE_DEAD.value
+    assert driver.answers[late].ending == FailureKind.SHUTTING_DOWN.value
     driver.run()
     assert driver.answers[running].ending == "length"
 
@@ -394,5 +394,5 @@ def test_what_has_not_ended_when_the_engine_stops_fails_and_gives_all_back(reach
     name = reach(driver)
     driver.send(events.RefuseRequests())
     driver.send(events.EndRequests())
-    assert driver.answers[name].ending == FailureKind.ENGINE_DEAD.value
+    assert driver.answers[name].ending == FailureKind.SHUTTING_DOWN.value
     require_all_given_back(driver)

@@ -164,6 +164,9 @@ def test_only_so_many_grammars_wait_to_be_compiled(monkeypatch: pytest.MonkeyPat
 
     assert driver.answers[other].ending == "Overloaded"
     assert same not in driver.endings
+    # What was taken in before goes on, however many wait.
+    again = driver.submit(PROMPT, grammar=LETTERS, known_output=int32_array([]))
+    assert again not in driver.endings
 
 
 def test_old_grammars_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
