@@ -20,6 +20,7 @@ from raydix.runtime.messages.client import (
     FinishReason,
     PrefetchPrompt,
     RequestDelta,
+    RequestFailure,
     RetainSession,
     StopRequest,
     SubmitRequest,
@@ -163,9 +164,15 @@ class Askings:
 
         except LinkClosed as error:
             reason = str(error) or "the link closed"
-        except (Exception, asyncio.CancelledError):
-            # Cancelled at the end of its event loop: nobody waits for the requests any more.
+        except asyncio.CancelledError:
+            # At the end of its event loop: nobody waits for the requests any more.
             self._on_loss = None
+            raise
+        except Exception as error:
+            # Asked again, it may be answered by the same.
+            own = [each for each in self._live.unended if line.has(each.asking)]
+            text = f"An engine's news cannot be read ({error}). Ask again."
+            self._fail(own, lambda: EngineDead(text))
             raise
         finally:
             # Whatever ended the reader, nobody may wait for it.
@@ -229,6 +236,10 @@ class Askings:
             return
         if not self.is_closed:
             self._ask_waiting()
+        # No engine keeps the deadline of what waits on.
+        now_s = time.monotonic()
+        for each in self._waiting():
+            each.at_deadline(self._expire, now_s)
         self._on_loss(line.engine)
 
     def _waiting(self) -> list[OpenRequest]:
@@ -250,6 +261,15 @@ class Askings:
             self.names.release(each.request_id, each.asking)
         self._live.fail(requests, error)
 
+    def _expire(self, request: OpenRequest) -> None:
+        """End what waits for a link beyond its deadline."""
+        if request.stream.has_ended or self._lines.of(request.asking) is not None:
+            return
+        text = "deadline_s passed while no engine could be asked for the rest of the output."
+        failure = RequestFailure(kind=FailureKind.DEADLINE_EXCEEDED, message=text)
+        self.names.release(request.request_id, request.asking)
+        self._tell_last(request, failure=failure)
+
     def _end_waiting_aborted(self) -> None:
         """End what was aborted, and is not answered any more."""
         for each in self._waiting():
@@ -259,7 +279,19 @@ class Askings:
 
     def _end_aborted(self, request: OpenRequest) -> None:
         """End what was aborted and of which nobody will tell."""
-        ended = RequestDelta(
-            asking=request.asking, request_id=request.request_id, finished=FinishReason.ABORT
+        self._tell_last(request, finished=FinishReason.ABORT)
+
+    def _tell_last(
+        self,
+        request: OpenRequest,
+        finished: FinishReason | None = None,
+        failure: RequestFailure | None = None,
+    ) -> None:
+        """Give a request the last news that no engine gives it."""
+        last = RequestDelta(
+            asking=request.asking,
+            request_id=request.request_id,
+            finished=finished,
+            failure=failure,
         )
-        self._live.push(request, ended, time.monotonic())
+        self._live.push(request, last, time.monotonic())

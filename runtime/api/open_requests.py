@@ -52,6 +52,7 @@ class OpenRequest:
         self._on_news = on_news
         self._leave = leave
         self._is_noted = False
+        self._expiry: asyncio.TimerHandle | None = None
         self.is_over = False
         """Whether the finished output or the failure has been taken."""
 
@@ -64,6 +65,12 @@ class OpenRequest:
     def request_id(self) -> RequestId:
         """The caller's name for it."""
         return self._submission.request_id
+
+    def at_deadline(self, expire: Callable[["OpenRequest"], None], now_s: float) -> None:
+        """Call `expire` at the deadline, if there is one, unless it is to be called already."""
+        if self._expiry is None and self._ends_s < math.inf:
+            rest_s = max(self._ends_s - now_s, 0.0)
+            self._expiry = asyncio.get_running_loop().call_later(rest_s, self._expire, expire)
 
     def ask_again(self, asking: AskingId, now_s: float) -> SubmitRequest:
         """What asks for the rest of the output, once nothing more comes of the former asking."""
@@ -108,7 +115,13 @@ class OpenRequest:
 
     def close(self) -> None:
         """Listen no more: what still runs is aborted."""
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._leave(self)
+
+    def _expire(self, expire: Callable[["OpenRequest"], None]) -> None:
+        self._expiry = None
+        expire(self)
 
     async def outputs(self, news: asyncio.Event) -> AsyncGenerator[RequestOutput, None]:
         """All outputs up to the finished one; raises the failure. `news` is set on news."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from raydix.errors import BadRequest, EngineDead
+from raydix.errors import BadRequest, DeadlineExceeded, EngineDead
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import AbortRequest, FailureKind, SubmitRequest
+from raydix.runtime.messages.client import AbortRequest, FailureKind, FinishReason, SubmitRequest
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
 from tests.runtime.api.small_client import LIMITS, TOKENIZER, collect, submitted, turns
 
@@ -198,3 +198,47 @@ async def test_what_was_left_by_its_caller_goes_on_nowhere_and_frees_its_id(clie
     await turns()
     assert not second.sent
     assert client.num_requests == 0
+
+
+async def test_a_deadline_that_passes_while_no_engine_is_there_ends_the_request(client):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = await begin(client, first, said=[5], deadline_s=0.05)
+    await lose(client, first)
+    with pytest.raises(DeadlineExceeded) as raised:
+        await asyncio.wait_for(task, 10)
+    assert raised.value.partial.outputs[0].token_ids == [5]
+    client.use("a", second)
+    assert not second.sent
+    assert (await collect(client.generate([3], None, "r")))[-1].outputs[0].token_ids == [3]
+
+
+async def test_a_deadline_that_passes_once_an_engine_is_asked_again_is_kept_by_that(client):
+    first, second = FakeLink(), FakeLink()
+    client.use("a", first)
+    task = await begin(client, first, said=[5], deadline_s=1000.0)
+    await lose(client, first)
+    client.use("a", second)
+    askings = client._askings
+    askings._expire(askings._live.get(second.asking_of("r")))
+    second.deliver(delta("r", [6, 7], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6, 7]
+
+
+async def test_news_that_cannot_be_read_fail_what_their_engine_was_asked_and_nothing_else(
+    client, losses
+):
+    first, second = FakeLink(), FakeLink()
+    client.use("a", first)
+    broken = await begin(client, first, "r", said=[5])
+    client.use("b", second)
+    await lose(client, first)
+    await submitted(second)
+    client.use("a", FakeLink(echo))
+    second._inbox.put_nowait("no frame")
+    with pytest.raises(EngineDead, match="cannot be read"):
+        await asyncio.wait_for(broken, 10)
+    await lost(client, "b")
+    assert losses == ["a", "b"]
+    # What its engine says no more is forgotten, and a later loss is one as ever.
+    assert (await collect(client.generate([3], None, "r")))[-1].outputs[0].token_ids == [3]
