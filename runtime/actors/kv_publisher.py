@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydix.errors import AccountingError, ConfigError
-from raydix.runtime.actors.kv_sockets import KvSockets
+from raydix.runtime.actors.kv_sockets import KvSockets, read_certificate
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.metrics_export import MetricsExporter
@@ -100,9 +100,10 @@ class KvPublisherActor:
         import zmq.asyncio
         import zmq.auth.asyncio
 
+        certificate = read_certificate(setup.section)
         context = zmq.asyncio.Context()
         self._close_context = context.term
-        if setup.section.curve is not None:
+        if certificate is not None:
             authenticator = zmq.auth.asyncio.AsyncioAuthenticator(context)
             authenticator.start()
             authenticator.configure_curve(domain="*", location=f"{setup.section.curve}/clients")
@@ -113,7 +114,9 @@ class KvPublisherActor:
 
             self._close_context = close
         for lane in range(setup.num_lanes):
-            self._streams.append(KvSockets(context, setup.section, lane, self._snapshot))
+            self._streams.append(
+                KvSockets(context, setup.section, certificate, lane, self._snapshot)
+            )
 
     def stats(self) -> dict[str, Any]:
         """Where events are published, and how many batches were."""

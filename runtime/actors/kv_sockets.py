@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from raydix.errors import ConfigError
@@ -24,16 +25,24 @@ _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _REQUEST_FRAMES = 3
 """The frames of a request as they arrive: who asks, an empty one, the number."""
 
+Certificate = tuple[bytes, bytes]
+"""The server's keys, public and secret."""
+
 
 class KvSockets:
     """Owns: the sockets of one lane's stream, and its latest batches."""
 
     def __init__(
-        self, context: Any, section: EventsSection, lane: int, snapshot: Callable[[int], bytes]
+        self,
+        context: Any,
+        section: EventsSection,
+        certificate: Certificate | None,
+        lane: int,
+        snapshot: Callable[[int], bytes],
     ) -> None:
         """Bind. `snapshot`: makes the payload of a batch with all that a lane's stream has told.
 
-        Raises ConfigError if an address is taken.
+        certificate: that of `read_certificate`. Raises ConfigError if an address is taken.
         """
         import zmq
 
@@ -45,7 +54,7 @@ class KvSockets:
         self._publisher.set_hwm(section.buffer_batches)
         for socket in (self._publisher, self._answers):
             socket.linger = 0
-            _secure(socket, section)
+            _secure(socket, certificate)
         try:
             self.endpoint = _bind(self._publisher, section.host, section.port, lane)
             self.replay_endpoint = _bind(self._answers, section.host, section.replay_port, lane)
@@ -102,13 +111,29 @@ def _bind(socket: Any, host: str, port: int, lane: int) -> str:
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
 
-def _secure(socket: Any, section: EventsSection) -> None:
-    """Have the socket talk by CURVE alone, if the configuration names keys."""
+def read_certificate(section: EventsSection) -> Certificate | None:
+    """The server's keys, public and secret; None without CURVE. Raises ConfigError."""
     if section.curve is None:
-        return
+        return None
     import zmq.auth
 
-    _, secret = zmq.auth.load_certificate(f"{section.curve}/server.key_secret")
-    public, _ = zmq.auth.load_certificate(f"{section.curve}/server.key")
-    socket.curve_publickey, socket.curve_secretkey = public, secret
-    socket.curve_server = True
+    try:
+        public, secret = zmq.auth.load_certificate(f"{section.curve}/server.key_secret")
+        if secret is None:
+            raise ValueError(f"No secret key found in {section.curve}/server.key_secret")
+        if not Path(section.curve, "clients").is_dir():
+            raise ValueError(f"{section.curve}/clients is no folder")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cache.events.curve: {error}. Expected server.key_secret, as "
+            "zmq.auth.create_certificates writes it, and in clients/ the public key of each "
+            "subscriber. Write them, or set cache.events.curve to null."
+        ) from error
+    return public, secret
+
+
+def _secure(socket: Any, certificate: Certificate | None) -> None:
+    """Have the socket talk by CURVE alone, if there is a certificate."""
+    if certificate is not None:
+        socket.curve_publickey, socket.curve_secretkey = certificate
+        socket.curve_server = True

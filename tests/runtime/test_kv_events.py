@@ -144,7 +144,7 @@ class Streams:
         def snapshot(lane: int) -> bytes:
             return encode_batch([AllBlocksCleared(), *story.publication.state(lane)], 0.0, lane)
 
-        self.sockets = [KvSockets(context, section, 0, snapshot) for _ in range(3)]
+        self.sockets = [KvSockets(context, section, None, 0, snapshot) for _ in range(3)]
         self._tasks = [asyncio.create_task(each.answer()) for each in self.sockets]
 
     @property

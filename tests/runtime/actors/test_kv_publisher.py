@@ -157,6 +157,23 @@ async def test_who_has_no_key_hears_nothing(stand_in: StandIn, tmp_path: Path) -
     context.destroy(linger=0)
 
 
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ((), "Invalid certificate file: .*/server.key_secret. Expected"),
+        (("server.key_secret",), "No public key found in .*/server.key_secret"),
+    ],
+)
+async def test_keys_that_are_missing_are_named(
+    stand_in: StandIn, tmp_path: Path, files: tuple[str, ...], problem: str
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    address = await stand_in.open(tmp_path)
+    with pytest.raises(ConfigError, match=f"cache.events.curve: {problem}"):
+        await publisher(address, EventsSection(**ANY_FREE, curve=str(tmp_path)))
+
+
 async def test_a_port_that_is_taken_is_named(stand_in: StandIn, tmp_path: Path) -> None:
     address = await stand_in.open(tmp_path)
     first = await publisher(address, EventsSection(**ANY_FREE))
