@@ -70,10 +70,16 @@ async def _stop(name: str, cache: bool) -> str:
     await call_supervisor(name, record, "shutdown")
     told = [f"engine {name} is stopped"]
     for each in used:
-        if cache:
+        others = [user for user in (await _describe(each))["engines"] if user != name]
+        if cache and not others:
             told.append(await _end_l2(each, patience_s=_LET_GO_S))
+        elif others:
+            told.append(f"its L2, {each.name}, goes on, as {', '.join(others)} uses it")
         else:
-            told.append(f"its L2, {each.name}, stays for a while, as raydix status shows")
+            told.append(
+                f"its L2, {each.name}, stays for a while, as raydix status shows, unless it was on "
+                "a private cluster, which ends with its engine"
+            )
     return "; ".join(told)
 
 

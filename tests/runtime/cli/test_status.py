@@ -10,6 +10,8 @@ import pytest
 
 from raydix.errors import BadRequest, EngineDead
 from raydix.runtime.actors import engine_record, l2_record
+from raydix.runtime.actors.bootstrap import control_client
+from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.l2_record import L2Name, L2Record
 from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
@@ -84,3 +86,25 @@ async def test_l2_that_is_used_is_not_ended(l2s: list[ScriptedL2]) -> None:
 async def test_unknown_names_are_told_with_those_that_there_are(l2s: list[ScriptedL2]) -> None:
     with pytest.raises(EngineDead, match=r"nobody is neither .*There are: l2-1, l2-2"):
         await status._stop("nobody", cache=False)
+
+
+async def test_l2_of_a_stopped_engine_goes_on_where_others_use_it(
+    l2s: list[ScriptedL2], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = EngineRecord(control_address="unix:/none", client_address="unix:/none", secret=b"s")
+    monkeypatch.setattr(engine_record, "find_record", lambda name: record)
+    ask, stopped = control_client.call_supervisor, []
+
+    async def answer(name: str, at: EngineRecord, method: str, *arguments: Any) -> Any:
+        return stopped.append(name) if at is record else await ask(name, at, method, *arguments)
+
+    monkeypatch.setattr(control_client, "call_supervisor", answer)
+    l2s[0].engines.append("prod-2")
+    told = "engine prod is stopped; its L2, l2-1, goes on, as prod-2 uses it"
+    assert await status._stop("prod", cache=True) == told
+    assert stopped == ["prod"]
+
+    l2s[0].engines.clear()
+    assert "l2-1" not in await status._stop("prod", cache=True)
+    l2s[0].engines.append("prod")
+    assert "stays for a while" in await status._stop("prod", cache=False)
