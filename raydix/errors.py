@@ -108,6 +108,10 @@ class EngineDead(RaydixError):
     """The engine, or the part of it that held the request, is gone."""
 
 
+class EngineStopped(EngineDead):
+    """The engine is gone, as somebody has stopped it."""
+
+
 class ModelFailed(RaydixError):
     """The model computed no answer for a request: its logits are not finite."""
 

@@ -163,7 +163,10 @@ class AsyncLLM(ModelHandle):
         return (await self._engine.handle()).listens_at
 
     async def wait_ended(self) -> None:
-        """Wait until the engine gives up, is shut down or is killed. Raises EngineDead: why."""
+        """Wait until the engine gives up, is shut down or is killed.
+
+        Raises EngineDead: why; EngineStopped if it was shut down.
+        """
         await (await self._engine.handle()).wait_ended()
 
     async def shutdown(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raydix.errors import ConfigError, EngineDead
+from raydix.errors import ConfigError, EngineDead, EngineStopped
 from raydix.runtime.actors.log_format import format_json, format_text
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.cli.config_check import print_report
@@ -153,7 +153,8 @@ async def serve_until_stopped(
 ) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
 
-    Raises EngineDead, saying why, if it ends before, and StoppedWhileStarting.
+    Returns also if somebody else stops it. Raises EngineDead, saying why, if it ends otherwise, and
+    StoppedWhileStarting.
     """
     async with await start_engine(
         config, name, address, drain_s=drain_s, listen=listen, secret_file=secret_file
@@ -162,7 +163,11 @@ async def serve_until_stopped(
             await _tell_ready(engine, name)
             if front is not None:
                 logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
-            await until_stopped(engine.wait_ended())
+            try:
+                await until_stopped(engine.wait_ended())
+            except EngineStopped as stopped:
+                logger.info("%s", stopped)
+                return
             logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)
             # For clients of all kinds at once: HTTP takes no connection meanwhile.
             draining = asyncio.create_task(_drain(engine), name="drain")

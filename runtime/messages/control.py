@@ -19,6 +19,7 @@ class ControlErrorKind(StrEnum):
     CHECKPOINT = "CheckpointError"
     ACCOUNTING = "AccountingError"
     ENGINE_DEAD = "EngineDead"
+    ENGINE_STOPPED = "EngineStopped"
     OTHER = "RaydixError"
 
 

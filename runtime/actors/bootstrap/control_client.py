@@ -11,6 +11,7 @@ from raydix.errors import (
     CheckpointError,
     ConfigError,
     EngineDead,
+    EngineStopped,
     RaydixError,
 )
 from raydix.runtime.actors.engine_record import EngineRecord
@@ -39,6 +40,7 @@ _ERRORS: dict[ControlErrorKind, type[RaydixError]] = {
     ControlErrorKind.CHECKPOINT: CheckpointError,
     ControlErrorKind.ACCOUNTING: AccountingError,
     ControlErrorKind.ENGINE_DEAD: EngineDead,
+    ControlErrorKind.ENGINE_STOPPED: EngineStopped,
     ControlErrorKind.OTHER: RaydixError,
 }
 

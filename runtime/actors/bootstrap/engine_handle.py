@@ -109,9 +109,9 @@ class EngineHandle:
         own, self._own = self._own, None
         try:
             await self.call("shutdown")
-        except EngineDead as error:
-            # A signal to the whole process group ends a private cluster, too.
-            logger.info("engine %s ended before or during its shutdown: %s", self.name, error)
+        except EngineDead:
+            # Somebody else has stopped it, or a signal to the whole group of a private cluster.
+            logger.info("engine %s has ended by itself", self.name)
         finally:
             if own is not None:
                 own.end()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from raydix.errors import BadRequest, ConfigError, EngineDead
+from raydix.errors import BadRequest, ConfigError, EngineDead, EngineStopped
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.log_sender import send_log
@@ -125,7 +125,7 @@ class SupervisorActor:
     def facts(self) -> EngineFacts:
         """What is known of the engine. Raises EngineDead unless it serves."""
         if self._is_over.is_set() or self._failure is not None:
-            raise EngineDead(self._why_over())
+            raise self._end()
         if self._facts is None:
             raise EngineDead(f"engine {self._name} is still starting. Try again soon.")
         return self._facts
@@ -143,9 +143,12 @@ class SupervisorActor:
         return await asyncio.to_thread(read_tokenizer_files, self._config.model.path)
 
     async def wait_ended(self) -> None:
-        """Wait until the engine gives up or is stopped. Raises EngineDead that says why."""
+        """Wait until the engine gives up or is stopped.
+
+        Raises EngineDead that says why, EngineStopped if it was stopped.
+        """
         await self._is_over.wait()
-        raise EngineDead(self._why_over())
+        raise self._end()
 
     async def stats(self) -> dict[str, Any]:
         """Figures of every actor, None for one that is being restarted; and L3's last errors."""
@@ -281,10 +284,10 @@ class SupervisorActor:
             await asyncio.gather(*keepers, kills, return_exceptions=True)
             self._is_over.set()
 
-    def _why_over(self) -> str:
+    def _end(self) -> EngineDead:
         if self._failure is not None:
-            return f"engine {self._name} has given up: {self._failure}"
-        return f"engine {self._name} was shut down"
+            return EngineDead(f"engine {self._name} has given up: {self._failure}")
+        return EngineStopped(f"engine {self._name} was shut down")
 
     def _calls(self) -> dict[str, Call]:
         """What clients may ask for."""

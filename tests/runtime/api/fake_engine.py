@@ -149,6 +149,9 @@ class FakeHandle:
     is_shut_down: bool = False
     is_dead: bool = False
     end: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: EngineDead = field(
+        default_factory=lambda: EngineDead("engine has given up: for a reason")
+    )
 
     @property
     def facts(self) -> ClientFacts:
@@ -164,7 +167,7 @@ class FakeHandle:
 
     async def wait_ended(self) -> None:
         await self.end.wait()
-        raise EngineDead("engine has given up: for a reason")
+        raise self.reason
 
     async def call(self, method: str, *arguments: Any) -> dict[str, Any] | None:
         if self.is_dead:

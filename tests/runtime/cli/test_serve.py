@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from raydix.errors import EngineStopped
 from raydix.runtime.actors.bootstrap import cluster as cluster_module
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.cli import serve
@@ -51,6 +52,21 @@ def test_an_engine_that_gives_up_ends_serve_with_one_line_that_says_why(
     assert printed.err == "EngineDead: engine has given up: for a reason\n"
     assert "is ready" in printed.out
     assert cluster.handle.is_shut_down
+
+
+def test_an_engine_that_was_stopped_ends_serve_without_an_error(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    checkpoint: str,
+    fate: list[Callable[[], None]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.handle.reason = EngineStopped("engine raydix was shut down")
+    fate.append(cluster.handle.end.set)
+    assert run("serve", checkpoint) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "engine raydix was shut down" in printed.out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
