@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from raydix.ids import PageKey
@@ -65,6 +65,7 @@ class BackupQueue:
             None if reach is None else {} for reach in settings.reaches
         ]
         """Per WINDOW group, pages in L1 that L2 is to keep, before checkpoints: key to page id."""
+        self._groups = range(settings.num_groups)
         reaches = list(enumerate(settings.reaches))
         self._full_groups = [group for group, reach in reaches if reach is None]
         self._window_groups = [group for group, reach in reaches if reach is not None]
@@ -95,13 +96,11 @@ class BackupQueue:
         """Take pages just published in L1; the write policy says which of them are copied."""
         match self._settings.write_policy:
             case WritePolicy.WRITE_THROUGH:
-                for page in pages:
-                    self._add(page)
+                self._add(list(pages), self._groups)
             case WritePolicy.WRITE_BACK:
                 # It was computed once more, and would be lost in the same way.
-                for page in pages:
-                    if self._uses.is_lost(page[0]):
-                        self._add(page)
+                lost = [page for page in pages if self._uses.is_lost(page[0])]
+                self._add(lost, self._groups)
 
     def offer_window(
         self, group: int, keys: list[PageKey], page_ids: list[int], *, is_returning: bool
@@ -114,19 +113,19 @@ class BackupQueue:
         assert windows is not None, "a FULL group has no windows"
         if not self._settings.has_host_memory:
             return
-        for key, page_id in zip(keys, page_ids, strict=True):
-            windows[key] = page_id
-            match self._settings.write_policy:
-                case WritePolicy.WRITE_THROUGH:
-                    self._add_to(group, key, page_id)
-                case WritePolicy.WRITE_BACK if not self._uses.is_lost(key):
-                    self._unclean[group][key] = page_id
-                case WritePolicy.WRITE_BACK:
-                    self._add_to(group, key, page_id)
-                case WritePolicy.WRITE_THROUGH_SELECTIVE:
-                    num_uses = self._uses.count(key)
-                    if is_returning or num_uses >= self._settings.write_threshold:
-                        self._add_to(group, key, page_id)
+        pages = dict(zip(keys, page_ids, strict=True))
+        windows.update(pages)
+        match self._settings.write_policy:
+            case WritePolicy.WRITE_THROUGH:
+                wanted = keys
+            case WritePolicy.WRITE_BACK:
+                lost = set(filter(self._uses.is_lost, keys))
+                wanted = [key for key in keys if key in lost]
+                self._unclean[group].update({key: pages[key] for key in keys if key not in lost})
+            case WritePolicy.WRITE_THROUGH_SELECTIVE:
+                least = 0 if is_returning else self._settings.write_threshold
+                wanted = [key for key in keys if self._uses.count(key) >= least]
+        self._add_to(group, {key: pages[key] for key in wanted})
 
     def count_use(self, keys: bytes, page_ids: PageIds, *, is_returning: bool) -> bool:
         """One more request uses these pages: those that enough requests have used get a copy.
@@ -134,11 +133,13 @@ class BackupQueue:
         So do all pages of one that is returning: that goes on where an earlier one has ended, with
         a page that enough requests have used. Returns whether it is.
         """
+        wanted = []
         for page in pages_with_keys(split_keys(keys), page_ids):
             is_wanted = self._uses.add(page[0]) >= self._settings.write_threshold
             if is_wanted or is_returning:
-                self._add(page)
+                wanted.append(page)
             is_returning |= is_wanted and self._uses.is_end(page[0])
+        self._add(wanted, self._groups)
         return is_returning
 
     def note_end(self, key: PageKey) -> None:
@@ -151,9 +152,9 @@ class BackupQueue:
         if self._settings.write_policy is not WritePolicy.WRITE_BACK:
             return
         for run in tree.unlocked():
-            for page in pages_with_keys(split_keys(run.keys), run.page_ids):
-                # There is no later time for those that would be too many.
-                self._add(page, most=math.inf)
+            pages = list(pages_with_keys(split_keys(run.keys), run.page_ids))
+            # There is no later time for those that would be too many.
+            self._add(pages, self._groups, most=math.inf)
 
     def clean_ahead(self, tree: RadixTree, *, num_free: tuple[int, ...]) -> None:
         """Back up what will be evicted next and L2 does not hold, before its page is needed."""
@@ -181,8 +182,8 @@ class BackupQueue:
     def _clean_windows(self, group: int, num_pages: int) -> None:
         """Back up the oldest windows of which L2 has no copy yet."""
         unclean = self._unclean[group]
-        for _ in range(min(len(unclean), num_pages)):
-            self._add_to(group, *unclean.popitem(last=False))
+        oldest = [unclean.popitem(last=False) for _ in range(min(len(unclean), num_pages))]
+        self._add_to(group, dict(oldest))
 
     def _clean_leaves(self, tree: RadixTree, wanted: int) -> None:
         """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
@@ -190,7 +191,7 @@ class BackupQueue:
             short, _ = self._lost.popitem(last=False)
             page = _inspected_page(self._inspected[short], short)
             if page is not None:
-                self._clean(page, range(len(self._dirty)))
+                self._clean([page], self._groups)
             else:
                 # It has been used since: it is inspected anew when it goes next once more.
                 del self._inspected[short]
@@ -209,16 +210,14 @@ class BackupQueue:
     def _clean_node(self, node: RadixNode) -> None:
         keys = split_keys(node.keys)
         self._inspected.update(dict.fromkeys([key[:MIRROR_KEY_BYTES] for key in keys], node))
-        groups = range(len(self._dirty))
-        lacking = {key for group in groups for key in self._host.keys.lacking(group, keys)}
+        known = self._host.keys
+        lacking = {key for group in self._groups for key in known.lacking(group, keys)}
         if lacking:
             pages = [page for page in pages_with_keys(keys, node.page_ids) if page[0] in lacking]
             # Of windows the last ones first: where few can be copied, those before them are of less
             # use, and all that precedes a chain's end is in vain without the one before its end.
-            for page in reversed(pages):
-                self._clean(page, self._window_groups)
-            for page in pages:
-                self._clean(page, self._full_groups)
+            self._clean(pages[::-1], self._window_groups)
+            self._clean(pages, self._full_groups)
 
     def is_worth_a_copy(self, now_s: float) -> bool:
         """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""
@@ -229,7 +228,7 @@ class BackupQueue:
 
     def take(self, now_s: float) -> list[tuple[list[PageKey], list[int]]]:
         """Per KV group, keys and ids of the oldest pages for which there are granted host pages."""
-        taken = [self._take_group(group) for group in range(len(self._dirty))]
+        taken = [self._take_group(group) for group in self._groups]
         if any(keys for keys, _ in taken):
             self._taken_s = now_s
         return taken
@@ -315,37 +314,42 @@ class BackupQueue:
         for dirty in self._dirty:
             dirty.clear()
 
-    def _clean(self, page: NewPage, groups: Iterable[int]) -> None:
-        is_selective = self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-        if not is_selective or self._uses.count(page[0]) >= self._settings.write_threshold:
-            self._add_in(groups, page)
+    def _clean(self, pages: list[NewPage], groups: Iterable[int]) -> None:
+        if self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            least = self._settings.write_threshold
+            pages = [page for page in pages if self._uses.count(page[0]) >= least]
+        self._add(pages, groups)
 
-    def _add(self, page: NewPage, most: float | None = None) -> None:
-        self._add_in(range(len(self._dirty)), page, most)
-
-    def _add_in(self, groups: Iterable[int], page: NewPage, most: float | None = None) -> None:
-        """Copy the page in those groups that hold it; in WINDOW groups only before checkpoints."""
-        key, page_ids = page
+    def _add(
+        self, pages: Sequence[NewPage], groups: Iterable[int], most: float = _MAX_DIRTY_PAGES
+    ) -> None:
+        """Copy pages in those groups that hold them; in WINDOW groups only before checkpoints."""
         for group in groups:
             windows = self._windows[group]
-            # A page of a window may have made way for another one since its run was seen.
-            current = page_ids[group] if windows is None else windows.get(key, 0)
-            if current:
-                self._add_to(group, key, current, most)
+            if windows is None:
+                held = {key: page_ids[group] for key, page_ids in pages if page_ids[group]}
+            else:
+                # A page of a window may have made way for another one since its run was seen.
+                held = {key: windows[key] for key, _ in pages if key in windows}
+            self._add_to(group, held, most)
 
-    def _add_to(self, group: int, key: PageKey, page_id: int, most: float | None = None) -> None:
-        """Copy a page of one group, unless L2 has it or is to get it, or `most` wait already.
+    def _add_to(
+        self, group: int, pages: Mapping[PageKey, int], most: float = _MAX_DIRTY_PAGES
+    ) -> None:
+        """Copy pages of one group, key to page id, in this order, unless `most` wait already.
 
-        most: None: as many as wait at any other time.
+        Those that L2 has or is to get are passed over.
         """
-        dirty = self._dirty[group]
-        is_known = key in dirty or key in self._copying[group]
-        if not self._settings.has_host_memory or is_known or self._host.keys.has(group, key):
+        if not self._settings.has_host_memory:
             return
-        if len(dirty) >= (_MAX_DIRTY_PAGES if most is None else most):
-            self._counters.count(Count.BACKUP_QUEUE_FULL)
-        else:
-            dirty[key] = page_id
+        dirty, copying = self._dirty[group], self._copying[group]
+        for key in self._host.keys.lacking(group, pages):
+            if key in dirty or key in copying:
+                continue
+            if len(dirty) >= most:
+                self._counters.count(Count.BACKUP_QUEUE_FULL)
+            else:
+                dirty[key] = pages[key]
 
 
 def _inspected_page(node: RadixNode | None, short_key: bytes) -> NewPage | None:
