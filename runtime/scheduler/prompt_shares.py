@@ -8,7 +8,6 @@ first: to those which would end before it at this pace. They wait for a step or 
 all of it, and it ends later by no more than they take, at worst by that fraction of its steps.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,15 @@ class PromptWork:
     level: int
     """The request's priority and what ageing adds to it; the smallest level goes first."""
     priority: int
+
+    def less(self, num_tokens: int) -> "PromptWork":
+        """What is left when a step has taken `num_tokens` tokens."""
+        return PromptWork(
+            num_planned=self.num_planned,
+            num_tokens=self.num_tokens - num_tokens,
+            level=self.level,
+            priority=self.priority,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +58,12 @@ class StepRoom:
         """The room that is left when a prompt has taken `num_tokens` tokens."""
         charged = self.charged(num_tokens)
         shared = self.shared_tokens - charged
-        return dataclasses.replace(
-            self,
+        return StepRoom(
             budget_tokens=min(self.budget_tokens - charged, shared),
             shared_tokens=shared,
+            most_tokens=self.most_tokens,
+            page_size=self.page_size,
+            short_fraction=self.short_fraction,
             has_prompt=True,
         )
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from raydix.ids import TransferId
 from raydix.runtime.scheduler.counters import Count, Counters
@@ -110,7 +109,7 @@ class Drafter:
         works = [self._work_of(request) for request in ready]
         parts = share_out(works, draft.room)
         left = [
-            replace(work, num_tokens=work.num_tokens - num_tokens)
+            work.less(num_tokens)
             for request, work, num_tokens in zip(ready, works, parts, strict=True)
             if request.load is None
         ]
@@ -280,11 +279,7 @@ def _let_others_lead(
     room: StepRoom,
 ) -> None:
     """Let no request wait for the pages of a prompt that a long one keeps from being computed."""
-    cut = [
-        replace(work, num_tokens=work.num_tokens - part)
-        for work, part in zip(works, parts, strict=True)
-        if part
-    ]
+    cut = [work.less(part) for work, part in zip(works, parts, strict=True) if part]
     if any(map(room.is_long, cut)):
         for request, part in zip(requests, parts, strict=True):
             if not part:
