@@ -106,7 +106,8 @@ class SchedulerCore:
         self._life.retention.advance(now_s)
 
         self._take(event, now_s)
-        self._grammars.drop_left()
+        if self._requests.left_grammars:
+            self._grammars.drop_left()
         num_left = self._placing.place_some(now_s)
         if self._requests.hints and not self._requests.unplaced:
             self._hints.look_up_some(num_left, now_s)
@@ -122,11 +123,10 @@ class SchedulerCore:
                     lane.counters.count(Count.PLANS)
                     sent.append(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
         # Only now, for who is admitted asks for leases.
-        late_s = self._source.next_late_s(now_s)
-        if late_s is not None:
+        if (late_s := self._source.next_late_s(now_s)) is not None:
             self._timers.add(late_s)
 
-        if self._followers.tell():
+        if self._page_news.has_more and self._followers.tell():
             self._timers.add(now_s)
         # Plans go first, over links of their own: devices may wait for them.
         return [*sent, *self._outbox.take()]

@@ -37,8 +37,6 @@ class Followers:
 
     def tell(self) -> bool:
         """Tell them what is due; returns whether something is left, for the next tick."""
-        if not self._news.has_more:
-            return False
         for effect in self._news.take():
             self._outbox.emit(effect)
         return self._news.has_more

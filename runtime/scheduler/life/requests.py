@@ -29,7 +29,7 @@ class Requests:
         """How many living requests each session has, by its salt and id."""
         self._of_grammar: Counter[GrammarKey] = Counter()
         """How many living requests go by each grammar."""
-        self._left_grammars: list[GrammarKey] = []
+        self.left_grammars: list[GrammarKey] = []
         """Grammars by which requests went until they ended, and none goes any more."""
 
     def next_serial(self) -> int:
@@ -83,11 +83,11 @@ class Requests:
             self._of_grammar[key] -= 1
             if not self._of_grammar[key]:
                 del self._of_grammar[key]
-                self._left_grammars.append(key)
+                self.left_grammars.append(key)
 
     def take_left_grammars(self) -> list[GrammarKey]:
         """The grammars by which no request goes any more since this was last asked."""
-        left, self._left_grammars = self._left_grammars, []
+        left, self.left_grammars = self.left_grammars, []
         return [key for key in left if key not in self._of_grammar]
 
     def has_session(self, session_id: str, cache_salt: str | None) -> bool:

@@ -123,9 +123,10 @@ class InFlight:
     @property
     def num_standing(self) -> int:
         """The number of steps left of the plan that was sent last, if ranks repeat it; else 0."""
-        newest, oldest = next(reversed(self.steps.values()), None), self.oldest_step
-        if newest is None or oldest is None or not newest.num_repeats:
+        newest = next(reversed(self.steps.values()), None)
+        if newest is None or not newest.num_repeats:
             return 0
+        oldest = next(iter(self.steps.values()))
         return min(newest.num_repeats, newest.step - oldest.step) + 1
 
     @property

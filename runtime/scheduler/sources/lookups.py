@@ -47,8 +47,9 @@ class Unanswered(Generic[Id]):
 
     def start_clocks(self, now_s: float) -> None:
         """Start the clocks of what was asked before this event: by now it was sent."""
-        self._since_s.update(dict.fromkeys(self._unsent, now_s))
-        self._unsent.clear()
+        if self._unsent:
+            self._since_s.update(dict.fromkeys(self._unsent, now_s))
+            self._unsent.clear()
 
     def discard(self, question: Id) -> None:
         """Forget a question that is answered, or of no interest any more."""
