@@ -49,8 +49,8 @@ def _are_short(flights: Sequence[InFlight], rates: Rates, now_s: float) -> bool:
     Whatever is answered, the next step that decodes shows its time.
     """
     steps = [step for flight in flights for step in flight.steps.values()]
-    # No step that computes more than a token of each row is that short, or worth another ahead.
-    if any(step.num_rows < step.num_tokens for step in steps):
-        return False
     most_tokens = max([step.most_tokens for step in steps])
-    return rates.decode.predict_s(most_tokens, now_s) < _TURN_S
+    if rates.decode.predict_s(most_tokens, now_s) >= _TURN_S:
+        return False
+    # No step that computes more than a token of each row is that short, or worth another ahead.
+    return all(step.num_rows >= step.num_tokens for step in steps)
