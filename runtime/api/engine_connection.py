@@ -15,7 +15,13 @@ from raydix.runtime.api.model_limits import ModelLimits
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 5.0
+_ANSWER_S = 10.0
+"""How long an engine that is there may take to say so."""
 logger = logging.getLogger(__name__)
+
+
+class _OtherModel(EngineDead):
+    """The engine that has the name now does not serve what the others do."""
 
 
 class EngineConnection:
@@ -97,13 +103,14 @@ class EngineConnection:
             if len(self.engines) > 1:
                 link.close()
                 names = ", ".join(client.limits.differences(limits))
-                raise EngineDead(f"it differs from the others in {names}")
+                raise _OtherModel(f"it differs from the others in {names}")
             client.give_up(
                 EngineDead(f"The engine {engine.name!r} serves another model by now. Ask anew.")
             )
             client = None
         if client is None:
             client = self._client = EngineClient(limits, tokenizer, self._note_loss)
+        self._gone.pop(engine.name, None)
         if client.has_link(engine.name):
             link.close()
         else:
@@ -134,20 +141,35 @@ class EngineConnection:
             # Where there is but one engine, the next request looks for it.
             if len(self.engines) == 1 and not client.has_waiting:
                 return
-            try:
-                # An engine that has ended says so here; one whose Scheduler is made anew does not.
-                await engine.call("client_facts")
+            error = await self._try_again(engine)
+            if error is None:
                 self._gone.pop(engine.name, None)
-                try:
-                    return await self._connect(engine)
-                except EngineDead as error:
-                    self._tell(engine.name, f"is not used: {error}")
-            except RaydixError as error:
+            else:
                 self._gone[engine.name] = error
                 if len(self._gone) == len(self.engines):
                     client.give_up(error)
+            # Also after a success: a link that is lost again at once is not made anew at once.
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
+
+    async def _try_again(self, engine: FoundEngine) -> RaydixError | None:
+        """Connect to an engine again; why it is of no use any more, None if it is or may be."""
+        try:
+            # An engine that has ended says so here; one whose Scheduler is made anew does not.
+            async with asyncio.timeout(_ANSWER_S):
+                await engine.call("client_facts")
+        except TimeoutError:
+            self._tell(engine.name, f"is not used: it has answered nothing for {_ANSWER_S:g} s")
+            return None
+        except RaydixError as error:
+            return error
+        try:
+            await self._connect(engine)
+        except RaydixError as error:
+            self._tell(engine.name, f"is not used: {error}")
+            is_lasting = isinstance(error, _OtherModel) or not isinstance(error, EngineDead)
+            return error if is_lasting else None
+        return None
 
 
 async def call_all(engines: Sequence[FoundEngine], method: str, *arguments: Any) -> dict[str, Any]:

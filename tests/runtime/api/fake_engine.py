@@ -148,6 +148,8 @@ class FakeHandle:
     """The requests that it can explain; None: all."""
     is_shut_down: bool = False
     is_dead: bool = False
+    is_silent: bool = False
+    num_unanswered: int = 0
     end: asyncio.Event = field(default_factory=asyncio.Event)
     reason: EngineDead = field(
         default_factory=lambda: EngineDead("engine has given up: for a reason")
@@ -172,6 +174,9 @@ class FakeHandle:
     async def call(self, method: str, *arguments: Any) -> dict[str, Any] | None:
         if self.is_dead:
             raise EngineDead("the Supervisor is gone")
+        if self.is_silent:
+            self.num_unanswered += 1
+            await asyncio.get_running_loop().create_future()
         self.calls.append((method, *arguments))
         if method == "explain" and self.known is not None and arguments[0] not in self.known:
             return None

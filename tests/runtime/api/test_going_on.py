@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from raydix.errors import EngineDead
+from raydix.runtime.api import engine_connection
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.messages.client import SubmitRequest
 from tests.runtime.api.fake_engine import delta, echo
@@ -119,4 +120,22 @@ async def test_a_loss_while_a_request_is_asked_again_is_one_more(cluster):
     cluster.links[0].break_off()
     assert (await task).outputs[0].token_ids == [5, 6, 7]
     assert len(cluster.links) == 3
+    await engine.disconnect()
+
+
+async def test_a_link_that_breaks_at_once_is_not_made_anew_at_once(cluster, monkeypatch):
+    monkeypatch.setattr(engine_connection, "_FIRST_RETRY_S", 1000.0)
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=[5])
+    cluster.answer = lambda link, message: link.break_off()
+    cluster.links[0].break_off()
+    async with asyncio.timeout(10):
+        while not (len(cluster.links) == 2 and engine._connection._client.is_closed):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert len(cluster.links) == 2
+    # Whoever asks for something new makes a link for all.
+    cluster.answer = echo
+    assert (await last(engine.generate([3], None))).outputs[0].token_ids == [3]
+    assert (await task).outputs[0].token_ids == [5, 6, 7]
     await engine.disconnect()

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from raydix.errors import BadRequest, EngineDead, UnknownRequest
+from raydix.runtime.api import engine_connection
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.messages.client import AbortRequest, RetainSession, SubmitRequest
 from tests.runtime.api.fake_engine import delta, echo
@@ -216,3 +217,43 @@ async def test_one_engine_is_enough_to_begin_with(cluster, caplog):
 def test_names_that_are_none_are_refused(engines):
     with pytest.raises(BadRequest, match="expected the names"):
         AsyncService(engines)
+
+
+async def test_requests_fail_once_those_that_are_left_have_other_weights(cluster, service):
+    task, _, _ = await begin(cluster, service)
+    for name in NAMES:
+        if name == "b":
+            cluster.engines[name].fingerprint = "others"
+        else:
+            cluster.engines[name].is_dead = True
+    for name in NAMES:
+        cluster.links_to(name)[-1].break_off()
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(task, 10)
+
+
+async def test_an_engine_that_a_new_request_reaches_counts_as_there(cluster, service):
+    _, name, link = await begin(cluster, service)
+    connection = service._connection
+    cluster.engines[name].is_dead = True
+    link.break_off()
+    await until(lambda: name in connection._gone)
+    cluster.engines[name].is_dead = False
+    await connection._connect(connection.engines[NAMES.index(name)])
+    assert name not in connection._gone
+
+
+async def test_an_engine_that_answers_nothing_may_answer_later(cluster, service, monkeypatch):
+    monkeypatch.setattr(engine_connection, "_ANSWER_S", 0.01)
+    for name in NAMES:
+        cluster.engines[name].is_silent = True
+    task, _, _ = await begin(cluster, service)
+    for name in NAMES:
+        cluster.links_to(name)[-1].break_off()
+    client = service._connection._client
+    await until(lambda: client.is_closed)
+    await until(lambda: all(cluster.engines[name].num_unanswered for name in NAMES))
+    assert not task.done()
+    for name in NAMES:
+        cluster.engines[name].is_silent = False
+    assert (await asyncio.wait_for(task, 10)).outputs[0].token_ids == [5, 6, 7]
