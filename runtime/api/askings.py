@@ -84,9 +84,25 @@ class Askings:
         self._num_askings += 1
         return AskingId(self._num_askings)
 
+    def submit(self, submission: SubmitRequest) -> None:
+        """Ask for an output; without a link it waits for one, as what a lost one has left open.
+
+        Raises EngineDead if nobody makes another link.
+        """
+        try:
+            self.ask(submission)
+        except EngineDead:
+            if self._on_loss is None:
+                raise
+            self.names.use(submission.request_id, submission.asking)
+            for line in self._lines.down:
+                self._on_loss(line.engine)
+
     def listen(self, request: OpenRequest) -> None:
-        """Give a request that was asked what comes of it."""
+        """Give a request that was submitted what comes of it."""
         self._live.add(request)
+        if self._lines.of(request.asking) is None:
+            request.at_deadline(self._expire, time.monotonic())
 
     async def bring(self, message: PrefetchPrompt) -> RequestDelta:
         """Ask for pages, and wait for the last delta. Cancelling the task ends it."""

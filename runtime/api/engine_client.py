@@ -160,7 +160,7 @@ class EngineClient:
         self._askings.names.require_free(request_id)
         submitted_s = time.monotonic()
         # Sent first, as that may fail; and what is made below then delays the request by nothing.
-        self._askings.ask(submission)
+        self._askings.submit(submission)
 
         deadline_s = math.inf if submission.deadline_s is None else submission.deadline_s
         streamed = StreamedRequest(

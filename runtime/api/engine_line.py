@@ -117,6 +117,11 @@ class EngineLines:
         """The lines over which requests are taken."""
         return [line for line in self._lines.values() if line.takes_requests]
 
+    @property
+    def down(self) -> list[EngineLine]:
+        """The lines whose link is lost."""
+        return [line for line in self._lines.values() if not line.is_up]
+
     def has_link(self, engine: str) -> bool:
         """Whether there is a link to this engine."""
         return any(line.engine == engine for line in self.up)

@@ -242,3 +242,43 @@ async def test_news_that_cannot_be_read_fail_what_their_engine_was_asked_and_not
     assert losses == ["a", "b"]
     # What its engine says no more is forgotten, and a later loss is one as ever.
     assert (await collect(client.generate([3], None, "r")))[-1].outputs[0].token_ids == [3]
+
+
+async def test_what_is_submitted_just_after_a_loss_waits_for_the_next_link(client, losses):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    await lose(client, first)
+    tasks = [
+        asyncio.create_task(collect(client.generate([5, 6], {"n": 2}, "r"))),
+        asyncio.create_task(collect(client.generate([7], None, "s"))),
+    ]
+    await turns()
+    # Whoever makes links is told that one is wanted, as it was not before.
+    assert losses == ["a"] * 4
+    client.use("a", second)
+    outputs = [(await asyncio.wait_for(task, 10))[-1].outputs for task in tasks]
+    told = [[each.token_ids for each in of_one] for of_one in outputs]
+    assert told == [[[5, 6], [5, 6]], [[7]]]
+    assert [client.num_requests, len(second.sent)] == [0, 3]
+
+
+async def test_what_is_submitted_before_a_loss_is_noticed_waits_for_the_next_link(client, losses):
+    first, second = FakeLink(), FakeLink(echo)
+    client.use("a", first)
+    task = asyncio.create_task(collect(client.generate([5], None, "r")))
+    first.is_closed = True
+    await turns()
+    assert not first.sent
+    assert not task.done()
+    await lose(client, first)
+    client.use("a", second)
+    assert (await end_of(task)).token_ids == [5]
+
+
+async def test_a_deadline_counts_for_what_was_never_sent(client):
+    first = FakeLink()
+    client.use("a", first)
+    await lose(client, first)
+    outputs = client.generate([5], None, "r", RequestOptions(deadline_s=0.01))
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(collect(outputs), 10)
