@@ -15,11 +15,14 @@ from raydix.errors import ConfigError
 from raydix.runtime.actors.engine_record import user_folder
 from raydix.runtime.actors.lock_file import LockFile, LockHeld, read_if_held
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.messages.codec import SCHEMA
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.version import VERSION
 
 _SUFFIX = ".l2"
 _NODE_DIGITS = 16
+_SPOKEN = f"{VERSION}-{SCHEMA[:4].hex()}"
+"""The version of Raydix, and of its messages: those of a checkout change between releases."""
 _NUM_ATTEMPTS = 5
 _RETRY_S = 0.02
 
@@ -41,15 +44,15 @@ class L2Record:
 def l2_path(node: str, namespace: Namespace, layout: KvLayout) -> Path:
     """The file of the L2 of a node for pages of this namespace.
 
-    Engines of another version of Raydix have another one: they may speak otherwise.
+    Engines of another version of Raydix have another one, as they speak otherwise.
     """
-    parts = (node[:_NODE_DIGITS], VERSION, _layout_digits(layout), namespace.hex)
+    parts = (node[:_NODE_DIGITS], _SPOKEN, _layout_digits(layout), namespace.hex)
     return user_folder() / ("-".join(parts) + _SUFFIX)
 
 
 def is_layout_on(node: str, layout: KvLayout) -> bool:
     """Whether the node has an L2 with pages of this layout, of whatever weights."""
-    pattern = f"{node[:_NODE_DIGITS]}-{VERSION}-{_layout_digits(layout)}-*{_SUFFIX}"
+    pattern = f"{node[:_NODE_DIGITS]}-{_SPOKEN}-{_layout_digits(layout)}-*{_SUFFIX}"
     return any(_read(path) is not None for path in user_folder().glob(pattern))
 
 

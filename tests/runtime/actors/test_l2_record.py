@@ -36,6 +36,18 @@ def test_l2_is_found_from_its_publication_to_its_release(path: Path) -> None:
     assert not is_layout_on(NODE, LAYOUT)
 
 
+def test_l2_of_a_process_with_other_messages_is_another_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = L2Name(path)
+    name.publish(RECORD)
+    monkeypatch.setattr(l2_record, "_SPOKEN", "other messages")
+    assert l2_path(NODE, make_namespace(b"m", "0", LAYOUT), LAYOUT) != path
+    assert not is_layout_on(NODE, LAYOUT)
+    assert l2s_of() == [RECORD]
+    name.release()
+
+
 def test_name_is_one_ls_alone(path: Path) -> None:
     name = L2Name(path)
     with pytest.raises(LockHeld):
