@@ -20,8 +20,8 @@ from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
 from tests.simulation.test_life import (
     ALL_MOVES,
-    FIRST_SEED,
     MAX_SEEDS,
+    SEEDS,
     end_early,
     untaken_moves,
 )
@@ -67,7 +67,8 @@ def run_seeds() -> None:
 def take_every_move() -> None:
     """Make requests take those moves, too, that workloads hardly ever have."""
     end_early()
-    run_workload(draw_workload(FIRST_SEED))
+    for seed in SEEDS:
+        run_workload(draw_workload(seed))
 
 
 @pytest.mark.part

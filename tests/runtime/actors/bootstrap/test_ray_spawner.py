@@ -100,9 +100,14 @@ async def test_metrics_go_to_rays_agent_unless_the_configuration_says_otherwise(
         prepare_spare=lambda: None,
     )
 
-    for kind in (ActorKind.SCHEDULER, ActorKind.HOST_MEMORY, ActorKind.STORAGE):
-        await spawner.spawn(kind, "name", log_path="log")
-    assert [each["exporter"] is not None for each in given] == [is_exported] * 3
+    async def spawned_l2(*_: object, exporter: Any, **_more: object) -> None:
+        given.append({"exporter": exporter})
+
+    monkeypatch.setattr("raydix.runtime.actors.bootstrap.ray_spawner.spawn_l2", spawned_l2)
+    monkeypatch.setattr(RaySpawner, "node", "node")
+    await spawner.spawn(ActorKind.SCHEDULER, "name", log_path="log")
+    await spawner.spawn_l2("name", 1, log_path="log")
+    assert [each["exporter"] is not None for each in given] == [is_exported] * 2
 
 
 @pytest.mark.ray
