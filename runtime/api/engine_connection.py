@@ -80,10 +80,7 @@ class EngineConnection:
         outcomes = await asyncio.gather(
             *(self._connect(engine) for engine in self.engines), return_exceptions=True
         )
-        errors = [each for each in outcomes if isinstance(each, BaseException)]
-        for error in errors:
-            if len(errors) == len(outcomes) or not isinstance(error, EngineDead):
-                raise error
+        _raise_unless_some_are_there(self.engines, outcomes)
         for engine, outcome in zip(self.engines, outcomes, strict=True):
             if outcome is not None:
                 self._tell(engine.name, f"is not used: {outcome}")
@@ -124,7 +121,7 @@ class EngineConnection:
             logger.log(level, "engine %s %s", name, news)
 
     def _note_loss(self, name: str) -> None:
-        self._tell(name, "is not reached any more; what it has left open goes on at others")
+        self._tell(name, "is not reached any more; what it has left open goes on at any other")
         self._recover(next(engine for engine in self.engines if engine.name == name))
 
     def _recover(self, engine: FoundEngine) -> None:
@@ -180,11 +177,22 @@ async def call_all(engines: Sequence[FoundEngine], method: str, *arguments: Any)
     answers = await asyncio.gather(
         *(engine.call(method, *arguments) for engine in engines), return_exceptions=True
     )
-    errors = [each for each in answers if isinstance(each, BaseException)]
-    for error in errors:
-        if len(errors) == len(answers) or not isinstance(error, EngineDead):
-            raise error
+    _raise_unless_some_are_there(engines, answers)
     return {
         engine.name: None if isinstance(answer, BaseException) else answer
         for engine, answer in zip(engines, answers, strict=True)
     }
+
+
+def _raise_unless_some_are_there(engines: Sequence[FoundEngine], outcomes: Sequence[Any]) -> None:
+    """Raise what any outcome is but EngineDead; and EngineDead, if all of them are that."""
+    errors = [each for each in outcomes if isinstance(each, BaseException)]
+    for error in errors:
+        if not isinstance(error, EngineDead):
+            raise error
+    if len(errors) < len(outcomes):
+        return
+    if len(errors) == 1:
+        raise errors[0]
+    names = ", ".join(engine.name for engine in engines)
+    raise EngineDead(f"none of the engines {names} is there. Of the first: {errors[0]}")
