@@ -58,13 +58,20 @@ class StepRoom:
         """The room that is left when a prompt has taken `num_tokens` tokens."""
         charged = self.charged(num_tokens)
         shared = self.shared_tokens - charged
+        return self._with(min(self.budget_tokens - charged, shared), shared, has_prompt=True)
+
+    def bounded(self, budget_tokens: int, shared_tokens: int) -> "StepRoom":
+        """The same room with these limits."""
+        return self._with(budget_tokens, shared_tokens, has_prompt=self.has_prompt)
+
+    def _with(self, budget_tokens: int, shared_tokens: int, *, has_prompt: bool) -> "StepRoom":
         return StepRoom(
-            budget_tokens=min(self.budget_tokens - charged, shared),
-            shared_tokens=shared,
+            budget_tokens=budget_tokens,
+            shared_tokens=shared_tokens,
             most_tokens=self.most_tokens,
             page_size=self.page_size,
             short_fraction=self.short_fraction,
-            has_prompt=True,
+            has_prompt=has_prompt,
         )
 
     def is_long(self, prompt: PromptWork) -> bool:

@@ -1,7 +1,7 @@
 """A lane's plan in the making, and what the lanes of its step group have to do together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from raydix.ids import TransferId
 from raydix.runtime.messages.plan import AddedRequest
@@ -51,7 +51,7 @@ class Draft:
 
     def set_budget(self, budget_tokens: int, shared_tokens: int) -> None:
         """Set how many prompt tokens the step may take, given its decode rows."""
-        self.room = replace(self.room, budget_tokens=budget_tokens, shared_tokens=shared_tokens)
+        self.room = self.room.bounded(budget_tokens, shared_tokens)
 
     def charge(self, num_tokens: int) -> None:
         """Take room for a prompt's row of so many tokens."""
