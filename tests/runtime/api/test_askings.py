@@ -3,13 +3,21 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from raydix.errors import BadRequest, DeadlineExceeded, EngineDead
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import AbortRequest, FailureKind, FinishReason, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    StopRequest,
+    SubmitRequest,
+)
+from raydix.runtime.messages.plan import PromptLogprobs
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
 from tests.runtime.api.small_client import LIMITS, TOKENIZER, collect, submitted, turns
 
@@ -159,9 +167,10 @@ async def test_an_engine_that_is_back_after_it_stopped_is_asked_again(client):
     await end_of(task)
     await lose(client, first)
     client.use("a", third)
-    await lose(client, second, "b")
-    assert (await collect(client.generate([3], None)))[-1].outputs[0].token_ids == [3]
-    assert len(third.sent) == 1
+    for first_token in range(1, 17):
+        await collect(client.generate([first_token], None))
+    assert third.sent
+    assert len(second.sent) > 1
 
 
 async def test_an_output_that_a_stop_string_ends_as_its_engine_stops_is_not_asked_again(client):
@@ -282,3 +291,73 @@ async def test_a_deadline_counts_for_what_was_never_sent(client):
     outputs = client.generate([5], None, "r", RequestOptions(deadline_s=0.01))
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(collect(outputs), 10)
+
+
+def scored(start, values):
+    """Logprobs of the prompt's tokens from `start` on."""
+    bits = np.array(values, np.float32).view(np.int32)
+    ranks = int32_array([1] * len(values))
+    return PromptLogprobs(start=start, logprob_bits=int32_array(bits), ranks=ranks, num_top=0)
+
+
+async def test_a_prompt_that_was_half_scored_is_scored_anew_and_one_with_output_is_not(client):
+    first, second, third = FakeLink(), FakeLink(), FakeLink()
+    client.use("a", first)
+    task = await begin(client, first, params={"prompt_logprobs": 0})
+    first.deliver(delta("r", prompt_logprobs=(scored(1, [-1.0]),)))
+    await turns()
+    await lose(client, first)
+    client.use("a", second)
+    again = await submitted(second)
+    assert (again.known_output.tolist(), again.sampling.num_prompt_logprobs) == ([], 0)
+    second.deliver(delta("r", [5], prompt_logprobs=(scored(1, [-2.0, -3.0]),)))
+    await turns()
+    await lose(client, second)
+    client.use("a", third)
+    once_more = await submitted(third)
+    assert (once_more.known_output.tolist(), once_more.sampling.num_prompt_logprobs) == ([5], None)
+    third.deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    output = (await asyncio.wait_for(task, 10))[-1]
+    told = [each and next(iter(each.values())).logprob for each in output.prompt_logprobs]
+    assert told == [None, -2.0, -3.0]
+
+
+async def test_of_several_samples_those_that_have_not_ended_go_on_together(client):
+    first, second, third = FakeLink(), FakeLink(), FakeLink()
+    client.use("a", first)
+    task = await begin(client, first, params={"n": 3, "temperature": 1.0})
+    first.deliver(delta("r", [5], finished=FinishReason.LENGTH), delta("r-1", [6]))
+    await turns()
+    client.use("b", second)
+    client.use("c", third)
+    await lose(client, first)
+    [link] = [each for each in (second, third) if each.sent]
+    told = [(each.request_id, each.known_output.tolist(), each.sample_of) for each in link.sent]
+    assert told == [("r-1", [6], "r"), ("r-2", [], "r")]
+    link.deliver(
+        delta("r-1", [7], finished=FinishReason.LENGTH),
+        delta("r-2", [8], finished=FinishReason.LENGTH),
+    )
+    samples = (await asyncio.wait_for(task, 10))[-1].outputs
+    assert [each.token_ids for each in samples] == [[5], [6, 7], [8]]
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "delta", "final"])
+@pytest.mark.parametrize("num_lost", range(1, 7))
+async def test_text_is_the_same_wherever_a_link_was_lost(client, kind, num_lost):
+    token_ids = TOKENIZER.encode("éab€abc")
+    first, second = FakeLink(), FakeLink()
+    client.use("a", first)
+    params = {"stop": "abc", "output_kind": kind}
+    task = await begin(client, first, params=params, said=token_ids[:num_lost])
+    await lose(client, first)
+    client.use("a", second)
+    again = await submitted(second)
+    assert again.known_output.tolist() == token_ids[:num_lost]
+    second.deliver(delta("r", token_ids[num_lost:]))
+    outputs = [each.outputs[0] for each in await asyncio.wait_for(task, 10)]
+    told = outputs if kind == "delta" else outputs[-1:]
+    assert "".join(each.text for each in told) == "éab€"
+    assert [token for each in told for token in each.token_ids] == token_ids
+    assert outputs[-1].finish_reason == "stop"
+    assert len(second.sent_of(StopRequest)) == 1
