@@ -198,7 +198,7 @@ async def test_tokens_survive_the_loss_of_a_clients_link(shared_engine: SharedEn
 
         async def close_link() -> None:
             client = await engine.connected()
-            for line in client._lines.up:
+            for line in client._askings._lines.up:
                 assert line._link is not None
                 line._link.close()
 

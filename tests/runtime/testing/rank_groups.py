@@ -82,17 +82,17 @@ class _BrakedRunner:
         return self._runner.execute(plan, wait_layer)
 
 
-class RankSpawner:
+class RankSpawner(InProcessSpawner):
     """A `Spawner` that notes every incarnation of every rank."""
 
     def __init__(self, build_model: BuildModel) -> None:
-        self.inner = InProcessSpawner(build_model)
+        super().__init__(build_model)
         self.ranks: dict[tuple[int, int], InProcessActor] = {}
         """The ranks that were made, by rank and incarnation."""
 
     async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
         """Start an actor, and keep it by rank and incarnation."""
-        running = await self.inner.spawn(kind, name, **arguments)
+        running = await super().spawn(kind, name, **arguments)
         if kind is ActorKind.GPU:
             assert isinstance(running, InProcessActor)
             self.ranks[arguments["rank"], arguments["incarnation"]] = running
@@ -120,7 +120,7 @@ class Groups:
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[InProcessEngine]:
         facts = await self.supervisor.start()
-        engine = InProcessEngine(self.supervisor, self.spawner.inner, facts)
+        engine = InProcessEngine(self.supervisor, self.spawner, facts)
         try:
             await engine.connect()
             yield engine
