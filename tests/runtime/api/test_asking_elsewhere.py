@@ -1,0 +1,57 @@
+"""What is asked at one of several engines: beside its samples, in time, over a link that is up."""
+
+import asyncio
+
+import pytest
+
+from raydix.errors import DeadlineExceeded
+from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.messages.client import FailureKind, PrefetchPrompt, SubmitRequest
+from tests.runtime.api.fake_engine import FakeLink, echo, failed
+from tests.runtime.api.small_client import collect, submitted, turns
+from tests.runtime.api.test_askings import begin, client, lose, losses
+
+__all__ = ["client", "losses"]
+
+
+async def test_a_deadline_that_has_passed_is_told_by_the_next_engine(client):
+    first, second = FakeLink(), FakeLink()
+    client.use("a", first)
+    task = await begin(client, first, said=[5], deadline_s=1e-6)
+    client.use("b", second)
+    await lose(client, first)
+    # What is no time at all would be refused as none.
+    assert (await submitted(second)).deadline_s > 0
+    second.deliver(failed("r", FailureKind.DEADLINE_EXCEEDED))
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_sample_goes_where_the_first_one_is_whoever_has_come_since(client):
+    first, others = FakeLink(), [FakeLink() for _ in range(4)]
+    client.use("a", first)
+    task = await begin(client, first)
+    for name, link in zip("bcde", others, strict=True):
+        client.use(name, link)
+    for number in range(8):
+        session = f"s{number}"
+        other = client.generate([5], None, session, RequestOptions(session_id=session))
+        sample = RequestOptions(session_id=session, sample_of="r")
+        for outputs in (other, client.generate([5], None, f"of r {number}", sample)):
+            asked = asyncio.create_task(collect(outputs))
+            await turns()
+            asked.cancel()
+    asked_of = [each.request_id for link in others for each in link.sent_of(SubmitRequest)]
+    assert asked_of
+    assert not any(each.startswith("of r") for each in asked_of)
+    task.cancel()
+
+
+async def test_what_would_go_over_a_link_whose_end_nobody_has_noticed_goes_over_another(client):
+    first, second = FakeLink(echo), FakeLink(echo)
+    client.use("a", first)
+    client.use("b", second)
+    first.is_closed = True
+    for number in range(8):
+        assert await asyncio.wait_for(client.prefetch([number, 1]), 10) == {"l3": 2}
+    assert len(second.sent_of(PrefetchPrompt)) == 8
