@@ -58,8 +58,7 @@ async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list
     sections = sizes.sections(_PAGE_SIZE)
     sections["cache"]["load"] = "always"
     sections["cache"]["prefetch"] = {"strategy": "wait_complete"}
-    # On one host each stands for a node, and has an L2 of its own.
-    sections["cache"]["l2"] |= {"pull": {}, "shared": False}
+    sections["cache"]["l2"] |= {"pull": {}}
     prompts = Prompts(int(model["vocab_size"]))
     # With a token behind the last page: a prompt of whole pages would compute its last one.
     length = sizes.context_tokens + sizes.new_tokens

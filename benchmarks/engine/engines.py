@@ -142,7 +142,8 @@ def engine_sections(
         "cache": {
             "page_size": page_size,
             "l1": {"num_pages": l1_pages},
-            "l2": None if l2_bytes is None else {"bytes_per_node": l2_bytes},
+            # Whatever engine was measured before leaves nothing to the next.
+            "l2": None if l2_bytes is None else {"bytes_per_node": l2_bytes, "shared": False},
         },
         "scheduler": scheduler,
     }

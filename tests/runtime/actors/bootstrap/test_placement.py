@@ -113,5 +113,5 @@ def test_who_waits_for_resources_is_told_and_then_which(
         placement.place(config_on("cpu"), SIZES)
 
     [record] = caplog.records
-    assert "the engine needs 1 CPU, 5.5GiB memory on one node" in record.getMessage()
+    assert "the engine needs 1 CPU, 1.501GiB memory on one node" in record.getMessage()
     assert removed == [group]
