@@ -66,6 +66,15 @@ class Followed:
         await self.handle.call("wait_all_serving")
 
 
+async def figures_of_events(handle: EngineHandle) -> dict[str, Any]:
+    """What the actor of events says of itself, once it serves: an engine waits for none."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (figures := (await handle.call("stats")).get(ActorKind.EVENTS.value)):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.05)
+    return dict(figures)
+
+
 @pytest.fixture
 async def followed(
     ray_cluster: PrivateCluster, checkpoint: Path, tmp_path: Path
@@ -88,7 +97,7 @@ async def followed(
     handle = await asyncio.to_thread(start_engine, config, name, supervision=IMPATIENT)
     context = zmq.asyncio.Context()
     try:
-        figures: dict[str, Any] = (await handle.call("stats"))[ActorKind.EVENTS.value]
+        figures = await figures_of_events(handle)
         subscriber = KvSubscriber(context, figures["endpoints"][0], figures["replay_endpoints"][0])
         yield Followed(handle, subscriber)
         await subscriber.close()

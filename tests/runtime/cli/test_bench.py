@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from raydix.runtime.cli.load.arrivals import poisson_arrivals
-from tests.runtime.api.fake_engine import FakeCluster, FakeLink, echo
+from raydix.runtime.messages.client import FailureKind, SubmitRequest
+from tests.runtime.api.fake_engine import FakeCluster, FakeLink, echo, failed
 
 Run = Callable[..., int]
 Capture = pytest.CaptureFixture[str]
@@ -92,7 +93,8 @@ def test_requests_that_fail_are_counted_told_and_end_with_1(
 ) -> None:
     def fail_one(link: FakeLink, message: object) -> None:
         if len(link.sent) == 3:
-            link.break_off()
+            assert isinstance(message, SubmitRequest)
+            link.deliver(failed(message.request_id, FailureKind.MODEL_FAILED))
         else:
             echo(link, message)
 
@@ -101,7 +103,7 @@ def test_requests_that_fail_are_counted_told_and_end_with_1(
     assert run("bench", "--connect", "raydix", *arguments, "--json") == 1
     printed = capsys.readouterr()
     assert figures(printed.out)["failed"] == 1
-    assert "1 failed: EngineDead" in printed.err
+    assert "1 failed: ModelFailed" in printed.err
 
 
 @pytest.mark.parametrize(
