@@ -168,7 +168,10 @@ def test_pages_survive_the_death_of_their_creator() -> None:
     )
     assert asdict(geometry) == asdict(plan_arena(ONE_GROUP, 1 << 20))
 
-    arena = HostArena.attach(ArenaLocation(pid=owner.pid, fd=int(fd), geometry=geometry))
+    told = os.stat(f"/proc/{owner.pid}/fd/{fd}")
+    file = (told.st_dev, told.st_ino)
+    location = ArenaLocation(pid=owner.pid, fd=int(fd), file=file, geometry=geometry)
+    arena = HostArena.attach(location)
 
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
