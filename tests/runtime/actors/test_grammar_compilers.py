@@ -143,6 +143,7 @@ async def test_compilers_end_with_whoever_asks_them(tmp_path: Path) -> None:
     await until(lambda: bool(children_of(process.pid)))
     [child] = children_of(process.pid)
 
+    process.stdin.close()
     await process.communicate()
 
     assert process.returncode == 0
