@@ -156,8 +156,11 @@ class EngineConnection:
             async with asyncio.timeout(_ANSWER_S):
                 await engine.call("client_facts")
         except TimeoutError:
-            self._tell(engine.name, f"is not used: it has answered nothing for {_ANSWER_S:g} s")
-            return None
+            text = f"engine {engine.name} has answered nothing for {_ANSWER_S:g} s"
+            self._tell(engine.name, f"is not used: {text}")
+            # Among several it may answer later, while others serve.
+            is_alone = len(self.engines) == 1
+            return EngineDead(f"{text}: it hangs, or its host is gone.") if is_alone else None
         except RaydixError as error:
             return error
         try:

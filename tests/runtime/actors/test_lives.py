@@ -36,7 +36,7 @@ RAY_ENDS_S = 1.0
 """The time that Ray, and then the kernel, take to end the other actors of an engine that gives up.
 """
 SERVE_ENDS_S = 10.0
-CABLE_S = 15.0
+CABLE_S = 30.0
 """The time until a client notices that nothing comes from its engine's host any more."""
 PROMPT = list(range(40))
 _ANY_HOST_S = 300.0
