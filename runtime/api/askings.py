@@ -151,6 +151,7 @@ class Askings:
         self._lines.tell_all(message)
 
     def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
+        """Ask one of the engines. Raises EngineDead if none can be asked."""
         beside: list[AskingId] = []
         if isinstance(message, SubmitRequest) and message.sample_of is not None:
             # Its pages are where the first sample is.

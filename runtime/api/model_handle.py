@@ -1,6 +1,7 @@
 """What a handle asks of a model, whichever engines serve it: requests, and what concerns them."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from raydix.runtime.api.retention import hint_for, retention_of
 from raydix.runtime.api.sampling_params import SamplingParams
 
 
-class ModelHandle:
+class ModelHandle(ABC):
     """Sends requests over a connection to engines of one model."""
 
     def __init__(self, connection: EngineConnection) -> None:
@@ -23,9 +24,9 @@ class ModelHandle:
         self.pins = Pins(self)
         """Prompts whose pages stay in L2 for a while."""
 
+    @abstractmethod
     async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:
         """Counters and gauges of each engine, by its name; None for one that is away."""
-        raise NotImplementedError
 
     async def generate(
         self,
