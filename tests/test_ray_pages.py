@@ -72,7 +72,7 @@ def page_text(url: str, folder: Path, wanted: list[str]) -> str:
 @pytest.mark.parametrize(
     ("page", "wanted"),
     [
-        ("actors", ["raydix:NAME:scheduler", "raydix:NAME:host", "raydix:NAME:gpu0", "ALIVE"]),
+        ("actors", ["raydix:NAME:scheduler", "raydix:l2-", "raydix:NAME:gpu0", "ALIVE"]),
         ("jobs", ["tests.ray_pages", "RUNNING"]),
         ("serve", ["an-application", "RUNNING"]),
     ],

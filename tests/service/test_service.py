@@ -35,7 +35,11 @@ def config_of(checkpoint: Path) -> EngineConfig:
     return load_config(
         {
             "model": {"path": str(checkpoint)},
-            "cache": {"page_size": 16, "l1": {"num_pages": 512}, "l2": {"bytes_per_node": "16MiB"}},
+            "cache": {
+                "page_size": 16,
+                "l1": {"num_pages": 512},
+                "l2": {"bytes_per_node": "16MiB", "shared": False},
+            },
         }
     )
 

@@ -86,7 +86,7 @@ async def followed(
             "cache": {
                 "page_size": 16,
                 "l1": {"num_pages": 128},
-                "l2": {"bytes_per_node": "4MiB"},
+                "l2": {"bytes_per_node": "4MiB", "shared": False},
                 "l3": {"backend": "file", "path": str(tmp_path / "l3")},
                 "prefetch": {"strategy": "wait_complete", "min_tokens": 1},
                 "events": {"port": 0, "replay_port": 0},
