@@ -106,24 +106,27 @@ class Spoken:
 
 
 class ReasoningTokens:
-    """Owns: how many tokens were reasoning, and whether the next one is."""
+    """Owns: how many tokens were reasoning, and whether the next one is.
+
+    An output's text begins with that of earlier tokens where it was held back: within a character,
+    and where it may have become a stop string.
+    """
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self.number = 0
         self._token_bytes = token_bytes
         self._is_reasoning = False
+        self._num_held = 0
+        """The bytes of the tokens so far whose text has not come."""
 
     def add(self, text: str, token_ids: Sequence[int], edges: Sequence[int]) -> None:
         """Count an output's tokens.
 
         edges: where reasoning begins and ends in its text, in turn. A token is what it begins in.
         """
-        if not edges:
-            self.number += len(token_ids) if self._is_reasoning else 0
-            return
         places = [len(text[:each].encode()) for each in edges]
         num_passed = 0
-        begin = 0
+        begin = self._num_held
         for token_id in token_ids:
             while num_passed < len(places) and places[num_passed] <= begin:
                 num_passed += 1
@@ -132,3 +135,4 @@ class ReasoningTokens:
             begin += len(self._token_bytes(token_id))
         if (len(places) - num_passed) % 2:
             self._is_reasoning = not self._is_reasoning
+        self._num_held = max(0, begin - len(text.encode()))
