@@ -154,9 +154,10 @@ def _decode(content: bytes) -> EngineRecord | None:
 
 def _path_of(name: str) -> str:
     # A name stands in lines of the log and in commands to copy; a str of half a character in none.
-    if not isinstance(name, str) or not name.isprintable():
+    # Behind an @ the command line expects the address where an engine listens.
+    if not isinstance(name, str) or not name.isprintable() or "@" in name:
         raise ConfigError(
-            f"an engine's name is {name!r}; expected printable text. Choose another one."
+            f"an engine's name is {name!r}; expected printable text without @. Choose another one."
         )
     file_name = urllib.parse.quote(name, safe="")
     if not 0 < len(file_name) <= _MAX_NAME_BYTES:

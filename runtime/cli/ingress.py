@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +25,7 @@ from raydix.runtime.cli.listen_options import SecretFile, split_connect
 from raydix.runtime.cli.options import Address
 from raydix.runtime.cli.serve import LogJson
 from raydix.runtime.cli.stop_signal import until_stopped
+from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
     from raydix.runtime.api.service import AsyncService
@@ -96,10 +98,13 @@ async def _serve_until_stopped(
     service: "AsyncService", options: HttpOptions, drain_s: float
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises EngineDead if no engine is there to begin with."""
+    # What is wrong with the options is told whether or not an engine is there.
+    front = read_http_options(options, service.name)
+    assert front is not None, "an ingress is for HTTP"
     async with service:
         await service.connected()
-        front = read_http_options(options, await service.model_path())
-        assert front is not None, "an ingress is for HTTP"
+        if options.model_name is None:
+            front = replace(front, model_name=model_label(await service.model_path()))
         async with serving_http(front, service, drain_s) as url:
             logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
             await until_stopped()

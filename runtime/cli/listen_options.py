@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.links.address import TcpAddress
 
 Listen = Annotated[
     str | None,
@@ -28,10 +29,15 @@ SecretFile = Annotated[
 
 def split_connect(connect: str) -> tuple[str, str | None]:
     """Name and address of `NAME@HOST:PORT`; of `NAME` the address is None. Raises ConfigError."""
-    name, at, address = connect.rpartition("@")
-    # A name may hold an @, but an address has a port.
-    if not at or (address and ":" not in address):
+    name, at, address = connect.partition("@")
+    if not at:
         return connect, None
-    if not (name and address):
-        raise ConfigError(f"--connect is {connect!r}; expected NAME or NAME@HOST:PORT.")
+    try:
+        TcpAddress.parse(address)
+    except ConfigError as error:
+        raise ConfigError(
+            f"The engine is named {connect!r}: {error} Expected NAME or NAME@HOST:PORT."
+        ) from error
+    if not name:
+        raise ConfigError(f"The engine is named {connect!r}; expected NAME or NAME@HOST:PORT.")
     return name, address

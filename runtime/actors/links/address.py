@@ -9,6 +9,7 @@ from typing import Self
 from raydix.errors import ConfigError
 
 MAX_UNIX_PATH_BYTES = 107
+MAX_PORT = 65535
 _PROBE_S = 3
 _NUM_PROBES = 3
 """Probes without an answer, after which a peer's host counts as gone."""
@@ -46,8 +47,15 @@ class TcpAddress:
     def parse(cls, text: str) -> Self:
         """Read `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for every interface. Raises ConfigError."""
         host, separator, port = str(text).rpartition(":")  # from Python it may be anything
-        if not (separator and port.isascii() and port.isdigit() and int(port) < 65536):
-            raise ConfigError(f"the address is {text!r}; expected HOST:PORT, such as 10.0.0.7:8901")
+        if not (separator and port.isascii() and port.isdigit()):
+            raise ConfigError(
+                f"the address is {text!r}; expected HOST:PORT, such as 10.0.0.7:8901."
+            )
+        if int(port) > MAX_PORT:
+            raise ConfigError(
+                f"the port of {text!r} is {port}; expected HOST:PORT, with a port of 0 to "
+                f"{MAX_PORT}."
+            )
         return cls(host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port))
 
     @property
@@ -81,7 +89,7 @@ def parse_address(text: str) -> Address:
             )
         return UnixAddress(rest)
     host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:
+    if kind == "tcp" and host and port.isdecimal() and int(port) <= MAX_PORT:
         return TcpAddress(host, int(port))
     raise ConfigError(f"link address is {text!r}; expected unix:/path or tcp:host:port")
 

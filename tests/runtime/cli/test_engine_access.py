@@ -28,9 +28,8 @@ async def test_a_running_engine_is_reached_and_goes_on(cluster):
     ("connect", "expected"),
     [
         ("raydix", ("raydix", None)),
-        ("me@home", ("me@home", None)),
         ("mine@gpu7:8901", ("mine", "gpu7:8901")),
-        ("me@home@[::1]:0", ("me@home", "[::1]:0")),
+        ("mine@[::1]:0", ("mine", "[::1]:0")),
     ],
 )
 def test_a_name_may_be_followed_by_an_address(connect, expected):
@@ -38,8 +37,8 @@ def test_a_name_may_be_followed_by_an_address(connect, expected):
 
 
 async def test_options_that_contradict_each_other_are_refused(tmp_path):
-    for connect in ("@gpu7:8901", "mine@", "@"):
-        with pytest.raises(ConfigError, match="expected NAME or NAME@HOST:PORT"):
+    for connect in ("@gpu7:8901", "mine@", "@", "left@h", "left@h:99999"):
+        with pytest.raises(ConfigError, match="xpected NAME or NAME@HOST:PORT"):
             await Where(connect).reach()
     with pytest.raises(ConfigError, match="--connect mine@HOST:PORT"):
         await Where("mine", None, tmp_path).reach()

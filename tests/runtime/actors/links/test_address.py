@@ -41,3 +41,9 @@ def test_addresses_beyond_loopback_are_known(text: str, host: str, is_loopback: 
 def test_addresses_without_a_port_are_refused(text: Any) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         TcpAddress.parse(text)
+
+
+def test_a_port_out_of_range_is_told_with_the_range() -> None:
+    with pytest.raises(ConfigError, match=r"the port of 'localhost:99999' .* port of 0 to 65535"):
+        TcpAddress.parse("localhost:99999")
+    assert TcpAddress.parse("localhost:65535").port == 65535
