@@ -7,7 +7,10 @@ import typer
 
 from raydix.errors import ConfigError
 from raydix.runtime.cli.config_check import print_report
+from raydix.runtime.cli.http_front import Http
+from raydix.runtime.cli.listen_options import Listen
 from raydix.runtime.cli.options import AsJson, Settings, Source, sections_of
+from raydix.runtime.cli.port_check import require_distinct_ports
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.values import parse_size
@@ -25,6 +28,7 @@ def schema() -> None:
 def check(
     source: Source = None,
     settings: Settings = None,
+    *,
     gpu_memory: Annotated[
         str | None,
         typer.Option(help="Memory of each GPU, as 80GiB. Default: that of this machine's, if any."),
@@ -33,14 +37,17 @@ def check(
         str | None,
         typer.Option(help="Memory that the node can give. Default: what is free here."),
     ] = None,
+    http: Http = None,
+    listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what an engine would take: weights, pages and tokens by tier. Nothing is started.
 
-    Needs no GPU and no weights, but the checkpoint's config.json. Exits with 1 if something does
-    not fit.
+    Needs no GPU and no weights, but the checkpoint's config.json. --http and --listen as they will
+    be given to `raydix serve`: their ports are compared. Exits with 1 if something does not fit.
     """
     config = load_config(source, sections_of(settings))
+    require_distinct_ports(config, http=http, listen=listen)
     print_report(
         config,
         device_bytes=_bytes_of("--gpu-memory", gpu_memory),

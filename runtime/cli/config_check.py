@@ -11,6 +11,7 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
     measure_checkpoint,
     size_engine,
 )
+from raydix.runtime.actors.kv_sockets import read_certificate
 from raydix.runtime.cli.output import print_json, standard_output
 from raydix.runtime.config.capacity import effective_summary, format_bytes
 from raydix.runtime.config.engine import EngineConfig
@@ -41,6 +42,8 @@ class Machine:
     node_bytes: int | None
     """Memory that the node can still give."""
     num_cpus: int | None
+    is_engines: bool = True
+    """Whether an engine is to run here, so that files which it needs must be here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,9 @@ def machine_at_hand(
 
     if is_here and node_bytes is None:
         node_bytes, num_cpus = available_memory_bytes(), len(os.sched_getaffinity(0))
-    return Machine(device_bytes=device_bytes, node_bytes=node_bytes, num_cpus=num_cpus)
+    return Machine(
+        device_bytes=device_bytes, node_bytes=node_bytes, num_cpus=num_cpus, is_engines=is_here
+    )
 
 
 def _own_device_bytes() -> int | None:
@@ -135,6 +140,8 @@ def check_config(config: EngineConfig, machine: Machine) -> Report:
         problems.append(str(error))
 
     problems += _overflows(config, sizes, machine)
+    if machine.is_engines:
+        problems += _unreadable(config)
     return Report(
         sizes=sizes,
         weight_format=model.checkpoint.quantisation.description,
@@ -167,6 +174,9 @@ def _lines(
 
     if config.has_l3:
         yield "L3 is not asked here; raydix doctor tries whether it answers"
+
+    if config.cache.events is not None and config.cache.events.curve and not machine.is_engines:
+        yield "cache.events.curve is not read here, where the engine will not run"
 
     if config.model.device == "cuda":
         for name, num_bytes in _GPUS.items():
@@ -212,6 +222,16 @@ def _overflows(config: EngineConfig, sizes: EngineSizes, machine: Machine) -> It
             f"{num_ranks} ranks need a CPU each; the node has {num_cpus}. Lower parallel.dp or "
             "parallel.tp."
         )
+
+
+def _unreadable(config: EngineConfig) -> Iterator[str]:
+    """What of the engine's own files cannot be read."""
+    if config.cache.events is None:
+        return
+    try:
+        read_certificate(config.cache.events)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _node_bytes(config: EngineConfig, sizes: EngineSizes) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydix.errors import ConfigError
+from raydix.runtime.cli.port_check import parse_option
 from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
@@ -114,7 +115,6 @@ def read_http_options(
     require_packages(options)
     if options.num_replicas is not None:
         _require_own_cluster(cluster_address)
-    from raydix.runtime.actors.links.address import TcpAddress
     from raydix.runtime.server.cross_origin import checked_origins
     from raydix.runtime.server.key_file import KeyFile
     from raydix.runtime.server.listener import bind
@@ -124,10 +124,7 @@ def read_http_options(
     except ConfigError as error:
         raise ConfigError(f"--cors-origin: {error}") from error
 
-    try:
-        address = TcpAddress.parse(options.http)
-    except ConfigError as error:
-        raise ConfigError(f"--http: {error}") from error
+    address = parse_option("--http", options.http)
     if options.key_file is None and not address.is_loopback:
         raise ConfigError(
             f"--http {options.http} is reached from other hosts; there every request needs a key. "

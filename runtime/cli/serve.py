@@ -42,6 +42,7 @@ from raydix.runtime.cli.options import (
     lazy_storage,
     sections_of,
 )
+from raydix.runtime.cli.port_check import require_distinct_ports
 from raydix.runtime.cli.stop_signal import deferring_signals, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -96,6 +97,7 @@ def serve(
     if secret_file is not None and listen is None:
         raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
     options = HttpOptions(http, http_replicas, keys, model_name, tuple(cors_origins or ()))
+    require_distinct_ports(config, http=http, listen=listen)
     front = read_http_options(options, config.model.path, address)
     if dry_run:
         print_report(config)

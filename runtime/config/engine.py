@@ -11,6 +11,7 @@ from raydix.runtime.config.kv_layout import FP8_DTYPE
 from raydix.runtime.config.l3 import Hf3fsL3Section
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.policies import KvDtype, QuantizationWay
+from raydix.runtime.config.ports import NamedPorts, find_conflict, ports_of
 from raydix.runtime.config.sections import (
     CacheSection,
     ModelSection,
@@ -61,6 +62,11 @@ class EngineConfig(Section):
         return self.parallel.ep > 1 and self.experts.host_store
 
     @property
+    def named_ports(self) -> tuple[NamedPorts, ...]:
+        """The ports that the engine is told to take, whoever of it listens there."""
+        return tuple(ports_of(self.cache, self.parallel, self.ray))
+
+    @property
     def arena_folder(self) -> str | None:
         """The folder in which the arena needs a name, as 3FS maps memory by name; None: no name."""
         return "/dev/shm" if isinstance(self.cache.l3, Hf3fsL3Section) else None
@@ -99,6 +105,13 @@ class EngineConfig(Section):
         asked = self.model.max_model_len
         if asked is not None and num_pages is not None and asked > num_pages * page_size:
             raise ValueError(_too_long(asked, num_pages, page_size))
+        return self
+
+    @model_validator(mode="after")
+    def _has_distinct_ports(self) -> Self:
+        conflict = find_conflict(self.named_ports)
+        if conflict is not None:
+            raise ValueError(conflict)
         return self
 
     @model_validator(mode="after")

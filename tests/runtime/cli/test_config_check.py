@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zmq.auth
 
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
@@ -170,3 +171,38 @@ def test_serve_can_be_asked_without_starting_anything(
 ) -> None:
     assert run("serve", model, "--dry-run") == 0
     assert "weights " in capsys.readouterr().out
+
+
+def test_ports_of_options_and_keys_may_not_be_the_same(
+    run: Run, capsys: Capture, model: str
+) -> None:
+    events = ("--set", "cache.events={port: 7000, replay_port: 7100}")
+    assert run("config", "check", model, *events, "--http", "127.0.0.1:7001") == 0
+    capsys.readouterr()
+    assert run("config", "check", model, *events, "--http", "127.0.0.1:7100") == 1
+    assert "--http takes port 7100" in capsys.readouterr().err
+    assert run("config", "check", model, *events, "--listen", "127.0.0.1:7000") == 1
+    assert "--listen takes port 7000" in capsys.readouterr().err
+
+
+def test_keys_of_events_that_cannot_be_read_are_told(
+    run: Run, capsys: Capture, model: str, tmp_path: Path
+) -> None:
+    curve = ("--set", f"cache.events.curve={tmp_path}")
+    assert run("config", "check", model, *curve) == 1
+    assert "cache.events.curve: " in capsys.readouterr().err
+
+    (tmp_path / "clients").mkdir()
+    zmq.auth.create_certificates(tmp_path, "server")
+    assert run("config", "check", model, *curve) == 0
+    (tmp_path / "server.key_secret").write_text("no key")
+    assert run("config", "check", model, *curve) == 1
+    assert "No public key found" in capsys.readouterr().err
+
+
+def test_keys_of_events_are_not_looked_for_where_the_engine_will_not_run(
+    run: Run, capsys: Capture, model: str
+) -> None:
+    elsewhere = ("--set", "cache.events.curve=/no/such/keys", "--gpu-memory", "400GiB")
+    assert run("config", "check", model, *CUDA, *elsewhere) == 0
+    assert "cache.events.curve is not read here" in capsys.readouterr().out

@@ -17,6 +17,10 @@ KEY = "alice-key-0123456789"
     [
         (["--http", "0.0.0.0:0"], "Add --keys FILE"),
         (["--http", "8000"], "expected HOST:PORT"),
+        (["--http", "localhost:99999"], "a port of 0 to 65535"),
+        (["--listen", "localhost"], "--listen: the address is"),
+        (["--http", "localhost:1", "--listen", "127.0.0.1:1"], "--listen takes port 1; expected"),
+        (["--http", ":1", "--set", "ray.metrics_port=1"], "--http takes port 1; expected"),
         (["--http", "127.0.0.1:0", "--keys", "none.yaml"], "cannot be read"),
         (["--keys", "none.yaml"], "Add --http HOST:PORT"),
         (["--cors-origin", "*"], "Add --http HOST:PORT"),
