@@ -26,7 +26,7 @@ class NamedSchema(WireRequest):
 
     name: Text | None = None
     description: Text | None = None
-    json_schema: Annotated[Table[Text, Any], Field(alias="schema")] = Field(default_factory=dict)
+    json_schema: Annotated[Table[Text, Any], Field(alias="schema")]
     strict: bool | None = None
 
 

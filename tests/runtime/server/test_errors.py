@@ -15,6 +15,7 @@ from raydix.errors import (
     RaydixError,
 )
 from raydix.runtime.server.errors import failure_of, failure_of_validation
+from raydix.runtime.server.wire.anthropic import MessagesRequest
 from raydix.runtime.server.wire.chat import ChatRequest
 from raydix.runtime.server.wire.completions import CompletionRequest
 from raydix.runtime.server.wire.responses import ResponsesRequest
@@ -134,6 +135,28 @@ def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], fie
             ChatRequest,
             {"messages": [TURN], "response_format": {"type": "json_schema"}},
             "response_format.json_schema: Field required",
+        ),
+        (
+            ChatRequest,
+            {
+                "messages": [TURN],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "x"}},
+            },
+            "response_format.json_schema.schema: Field required",
+        ),
+        (
+            ResponsesRequest,
+            {"input": "a", "text": {"format": {"type": "json_schema", "name": "x"}}},
+            "text.format.schema: Field required",
+        ),
+        (
+            MessagesRequest,
+            {
+                "messages": [TURN],
+                "max_tokens": 1,
+                "output_config": {"format": {"type": "json_schema"}},
+            },
+            "output_config.format.schema: Field required",
         ),
         (
             ChatRequest,
