@@ -1,7 +1,7 @@
 """`raydix cache ...`: look into a running engine's cache, empty it, or change its storage."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 import typer
 from rich.console import Console
 
-from raydix.errors import BadRequest, BatchFailed, ConfigError
+from raydix.errors import BadParameter, BadRequest, BatchFailed, ConfigError
 from raydix.runtime.cli.cache_tables import (
     explanation_table,
     pins_table,
@@ -30,7 +30,7 @@ from raydix.runtime.cli.options import (
     sections_of,
 )
 from raydix.runtime.cli.output import print_json, print_values
-from raydix.runtime.cli.prompt_file import read_prompt_file
+from raydix.runtime.cli.prompt_file import FilePrompt, read_prompt_file
 from raydix.runtime.server.keys import Caller, Role, tenant_name
 
 if TYPE_CHECKING:
@@ -176,10 +176,7 @@ def pin(
     if not prompts:
         raise BadRequest(f"--file {file} holds no prompt; expected one per line.")
 
-    async def pin_all(engine: "AsyncLLM") -> list["PinnedPrompt"]:
-        return [await engine.pins.add(prompt, keep_s=keep_s, cache_salt=salt) for prompt in prompts]
-
-    pinned = ask_engine(where, pin_all)
+    pinned = ask_engine(where, lambda engine: _pin_all(engine, prompts, keep_s, salt))
     if as_json:
         print_json([asdict(each) for each in pinned])
         return
@@ -279,7 +276,27 @@ async def prefetch_file(
                 f"Engine {engine.name} has no L3 to fetch from. Set cache.l3, or use raydix cache "
                 "attach."
             )
-        return await prefetch_all(engine, prompts, cache_salt)
+        return await prefetch_all(engine, [each.prompt for each in prompts], cache_salt)
+
+
+async def _pin_all(
+    engine: "AsyncLLM", prompts: Sequence[FilePrompt], keep_s: float, cache_salt: str | None
+) -> list["PinnedPrompt"]:
+    """Pin prompts, one after the other. Raises BadRequest: in which line one is wrong."""
+    pinned: list[PinnedPrompt] = []
+    for each in prompts:
+        try:
+            added = await engine.pins.add(each.prompt, keep_s=keep_s, cache_salt=cache_salt)
+        except BadParameter:
+            # It is of an option, and no line has a part in it.
+            raise
+        except BadRequest as error:
+            raise BadRequest(
+                f"{each.place}: {error} What stands before it in the file is pinned; raydix cache "
+                "pins lists it."
+            ) from error
+        pinned.append(added)
+    return pinned
 
 
 def ask_engine(where: Where, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:

@@ -280,3 +280,19 @@ def test_a_file_is_pinned_prompt_by_prompt(
     assert run("cache", "pin", *flags) == 0
     assert "no pin: 0 of 3 tokens are held in L2" in capsys.readouterr().out
     assert run("cache", "pin", *flags[:2], "--keep-s", "0", "--connect", "mine") == 1
+
+
+@pytest.mark.parametrize("wrong", ['{"text": "b"}', "7", "[]", "[1, -1]", "[[1]]"])
+def test_a_prompt_that_cannot_be_pinned_is_told_by_its_line(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    wrong: str,
+) -> None:
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'"one"\n\n{wrong}\n')
+    assert run("cache", "pin", "--file", str(path), "--connect", "mine") == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "prompts.jsonl, line 3: The prompt" in error

@@ -56,3 +56,11 @@ def test_a_bad_line_is_told_by_its_number_in_the_file(tmp_path):
 
     with pytest.raises(BadRequest, match=r"prompts\.jsonl, line 3 is no JSON from character 2 on"):
         read_prompts([], path)
+
+
+def test_a_line_that_is_no_prompt_is_told_by_its_number(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"good"\n{"text": "no"}\n')
+
+    with pytest.raises(BadRequest, match=r"line 2: The prompt is a dict with \['text'\]"):
+        read_prompts([], path)
