@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from raydix.errors import EngineDead, RaydixError
@@ -15,9 +16,16 @@ from raydix.runtime.api.model_limits import ModelLimits
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 5.0
+_LOOK_S = 1.0
+"""The time after which the engines of a service are looked for again."""
+_NOBODY_S = 60.0
+"""The time for which requests wait while a service has no engine."""
 _ANSWER_S = 10.0
 """How long an engine that is there may take to say so."""
 logger = logging.getLogger(__name__)
+
+
+FindMembers = Callable[[], Awaitable[Sequence[EnginePlace]]]
 
 
 class _OtherModel(EngineDead):
@@ -31,9 +39,13 @@ class EngineConnection:
     case. Requests wait until that works or no engine is left.
     """
 
-    def __init__(self, places: Sequence[EnginePlace]) -> None:
+    def __init__(self, places: Sequence[EnginePlace], members: "FindMembers | None" = None) -> None:
+        """`members`: finds the places of a service, whose engines come and go."""
         self.engines = [FoundEngine(place) for place in places]
-        self.tokenizers = KnownTokenizers(is_near=all(each.address is None for each in places))
+        is_near = members is None and all(each.address is None for each in places)
+        self.tokenizers = KnownTokenizers(is_near=is_near)
+        self._members = members
+        self._watch: asyncio.Task[None] | None = None
         self._client: EngineClient | None = None
         self._home = HomeLoop()
         self._recoveries: dict[str, asyncio.Task[None]] = {}
@@ -64,6 +76,8 @@ class EngineConnection:
     async def disconnect(self) -> None:
         """Leave the engines. Open streams raise Cancelled and their requests are aborted."""
         client, self._client = self.client_at_hand(), None
+        if self._watch is not None:
+            self._watch.cancel()
         for each in self._recoveries.values():
             each.cancel()
         if client is not None:
@@ -77,6 +91,10 @@ class EngineConnection:
 
     async def _connect_to_all(self) -> None:
         """Connect to the engines that can be reached. Raises EngineDead if none can."""
+        if self._members is not None:
+            self._meet(await self._members())
+            if not self.engines:
+                raise EngineDead("The service has no engine at the moment. Try again later.")
         outcomes = await asyncio.gather(
             *(self._connect(engine) for engine in self.engines), return_exceptions=True
         )
@@ -85,6 +103,40 @@ class EngineConnection:
             if outcome is not None:
                 self._tell(engine.name, f"is not used: {outcome}")
                 self._recover(engine)
+        if self._members is not None and (self._watch is None or self._watch.done()):
+            self._watch = asyncio.create_task(self._watch_members(self._members), name="members")
+
+    def _meet(self, places: Sequence[EnginePlace]) -> list[FoundEngine]:
+        """Know the engines at these places from now on, and no others. Returns the new ones."""
+        known = {engine.place: engine for engine in self.engines}
+        new = [FoundEngine(place) for place in places if place not in known]
+        self.engines = [known[place] for place in places if place in known] + new
+        names = {engine.name for engine in self.engines}
+        for name in [each for each in self._recoveries if each not in names]:
+            self._recoveries.pop(name).cancel()
+        self._gone = {name: error for name, error in self._gone.items() if name in names}
+        return new
+
+    async def _watch_members(self, members: "FindMembers") -> None:
+        """Connect to the engines that come; give up once there has been none for a while."""
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            client, now_s = self._client, time.monotonic()
+            if client is None:
+                return
+            try:
+                for engine in self._meet(await members()):
+                    self._recover(engine)
+            except RaydixError as error:
+                logger.warning("%s", error)
+            if self.engines or not client.is_closed:
+                last_s = now_s
+            elif now_s - last_s > _NOBODY_S:
+                client.give_up(
+                    EngineDead(f"The service has had no engine for {_NOBODY_S:g} s. Ask anew.")
+                )
+                last_s = now_s
 
     async def _connect(self, engine: FoundEngine) -> None:
         try:
@@ -97,7 +149,7 @@ class EngineConnection:
 
         limits, client = ModelLimits.of(handle.facts), self._client
         if client is not None and client.limits != limits:
-            if len(self.engines) > 1:
+            if not self._is_alone:
                 link.close()
                 names = ", ".join(client.limits.differences(limits))
                 raise _OtherModel(f"it differs from the others in {names}")
@@ -116,13 +168,20 @@ class EngineConnection:
 
     def _tell(self, name: str, news: str, level: int = logging.WARNING) -> None:
         """Log what has become of one of several engines, unless that was told last."""
-        if len(self.engines) > 1 and self._told.get(name) != news:
+        if not self._is_alone and self._told.get(name) != news:
             self._told[name] = news
             logger.log(level, "engine %s %s", name, news)
 
     def _note_loss(self, name: str) -> None:
         self._tell(name, "is not reached any more; what it has left open goes on at any other")
-        self._recover(next(engine for engine in self.engines if engine.name == name))
+        for engine in self.engines:
+            if engine.name == name:
+                self._recover(engine)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is one engine, and will not be others."""
+        return len(self.engines) == 1 and self._members is None
 
     def _recover(self, engine: FoundEngine) -> None:
         former = self._recoveries.get(engine.name)
@@ -136,14 +195,14 @@ class EngineConnection:
         assert client is not None, "its link was lost"
         while not client.has_link(engine.name):
             # Where there is but one engine, the next request looks for it.
-            if len(self.engines) == 1 and not client.has_waiting:
+            if self._is_alone and not client.has_waiting:
                 return
             error = await self._try_again(engine)
             if error is None:
                 self._gone.pop(engine.name, None)
             else:
                 self._gone[engine.name] = error
-                if len(self._gone) == len(self.engines):
+                if self._members is None and len(self._gone) == len(self.engines):
                     client.give_up(error)
             # Also after a success: a link that is lost again at once is not made anew at once.
             await asyncio.sleep(pause_s)
@@ -159,8 +218,8 @@ class EngineConnection:
             text = f"engine {engine.name} has answered nothing for {_ANSWER_S:g} s"
             self._tell(engine.name, f"is not used: {text}")
             # Among several it may answer later, while others serve.
-            is_alone = len(self.engines) == 1
-            return EngineDead(f"{text}: it hangs, or its host is gone.") if is_alone else None
+            is_over = EngineDead(f"{text}: it hangs, or its host is gone.")
+            return is_over if self._is_alone else None
         except RaydixError as error:
             return error
         try:

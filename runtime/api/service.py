@@ -13,6 +13,7 @@ from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.explained import explained
 from raydix.runtime.api.model_handle import ModelHandle
 from raydix.runtime.api.request_options import check_switch
+from raydix.runtime.api.service_name import ServiceName, find_places
 from raydix.runtime.config.paths import require_absolute_l3
 
 
@@ -28,11 +29,16 @@ class AsyncService(ModelHandle):
 
     def __init__(
         self,
-        engines: Sequence[str] | Mapping[str, str | None],
+        engines: Sequence[str] | Mapping[str, str | None] | ServiceName,
         secret_file: str | Path | None = None,
         cluster: str | None = None,
     ) -> None:
         """A handle that connects when first used; the arguments are those of `connect`."""
+        self._arguments = (engines, secret_file, cluster)
+        if isinstance(engines, ServiceName):
+            self.name = engines.name
+            super().__init__(EngineConnection([], partial(find_places, engines.name, cluster)))
+            return
         addresses = dict(engines if isinstance(engines, Mapping) else dict.fromkeys(engines))
         if isinstance(engines, str) or not addresses:
             raise BadRequest(
@@ -42,7 +48,17 @@ class AsyncService(ModelHandle):
         places = [EnginePlace(each, at, secret_file, cluster) for each, at in addresses.items()]
         super().__init__(EngineConnection(places))
         self.name = "+".join(addresses)
-        self._arguments = (addresses, secret_file, cluster)
+
+    @classmethod
+    async def find(cls, service: str, *, cluster: str | None = None) -> Self:
+        """Reach a service of `raydix serve --nodes` by its name, on whatever nodes its engines are.
+
+        This process must be part of its Ray cluster, or be able to join it at `cluster`. Engines
+        that come are used, and those that go are forgotten. Raises EngineDead if there is none.
+        """
+        reached = cls(ServiceName(service), None, cluster)
+        await reached.connected()
+        return reached
 
     @classmethod
     async def connect(
@@ -57,9 +73,9 @@ class AsyncService(ModelHandle):
         engines: their names, or for each the `HOST:PORT` where it listens, None if it is on this
         host. secret_file, cluster: as of `AsyncLLM.connect`.
         """
-        service = cls(engines, secret_file, cluster)
-        await service.connected()
-        return service
+        reached = cls(engines, secret_file, cluster)
+        await reached.connected()
+        return reached
 
     async def model_path(self) -> str:
         """Where the engines have their model from. Raises EngineDead if none is there.

@@ -188,10 +188,9 @@ async def serving_http(
         from raydix.runtime.server.serve_app import Replicas
         from raydix.runtime.server.serve_front import replicas_listening
 
-        assert isinstance(engine, AsyncLLM), (
-            "replicas are for the engine that was started with them"
-        )
-        supervisor = await engine.place.find()
+        log_path = None
+        if isinstance(engine, AsyncLLM):
+            log_path = await (await engine.place.find()).call("log_path")
         replicas = Replicas(
             engine=engine,
             model_name=front.model_name,
@@ -199,7 +198,7 @@ async def serving_http(
             num_replicas=front.num_replicas,
             drain_s=drain_s,
             origins=front.origins,
-            log_path=await supervisor.call("log_path"),
+            log_path=log_path,
         )
         async with replicas_listening(replicas, front.address) as url:
             yield url

@@ -21,6 +21,7 @@ from raydix.errors import EngineDead
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.api.service import AsyncService
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.server.app import build_app
 from raydix.runtime.server.cross_origin import checked_origins
@@ -59,8 +60,8 @@ class ServeArguments(BaseModel):
 class Replicas:
     """The application, whoever starts it."""
 
-    engine: AsyncLLM
-    """The engine's handle; pickled, it connects anew where it is used."""
+    engine: AsyncLLM | AsyncService
+    """The handle on one engine or several; pickled, it connects anew where it is used."""
     model_name: str
     keys: KeyJudge | None
     """The judge of keys; None only where nothing listens beyond loopback."""
@@ -88,7 +89,7 @@ class HttpReplica:
 
     def __init__(
         self,
-        engine: AsyncLLM,
+        engine: AsyncLLM | AsyncService,
         model_name: str,
         keys: KeyJudge | None,
         log_path: str | None,

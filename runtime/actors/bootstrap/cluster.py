@@ -104,6 +104,11 @@ def join_cluster(address: str | None, settings: RaySection | None = None) -> Pri
     return None
 
 
+def own_node() -> str:
+    """The id of the Ray node that this process belongs to."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def metrics_url(node_id: str) -> str:
     """Where a node of the cluster that this process is part of serves its metrics."""
     [node] = [node for node in ray.nodes() if node["NodeID"] == node_id]

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from raydix.runtime.actors.bootstrap.cluster import (
     join_cluster,
     metrics_url,
     named_cluster,
+    own_node,
 )
 from raydix.runtime.actors.bootstrap.control_client import ask_facts
 from raydix.runtime.actors.bootstrap.engine_handle import (
@@ -68,12 +69,15 @@ def start_engine(
     *,
     gateway: GatewaySettings | None = None,
     control: StartControl | None = None,
+    node: str | None = None,
+    checking: "Future[StartModel] | None" = None,
 ) -> EngineHandle:
     """Start an engine and wait until it serves; it ends with this process.
 
     Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on
     this host. What its actors log is logged in this process, too. `build_model`: what GPU actors
-    drive. `gateway`: where it listens for clients on other hosts.
+    drive. `gateway`: where it listens for clients on other hosts. `node`: the id of the Ray node
+    where it is to run; None: wherever there is room. `checking`: what `check_config` has begun.
 
     Raises ConfigError, also if `name` is that of a living engine, CheckpointError, or EngineDead,
     also if `control` calls the start off.
@@ -86,10 +90,9 @@ def start_engine(
         require_node(
             [{"GPU": float(config.parallel.num_ranks)}], [{"GPU": float(count_gpus() or 0)}]
         )
-    # Whoever loads it later finds the same commit, and on this host without asking the Hub.
-    config = replace_model_path(config, pin_model_path(config.model.path))
+    config = pinned(config)
     # Beside Ray's own start: either takes seconds.
-    checking = on_thread("check", _check, config, build_model)
+    checking = checking or check_config(config, build_model)
     with holding_exit():
         handle = _start_on_ray(
             checking,
@@ -97,6 +100,7 @@ def start_engine(
             name=name,
             address=address,
             config=config,
+            node=node,
             supervision=supervision or Supervision(),
             gateway=gateway,
         )
@@ -104,13 +108,29 @@ def start_engine(
     return handle
 
 
+def pinned(config: EngineConfig) -> EngineConfig:
+    """The same, with the commit of a model on the Hub.
+
+    Whoever loads it later finds the same one, and on this host without asking the Hub.
+    """
+    return replace_model_path(config, pin_model_path(config.model.path))
+
+
+def check_config(
+    config: EngineConfig, build_model: BuildModel = build_torch_model
+) -> "Future[StartModel]":
+    """Begin to find out on a thread what the engines of a `pinned` configuration take."""
+    return on_thread("check", _check, config, build_model)
+
+
 def _start_on_ray(
-    checking: "Future[_Model]",
+    checking: "Future[StartModel]",
     control: StartControl,
     *,
     name: str,
     address: str | None,
     config: EngineConfig,
+    node: str | None,
     **arguments: Any,
 ) -> EngineHandle:
     """Start the engine whose model is being checked; what was made is given back if that fails."""
@@ -121,7 +141,7 @@ def _start_on_ray(
         model = control.result(checking)
         control.check()
         with phase(logger, "resources reserved"):
-            placement = place(config, model.sizes)
+            placement = place(config, model.sizes, node)
         control.wait_precondition()
         spawner = model.make_spawner(name, placement, config)
         supervisor, follower, facts = _start_supervisor(
@@ -141,7 +161,7 @@ def _start_on_ray(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
+class StartModel:
     """The model that GPU actors drive. What it takes is None where nobody knows."""
 
     build: BuildModel
@@ -166,15 +186,15 @@ class _Model:
         )
 
 
-def _check(config: EngineConfig, build_model: BuildModel) -> _Model:
+def _check(config: EngineConfig, build_model: BuildModel) -> StartModel:
     """Measure the configured model, if it is that."""
     if build_model is not build_torch_model:
         # Its builder alone knows what such a model imports.
-        return _Model(build=build_model, prepare_spare=lambda: None, sizes=None)
+        return StartModel(build=build_model, prepare_spare=lambda: None, sizes=None)
     with phase(logger, "configuration checked"):
         checked = check_model(config)
     build = partial(build_torch_model, checkpoint=checked.checkpoint, kernels=pack_kernels(config))
-    return _Model(build=build, prepare_spare=import_torch_model, sizes=checked.sizes)
+    return StartModel(build=build, prepare_spare=import_torch_model, sizes=checked.sizes)
 
 
 def _log_start(config: EngineConfig, facts: EngineFacts, own: OwnEngine) -> None:
@@ -200,7 +220,7 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
     find_cluster(address, name)
     supervisor = find_supervisor(name)
     try:
-        facts: EngineFacts = ray.get(supervisor.facts.remote())
+        facts: EngineFacts = ray.get(supervisor.facts.remote(own_node()))
     except RayError as error:
         raise typed_error(error, f"engine {name}") from error
     return EngineHandle(facts.client, facts.record)
@@ -219,7 +239,7 @@ def _start_supervisor(
     follower: LogFollower | None = None
     try:
         with phase(logger, "Supervisor started"):
-            record: EngineRecord = control.get(supervisor.open.remote())
+            record: EngineRecord = control.get(supervisor.open.remote(own_node()))
         follower = LogFollower(name, record)
         facts: EngineFacts = control.get(supervisor.start.remote())
     except (RayError, EngineDead) as error:
@@ -227,7 +247,7 @@ def _start_supervisor(
         if follower is not None:
             follower.finish()
         raise typed_error(error, f"engine {name}") from error
-    return supervisor, follower, facts
+    return supervisor, follower, replace(facts, record=record)
 
 
 def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, Any]) -> Any:

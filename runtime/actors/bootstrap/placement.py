@@ -26,6 +26,12 @@ _LEAST_MEMORY = 1 << 20
 _PATIENCE_S = 2.0
 """The time that an engine which has just ended has to give back what it held."""
 _TIMEOUT_S = 60.0
+_NODE_LABEL = "ray.io/node-id"
+"""The label that Ray gives each node."""
+
+
+class NoRoom(ConfigError):
+    """Others hold what an engine needs; it is there, and may come free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +113,11 @@ def _shown(resources: Mapping[str, float], names: Sequence[str]) -> str:
     )
 
 
-def place(config: EngineConfig, sizes: EngineSizes | None) -> Placement:
-    """Use the caller's placement group, or make one. Raises ConfigError if there is no room."""
+def place(config: EngineConfig, sizes: EngineSizes | None, node_id: str | None = None) -> Placement:
+    """Use the caller's placement group, or make one; on this node of Ray, if one is named.
+
+    Raises ConfigError if there is no room.
+    """
     bundles = bundles_for(config, sizes)
     given = ray.util.get_current_placement_group()
     if given is not None:
@@ -116,8 +125,17 @@ def place(config: EngineConfig, sizes: EngineSizes | None) -> Placement:
         return Placement(given, is_own=False)
 
     l2 = {"memory": float(0 if sizes is None or sizes.arena_bytes is None else sizes.arena_bytes)}
-    require_node([*bundles, l2], [node["Resources"] for node in ray.nodes() if node["Alive"]])
-    group = placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_PACK")
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if node_id is not None:
+        nodes = [node for node in nodes if node["NodeID"] == node_id]
+    require_node([*bundles, l2], [node["Resources"] for node in nodes])
+    group = placement_group(
+        [dict(bundle) for bundle in bundles],
+        strategy="STRICT_PACK",
+        bundle_label_selector=None
+        if node_id is None
+        else [{_NODE_LABEL: node_id} for _ in bundles],
+    )
 
     # A node is large enough, but others may hold what it has.
     if group.wait(_PATIENCE_S):
@@ -128,7 +146,7 @@ def place(config: EngineConfig, sizes: EngineSizes | None) -> Placement:
     if not group.wait(_TIMEOUT_S):
         remove_placement_group(group)
         free = _shown(ray.available_resources(), sorted(needed))
-        raise ConfigError(
+        raise NoRoom(
             f"{wanted}; others hold what it has, and for {_TIMEOUT_S:g} s no more than {free} were "
             "free in the cluster. Stop one of them, or lower parallel.dp or parallel.tp."
         )

@@ -71,6 +71,16 @@ class Gateway:
             ) from error
         return replace(wanted, port=self._listener.port).host_port
 
+    def record_at(self, listens_at: str) -> EngineRecord:
+        """How the engine is reached from other hosts, at the address that `open` returned."""
+        address = str(TcpAddress.parse(listens_at))
+        return EngineRecord(
+            control_address=address,
+            client_address=address,
+            secret=self._settings.secret or self._record.secret,
+            tls=TlsFiles.of(os.environ),
+        )
+
     def withdraw(self) -> None:
         """Take no new clients; links stay. May be called twice, and before `open`."""
         if self._listener is not None:

@@ -58,6 +58,7 @@ class SupervisorActor:
         self._name = name
         self._config = config
         self._supervision = supervision
+        self._node = spawner.node
         self._folder = PrivateFolder()
         self._log = LogDesk(self._folder.path)
         self._actors = EngineActors(
@@ -87,18 +88,19 @@ class SupervisorActor:
     def __repr__(self) -> str:
         return f"Supervisor({self._name})"
 
-    async def open(self) -> EngineRecord:
+    async def open(self, caller_node: str | None = None) -> EngineRecord:
         """Take the engine's name on this host and be found by it, before the engine starts.
 
-        Returns by what. From here on all that this process logs goes to the engine's log. Raises
-        ConfigError if a living engine has the name, or if the gateway cannot listen.
+        Returns by what callers on a node of Ray reach it; None: on its host. From here on all that
+        this process logs goes to the engine's log. Raises ConfigError if a living engine has the
+        name, or if the gateway cannot listen.
         """
         await self._desk.open()
         self._log.open()
         send_log(self._log.path, ActorKind.SUPERVISOR)
         if self._gateway is not None:
             self._listens_at = await self._gateway.open(TlsFiles.of(os.environ))
-        return self._actors.record
+        return self._record_for(caller_node)
 
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
@@ -122,13 +124,13 @@ class SupervisorActor:
         self._facts = replace(facts, client=replace(facts.client, listens_at=self._listens_at))
         return self._facts
 
-    def facts(self) -> EngineFacts:
-        """What is known of the engine. Raises EngineDead unless it serves."""
+    def facts(self, caller_node: str | None = None) -> EngineFacts:
+        """What callers on this node of Ray need to know. Raises EngineDead unless it serves."""
         if self._is_over.is_set() or self._failure is not None:
             raise self._end()
         if self._facts is None:
             raise EngineDead(f"engine {self._name} is still starting. Try again soon.")
-        return self._facts
+        return replace(self._facts, record=self._record_for(caller_node))
 
     def log_path(self) -> str:
         """Where processes of this host that belong to the engine send their log."""
@@ -266,6 +268,13 @@ class SupervisorActor:
             self._gateway.withdraw()
         self._is_over.set()
         self._folder.remove()
+
+    def _record_for(self, caller_node: str | None) -> EngineRecord:
+        """How processes of a node of Ray reach the engine: from another one by the gateway."""
+        is_near = caller_node in (None, self._node)
+        if is_near or self._gateway is None or self._listens_at is None:
+            return self._actors.record
+        return self._gateway.record_at(self._listens_at)
 
     async def _wait_ready(self) -> EngineFacts:
         await self._actors.wait_attached()

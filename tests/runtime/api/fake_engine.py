@@ -180,7 +180,7 @@ class FakeHandle:
         self.calls.append((method, *arguments))
         if method == "explain" and self.known is not None and arguments[0] not in self.known:
             return None
-        return {"method": method}
+        return {} if method == "tokenizer_files" else {"method": method}
 
     async def shutdown(self) -> None:
         self.is_shut_down = True

@@ -3,11 +3,14 @@
 import asyncio
 import logging
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from raydix.errors import BadRequest, EngineDead, UnknownRequest
 from raydix.runtime.api import engine_connection
+from raydix.runtime.api import service as service_module
+from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.messages.client import AbortRequest, RetainSession, SubmitRequest
 from tests.runtime.api.fake_engine import delta, echo
@@ -257,3 +260,74 @@ async def test_an_engine_that_answers_nothing_may_answer_later(cluster, service,
     for name in NAMES:
         cluster.engines[name].is_silent = False
     assert (await asyncio.wait_for(task, 10)).outputs[0].token_ids == [5, 6, 7]
+
+
+@pytest.fixture
+def members(cluster, monkeypatch):
+    """The engines of the service `made-up`, as the Ray cluster would tell them."""
+    names = []
+
+    async def find_places(service, where):
+        assert service == "made-up"
+        return [EnginePlace(name) for name in names]
+
+    def join(name):
+        cluster.add(name)
+        names.append(name)
+
+    monkeypatch.setattr(service_module, "find_places", find_places)
+    monkeypatch.setattr(engine_connection, "_LOOK_S", 0.01)
+    return SimpleNamespace(join=join, leave=names.remove)
+
+
+async def test_engines_of_a_service_come_and_go(cluster, members):
+    members.join("a")
+    async with await AsyncService.find("made-up") as service:
+        assert (await last(service.generate([1]))).outputs[0].token_ids == [1]
+        members.join("b")
+        await until(lambda: cluster.links_to("b"))
+        members.leave("a")
+        cluster.engines["a"].is_dead = True
+        cluster.links_to("a")[-1].break_off()
+        assert (await last(service.generate([2]))).outputs[0].token_ids == [2]
+        assert [each.token_ids.tolist() for each in asked(cluster, "b")] == [[2]]
+        await until(lambda: [one.name for one in service._connection.engines] == ["b"])
+        assert pickle.loads(pickle.dumps(service)).name == "made-up"
+
+
+async def test_requests_wait_while_a_service_has_no_engine(cluster, members):
+    members.join("a")
+    async with await AsyncService.find("made-up") as service:
+        cluster.answer = never
+        for link in cluster.links:
+            link._answer = never
+        task = asyncio.create_task(last(service.generate([5, 6])))
+        await until(lambda: asked(cluster, "a"))
+        members.leave("a")
+        cluster.engines["a"].is_dead = True
+        cluster.links_to("a")[-1].break_off()
+        await until(lambda: not service._connection.engines)
+        assert not task.done()
+        cluster.answer = echo
+        members.join("b")
+        assert (await task).outputs[0].token_ids == [5, 6]
+
+
+async def test_a_service_without_an_engine_for_long_fails_its_requests(
+    cluster, members, monkeypatch
+):
+    with pytest.raises(EngineDead, match="no engine at the moment"):
+        await AsyncService.find("made-up")
+    members.join("a")
+    async with await AsyncService.find("made-up") as service:
+        cluster.answer = never
+        for link in cluster.links:
+            link._answer = never
+        task = asyncio.create_task(last(service.generate([5, 6])))
+        await until(lambda: asked(cluster, "a"))
+        members.leave("a")
+        monkeypatch.setattr(engine_connection, "_NOBODY_S", 0.0)
+        cluster.engines["a"].is_dead = True
+        cluster.links_to("a")[-1].break_off()
+        with pytest.raises(EngineDead, match="has had no engine"):
+            await task

@@ -9,7 +9,7 @@ import pytest
 from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap import placement
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
-from raydix.runtime.actors.bootstrap.placement import bundles_for, require_node
+from raydix.runtime.actors.bootstrap.placement import NoRoom, bundles_for, require_node
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.loading import load_config
@@ -106,12 +106,35 @@ def test_who_waits_for_resources_is_told_and_then_which(
     )
     removed: list[object] = []
     monkeypatch.setattr(placement, "ray", fake_ray)
-    monkeypatch.setattr(placement, "placement_group", lambda bundles, strategy: group)
+    monkeypatch.setattr(placement, "placement_group", lambda *_, **__: group)
     monkeypatch.setattr(placement, "remove_placement_group", removed.append)
 
-    with pytest.raises(ConfigError, match="no more than 1 CPU, 3GiB memory were free"):
+    with pytest.raises(NoRoom, match="no more than 1 CPU, 3GiB memory were free"):
         placement.place(config_on("cpu"), SIZES)
 
     [record] = caplog.records
     assert "the engine needs 1 CPU, 1.501GiB memory on one node" in record.getMessage()
     assert removed == [group]
+
+
+def test_a_named_node_gets_all_of_an_engine_or_it_is_told_what_that_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [
+        {"Alive": True, "NodeID": "small", "Resources": {"CPU": 2.0, "memory": float(1 << 30)}},
+        {"Alive": True, "NodeID": "large", "Resources": {"CPU": 2.0, "memory": float(8 << 30)}},
+    ]
+    util = SimpleNamespace(get_current_placement_group=lambda: None)
+    monkeypatch.setattr(placement, "ray", SimpleNamespace(util=util, nodes=lambda: nodes))
+    selectors: list[object] = []
+
+    def make(bundles: list[object], **options: Any) -> Any:
+        selectors.append(options["bundle_label_selector"])
+        return SimpleNamespace(wait=lambda timeout_s: True)
+
+    monkeypatch.setattr(placement, "placement_group", make)
+    with pytest.raises(ConfigError, match="nodes have 2 CPU, 1GiB memory"):
+        placement.place(config_on("cpu"), SIZES, "small")
+    placement.place(config_on("cpu"), SIZES, "large")
+    placement.place(config_on("cpu"), SIZES)
+    assert selectors == [[{"ray.io/node-id": "large"}] * 2, None]

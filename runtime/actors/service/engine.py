@@ -1,0 +1,70 @@
+"""One engine of a service, from its start to its end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from raydix.errors import RaydixError
+from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.runtime.actors.service.launcher import Launcher, StartedEngine
+from raydix.runtime.actors.service.plan import EngineState, EngineView
+from raydix.runtime.actors.threads import on_thread
+
+logger = logging.getLogger(__name__)
+
+
+class ServiceEngine:
+    """Owns: what has become of one engine that the service has started."""
+
+    def __init__(self, name: str, number: int, node: str) -> None:
+        self.name = name
+        self.number = number
+        self.node = node
+        self.failure: RaydixError | None = None
+        """Why it could not start."""
+        self._state = EngineState.STARTING
+        self._control = StartControl()
+        self._started: StartedEngine | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def view(self) -> EngineView:
+        """What the service goes by."""
+        return EngineView(name=self.name, number=self.number, node=self.node, state=self._state)
+
+    @property
+    def serving(self) -> StartedEngine | None:
+        """The engine if it serves, and is to go on."""
+        return self._started if self._state is EngineState.SERVING else None
+
+    async def live(self, launcher: Launcher, on_serving: Callable[[], None]) -> None:
+        """Start it, and return once it has ended and has given everything back."""
+        starting = on_thread(self.name, launcher.start, self.name, self.node, self._control)
+        try:
+            self._started = await asyncio.wrap_future(starting)
+        except RaydixError as error:
+            self.failure = error
+            return
+        if self._state is EngineState.STARTING:
+            self._state = EngineState.SERVING
+            logger.info("engine %s serves", self.name)
+            on_serving()
+            try:
+                await self._started.wait_ended()
+            except RaydixError as error:
+                logger.log(logging.WARNING if self._ending is None else logging.INFO, "%s", error)
+        # Whoever waits for its end learns of it before all is given back.
+        await (self._ending or self._end(self._started))
+
+    def drain(self) -> None:
+        """Let it take nothing new and end, or call its start off."""
+        self._control.call_off()
+        self._state = EngineState.DRAINING
+        if self._started is not None and self._ending is None:
+            self._ending = asyncio.create_task(self._end(self._started), name=f"end-{self.name}")
+
+    async def _end(self, started: StartedEngine) -> None:
+        try:
+            await started.shutdown()
+        except RaydixError as error:
+            logger.warning("engine %s has not ended well: %s", self.name, error)

@@ -1,0 +1,32 @@
+"""Where engines of a service start: the nodes of a Ray cluster, or what a test makes of them."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from raydix.runtime.actors.bootstrap.start_control import StartControl
+
+
+class StartedEngine(Protocol):
+    """An engine that serves, as the process has it which started it."""
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Make a control call. Raises EngineDead."""
+
+    async def wait_ended(self) -> None:
+        """Wait until it ends. Raises EngineDead that says why."""
+
+    async def shutdown(self) -> None:
+        """Drain it and stop it; nothing happens if it is gone. May be called twice."""
+
+
+class Launcher(Protocol):
+    """Knows the nodes, and starts engines on them. Its methods block."""
+
+    def nodes(self) -> Sequence[str]:
+        """The ids of the nodes that live."""
+
+    def engines(self) -> Sequence[str]:
+        """The names of all engines of the service, whoever has started them."""
+
+    def start(self, name: str, node: str, control: StartControl) -> StartedEngine:
+        """Start an engine and wait until it serves. Raises RaydixError, NoRoom among them."""

@@ -1,0 +1,194 @@
+"""A service: engines of one model on several nodes, started, replaced and ended as one."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+from raydix.errors import CheckpointError, ConfigError
+from raydix.runtime.actors.bootstrap.placement import NoRoom
+from raydix.runtime.actors.service.engine import ServiceEngine
+from raydix.runtime.actors.service.former import FormerService
+from raydix.runtime.actors.service.launcher import Launcher
+from raydix.runtime.actors.service.names import engine_name, next_number
+from raydix.runtime.actors.service.plan import (
+    Drain,
+    EngineState,
+    GiveUp,
+    Start,
+    next_steps,
+    num_kept,
+)
+from raydix.runtime.actors.service.rests import Rests
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""The time after which nodes are looked at again."""
+_GIVING_WAY_S = 10.0
+"""The time after which a later version that says nothing more is taken for dead."""
+
+
+class EngineService:
+    """Owns: which engines of a service this process has started, and which of them are to end."""
+
+    def __init__(
+        self,
+        name: str,
+        launcher: Launcher,
+        num_wanted: int,
+        former: FormerService | None = None,
+    ) -> None:
+        """`former`: the version of the service before this one."""
+        self.name = name
+        self._launcher = launcher
+        self._num_wanted = num_wanted
+        self._former = former
+        self._engines: dict[str, ServiceEngine] = {}
+        self._lives: dict[asyncio.Task[None], ServiceEngine] = {}
+        self._rests = Rests()
+        self._has_served = False
+        self._lacks_room = False
+        self._latest_number = 0
+        self._kept: tuple[int, float] | None = None
+        """How many engines a later version leaves to this one, and until when that counts."""
+        self._is_stopping = False
+        self._changed = asyncio.Event()
+        self._serves = asyncio.Event()
+        self._is_over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep as many engines as are wanted, until `stop` or until a later version has taken over.
+
+        Raises the error of the first start, if that is one of the configuration or of the model.
+        """
+        try:
+            while not self._has_ended:
+                await self._bring_about(time.monotonic())
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._changed.wait()
+                self._bury(time.monotonic())
+        finally:
+            await self._end_all()
+            self._is_over.set()
+
+    async def serving(self) -> None:
+        """Return once an engine of this version serves."""
+        await self._serves.wait()
+
+    async def ended(self) -> None:
+        """Return once no engine is left, for whatever reason."""
+        await self._is_over.wait()
+
+    def stop(self) -> None:
+        """Drain all engines; `run` returns once they have ended. May be called twice."""
+        self._is_stopping = True
+        self._changed.set()
+
+    def give_way(self, num_engines: int) -> dict[str, Any]:
+        """Have no more than so many engines, as a later version has others; end without any.
+
+        It counts for a while: a later version that dies leaves the service as it was.
+        """
+        self._kept = (num_engines, time.monotonic() + _GIVING_WAY_S)
+        self._changed.set()
+        return self.describe()
+
+    def describe(self) -> dict[str, Any]:
+        """How many engines are wanted, and what each does, as plain values."""
+        views = sorted((each.view for each in self._engines.values()), key=lambda one: one.number)
+        return {
+            "service": self.name,
+            "wanted": self._num_wanted,
+            "is_giving_way": self._kept is not None,
+            "engines": [
+                {"name": each.name, "node": each.node, "state": each.state.value} for each in views
+            ],
+        }
+
+    @property
+    def _has_ended(self) -> bool:
+        has_given_way = self._kept is not None and self._kept[0] == 0
+        return (self._is_stopping or has_given_way) and not self._lives
+
+    def _num_to_have(self, now_s: float) -> int:
+        if self._kept is not None and now_s > self._kept[1]:
+            logger.warning("the later version of %s is gone; this one goes on", self.name)
+            self._kept = None
+        if self._is_stopping:
+            return 0
+        return self._num_wanted if self._kept is None else min(self._kept[0], self._num_wanted)
+
+    async def _bring_about(self, now_s: float) -> None:
+        """Take the steps that are due."""
+        views = [each.view for each in self._engines.values()]
+        num_serving = sum(each.state is EngineState.SERVING for each in views)
+        has_former = self._former is not None and self._former.is_there
+        if self._former is not None and has_former and num_serving + self._lacks_room > 0:
+            kept = num_kept(
+                self._former.num_engines,
+                num_serving=num_serving,
+                num_wanted=self._num_wanted,
+                lacks_room=self._lacks_room,
+            )
+            await self._former.keep(kept)
+
+        nodes = await asyncio.to_thread(self._launcher.nodes)
+        steps = next_steps(
+            views,
+            nodes=nodes,
+            resting=self._rests.resting(now_s),
+            num_former={} if self._former is None else self._former.num_by_node(),
+            num_wanted=self._num_to_have(now_s),
+            # Beside an earlier version they come one after the other.
+            max_starting=1 if has_former else len(nodes),
+        )
+        for step in steps:
+            match step:
+                case Start(node=node):
+                    await self._start(node)
+                case Drain(name=name) | GiveUp(name=name):
+                    self._engines[name].drain()
+
+    async def _start(self, node: str) -> None:
+        there = await asyncio.to_thread(self._launcher.engines)
+        self._latest_number = max(self._latest_number + 1, next_number(self.name, there))
+        engine = ServiceEngine(
+            engine_name(self.name, self._latest_number), self._latest_number, node
+        )
+        self._engines[engine.name] = engine
+        logger.info("engine %s starts on node %s", engine.name, node)
+        life = asyncio.create_task(
+            engine.live(self._launcher, lambda: self._note_serving(node)), name=engine.name
+        )
+        self._lives[life] = engine
+        life.add_done_callback(lambda _: self._changed.set())
+
+    def _note_serving(self, node: str) -> None:
+        self._has_served, self._lacks_room = True, False
+        self._rests.note_success(node)
+        self._serves.set()
+        self._changed.set()
+
+    def _bury(self, now_s: float) -> None:
+        """Forget the engines that have ended. Raises what can only be the user's to mend."""
+        for life in [each for each in self._lives if each.done()]:
+            engine = self._lives.pop(life)
+            life.result()
+            del self._engines[engine.name]
+            if engine.failure is None or engine.view.state is EngineState.DRAINING:
+                continue
+            self._lacks_room = isinstance(engine.failure, NoRoom)
+            is_users = isinstance(engine.failure, ConfigError | CheckpointError)
+            if is_users and not self._lacks_room and not self._has_served:
+                raise engine.failure
+            logger.warning("engine %s does not start: %s", engine.name, engine.failure)
+            self._rests.note_failure(engine.node, now_s)
+
+    async def _end_all(self) -> None:
+        for engine in self._engines.values():
+            engine.drain()
+        await asyncio.gather(*self._lives, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""Engines of a service on the nodes of a Ray cluster that this process is part of."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import ray
+
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.launch import StartModel, start_engine
+from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.actors.service.ray_engines import engines_of
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.config.engine import EngineConfig
+
+
+class RayLauncher:
+    """A `Launcher` of engines of one configuration, each on a node of Ray."""
+
+    def __init__(
+        self,
+        service: str,
+        config: EngineConfig,
+        supervision: Supervision,
+        checking: "Future[StartModel]",
+    ) -> None:
+        """`checking`: what the model takes, which all engines have in common."""
+        self._service = service
+        self._config = config
+        self._supervision = supervision
+        self._checking = checking
+
+    def nodes(self) -> Sequence[str]:
+        """The ids of the nodes that Ray takes for living, in their order."""
+        return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+    def engines(self) -> Sequence[str]:
+        """The names of all engines of the service in the cluster."""
+        return engines_of(self._service)
+
+    def start(self, name: str, node: str, control: StartControl) -> EngineHandle:
+        """Start an engine on a node, where clients on others reach it by the node's address."""
+        [found] = [each for each in ray.nodes() if each["NodeID"] == node]
+        # Its secret is drawn by the engine and told through Ray, as those of pulls are.
+        gateway = GatewaySettings(address=TcpAddress(found["NodeManagerAddress"], 0), secret=None)
+        return start_engine(
+            self._config,
+            name,
+            supervision=self._supervision,
+            gateway=gateway,
+            control=control,
+            node=node,
+            checking=self._checking,
+        )

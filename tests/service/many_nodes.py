@@ -1,0 +1,202 @@
+"""A Ray cluster of several nodes, and services on it: processes of their own, reached by HTTP."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.engine_record import find_record
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 240.0
+"""The time for what must come; nothing is measured by it."""
+NUM_TOKENS = 120
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+class ManyNodes:
+    """A running cluster, whose head is one of its nodes."""
+
+    def __init__(self, folder: str) -> None:
+        command = [sys.executable, "-m", "tests.service.cluster_process", folder]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+            cwd=ROOT,
+            text=True,
+        )
+        self.address, self.head = self._answer().split()
+
+    def add(self) -> str:
+        """Start one more node; returns its id."""
+        return self._order("add")
+
+    def kill(self, node: str) -> None:
+        """SIGKILL of a node's raylet, with which all processes on it end."""
+        assert self._order(f"kill {node}") == "killed"
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _order(self, order: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{order}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, "the cluster has ended"
+        return line
+
+
+@contextlib.contextmanager
+def many_nodes() -> Iterator[ManyNodes]:
+    with tempfile.TemporaryDirectory(prefix="rn-", dir="/tmp", ignore_cleanup_errors=True) as path:
+        nodes = ManyNodes(path)
+        try:
+            yield nodes
+        finally:
+            nodes.stop()
+
+
+class Served:
+    """`raydix serve --nodes` in a process of its own."""
+
+    def __init__(self, name: str, *arguments: str) -> None:
+        self.name = name
+        self.log: list[str] = []
+        command = [sys.executable, "-m", "raydix", "serve", "--name", name, *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+
+    async def says(self, text: str) -> str:
+        """The first line of its log with this text, once it is there."""
+        async with asyncio.timeout(WAIT_S):
+            while not (found := [line for line in self.log if text in line]):
+                assert self.process.poll() is None, "".join(self.log)
+                await asyncio.sleep(0.05)
+        return found[0]
+
+    async def url(self) -> str:
+        """Where HTTP is, once it is ready."""
+        line = await self.says("HTTP is ready at ")
+        return line.partition("HTTP is ready at ")[2].split("/v1")[0]
+
+    async def ended(self) -> int:
+        """Its exit status, once it has ended."""
+        return await asyncio.to_thread(self.process.wait, WAIT_S)
+
+    async def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        assert await self.ended() == 0, "".join(self.log)
+
+
+async def engines_of(name: str) -> dict[str, str]:
+    """The engines of a service that serve, and the node of each."""
+    record = find_record(name)
+    if record is None:
+        return {}
+    described = await call_supervisor(name, record, "describe_service")
+    return {one["name"]: one["node"] for one in described["engines"] if one["state"] == "serves"}
+
+
+async def until_serving(name: str, num_engines: int, without: str | None = None) -> dict[str, str]:
+    """The engines that serve, once they are so many and none of them is on the node `without`."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            engines = await engines_of(name)
+            if len(engines) == num_engines and without not in engines.values():
+                return engines
+            await asyncio.sleep(0.1)
+
+
+def body_of(number: int, **fields: Any) -> dict[str, Any]:
+    """What a stream asks for; half of them are sampled."""
+    return {
+        "prompt": [(number * 37 + place * place) % 199 for place in range(200)],
+        "max_tokens": NUM_TOKENS,
+        "temperature": number % 2,
+        "seed": number,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        **fields,
+    }
+
+
+async def events(http: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream; fails if it is refused, breaks, tells an error or is cut."""
+    is_whole = False
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            is_whole = line == "data: [DONE]"
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                yield event
+                is_whole = False
+            elif is_whole:
+                break
+    assert is_whole, "the stream was cut"
+
+
+class Stream:
+    """One stream, and what has come of it."""
+
+    def __init__(self, http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        self.tokens: list[int] = []
+        self.cached_tokens = 0
+        self.prompt_tokens = 0
+        self.has_begun = asyncio.Event()
+        self.reading = asyncio.create_task(self._read(http, body))
+
+    async def _read(self, http: httpx.AsyncClient, body: dict[str, Any]) -> list[int]:
+        async for event in events(http, body):
+            for choice in event["choices"]:
+                self.tokens += choice.get("token_ids") or []
+            if len(self.tokens) > 10:
+                self.has_begun.set()
+            if event.get("usage"):
+                self.prompt_tokens = event["usage"]["prompt_tokens"]
+                self.cached_tokens = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert len(self.tokens) == body["max_tokens"]
+        return self.tokens
+
+
+def client(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits)
