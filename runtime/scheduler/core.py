@@ -11,12 +11,12 @@ from raydix.runtime.scheduler.followers import Followers
 from raydix.runtime.scheduler.host_messages import HostMessages
 from raydix.runtime.scheduler.l1_flush import L1Flush
 from raydix.runtime.scheduler.late_ranks import LateRanks
-from raydix.runtime.scheduler.life.admission import Admission
 from raydix.runtime.scheduler.life.admission_turns import AdmissionTurns
 from raydix.runtime.scheduler.life.attempts import Attempts
 from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.explanations import Explanations
+from raydix.runtime.scheduler.life.facts import Looks
 from raydix.runtime.scheduler.life.grammars import Grammars
 from raydix.runtime.scheduler.life.hints import Hints
 from raydix.runtime.scheduler.life.leases import LeaseAnswers
@@ -73,6 +73,7 @@ class SchedulerCore:
             lanes=self._lanes,
             source=self._source,
             fetch=FetchChoice(settings, source=self._source, rates=self._rates),
+            trials=self._trials,
             timers=self._timers,
             explanations=self._explanations,
         )
@@ -342,38 +343,34 @@ class SchedulerCore:
         )
 
     def _make_planner(self) -> Planner:
-        choice = LoadChoice(
-            self.settings, source=self._source, rates=self._rates, trials=self._trials
-        )
-        admission = Admission(
-            self.settings, requests=self._requests, view=self._source.view, rates=self._rates
+        settings, rates = self.settings, self._rates
+        choice = LoadChoice(settings, source=self._source, rates=rates, trials=self._trials)
+        looks = Looks(
+            settings, requests=self._requests, choice=choice, view=self._source.view, rates=rates
         )
         attempts = Attempts(
-            self.settings,
+            settings,
             requests=self._requests,
-            choice=choice,
-            admission=admission,
-            ahead=LoadAhead(self.settings, choice=choice, life=self._life),
-            trials=self._trials,
+            looks=looks,
+            ahead=LoadAhead(settings, choice=choice, life=self._life, timers=self._timers),
             life=self._life,
-            timers=self._timers,
             counters=self._counters,
         )
         turns = AdmissionTurns(
-            self.settings, attempts, source=self._source, life=self._life, timers=self._timers
+            settings, attempts, source=self._source, life=self._life, timers=self._timers
         )
         drafter = Drafter(
-            self.settings,
-            rates=self._rates,
+            settings,
+            rates=rates,
             turns=turns,
             life=self._life,
             timers=self._timers,
             counters=self._counters,
         )
         return Planner(
-            self.settings,
+            settings,
             lanes=self._lanes,
-            rates=self._rates,
+            rates=rates,
             rows=drafter,
             copies=CopyDrafter(requests=self._requests, source=self._source),
             timers=self._timers,

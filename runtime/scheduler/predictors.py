@@ -32,6 +32,8 @@ _FADE = 0.1
 """The pace at which an observation makes those of other sizes fade, as a part of the pace for its
 own size.
 """
+_UNTESTED_S = 3.0
+"""Seconds since its last observation for which a way needs no trial."""
 _MIN_SLOPE = 0.25
 """The least time of a unit that is ever believed, as a part of its time at the start rate."""
 
@@ -211,9 +213,11 @@ class TimePredictor:
             self._observed.lower(fixed_s, slope_s)
             self._line = None
 
-    def hoped_s(self, amount: float) -> float:
-        """Seconds that `amount` units take if all goes well: half of the least ever believed."""
-        return self._best.predict_s(amount) / _SURPRISE
+    def is_worth_a_trial(self, amount: float, cheap_s: float, now_s: float) -> bool:
+        """Whether so many units might take less than the cheaper way, and none were seen lately."""
+        is_untested = now_s - self.last_test_s(amount, cheap_s) >= _UNTESTED_S
+        # All may go well: then it takes half of the least that was ever believed.
+        return is_untested and self._best.predict_s(amount) / _SURPRISE < cheap_s
 
     def last_test_s(self, amount: float, other_s: float) -> float:
         """The time at which it was last seen whether so many units take less than `other_s`.

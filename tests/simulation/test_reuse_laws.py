@@ -9,7 +9,8 @@ from raydix.runtime.cache.host.answer_times import AnswerTimes
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.unwritten import UnwrittenPages
 from raydix.runtime.config.policies import LoadPolicy
-from raydix.runtime.scheduler.life import admission, load_choice
+from raydix.runtime.scheduler.life import room
+from raydix.runtime.scheduler.predictors import TimePredictor
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import FULL_AND_WINDOW
 from tests.simulation.reuse_laws import Law, Probe, check_reuse
@@ -96,7 +97,7 @@ def writes_that_failed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_window_where_prompts_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests leave windows before the ends of their prompts, and not where these part."""
     monkeypatch.setattr(
-        admission,
+        room,
         "places_to_return",
         lambda settings, request, known: (request.chain.num_prompt_pages,),
     )
@@ -104,7 +105,7 @@ def no_window_where_prompts_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slow_loads_are_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is believed to be dearer is not done, so that nothing refutes it."""
-    monkeypatch.setattr(load_choice, "is_worth_a_trial", lambda *arguments: False)
+    monkeypatch.setattr(TimePredictor, "is_worth_a_trial", lambda *arguments: False)
 
 
 CASES = [

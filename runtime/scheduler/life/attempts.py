@@ -1,27 +1,25 @@
-"""A look at one waiting request: what is decided of it is carried out."""
+"""A waiting request has its turn: facts are gathered, it is decided, and that is carried out."""
 
 from enum import Enum
 from typing import assert_never
 
-from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.life.admission import (
-    Admission,
+    Decision,
+    FallBack,
     Follow,
-    LackRoom,
     LookUpLost,
     Run,
     WaitForPages,
+    decide,
 )
+from raydix.runtime.scheduler.life.facts import Looks
 from raydix.runtime.scheduler.life.load_ahead import LoadAhead
-from raydix.runtime.scheduler.life.load_choice import Assessment, LoadChoice
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
-from raydix.runtime.scheduler.life.trials import Trials
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.timers import Timers
 
 
 class Verdict(Enum):
@@ -42,82 +40,73 @@ class Attempts:
         settings: SchedulerSettings,
         *,
         requests: Requests,
-        choice: LoadChoice,
-        admission: Admission,
+        looks: Looks,
         ahead: LoadAhead,
-        trials: Trials,
         life: Transitions,
-        timers: Timers,
         counters: Counters,
     ) -> None:
         self._settings = settings
         self._requests = requests
-        self._choice = choice
-        self._admission = admission
+        self._looks = looks
         self._ahead = ahead
-        self._trials = trials
         self._life = life
-        self._timers = timers
         self._counters = counters
 
     def try_admit(self, lane: Lane, request: RequestState, now_s: float) -> Verdict:
         """Decide what becomes of one waiting request, and carry it out."""
+        verdict = self._hold_back(lane, request)
+        if verdict is not None:
+            return verdict
+        facts = self._looks.look(lane, request, now_s)
+        decision = decide(self._settings, facts, now_s)
+        return self._carry_out(lane, request, decision, now_s)
+
+    def _hold_back(self, lane: Lane, request: RequestState) -> Verdict | None:
+        """Let a request wait that may not run, whatever is cached of it; None: it may run."""
         if request.request_id in self._requests.orphans:
             lane.waiting.park(request, lacks=None)
             return Verdict.WAITS
+        if request.grammar.key is None:
+            return None
         if request.grammar.is_missing:
             self._life.await_grammar(lane, request)
             return Verdict.WAITS
-        if not lane.grammars.has_room(request.grammar):
-            return Verdict.NO_ROOM
-        found = self._choice.assess(lane, request, now_s)
-        if self._falls_back(lane, request, found.prefix.num_pages):
-            return Verdict.WAITS
+        return None if lane.grammars.has_room(request.grammar) else Verdict.NO_ROOM
 
-        decision = self._admission.decide(lane, request, found, now_s)
+    def _carry_out(
+        self, lane: Lane, request: RequestState, decision: Decision, now_s: float
+    ) -> Verdict:
         match decision:
             case Run():
-                self._run(lane, request, found, decision, now_s)
-                return Verdict.ADMITTED
-            case LackRoom():
-                return Verdict.NO_ROOM
+                return self._run(lane, request, decision, now_s)
             case WaitForPages():
-                self._watch(request, decision.until_s, now_s)
-                is_parked = self._ahead.park(lane, request, found.prefix, decision.lock, now_s)
+                is_parked = self._ahead.wait(lane, request, decision, now_s)
                 return Verdict.WAITS if is_parked else Verdict.NO_ROOM
             case LookUpLost():
-                self._life.look_up_lost(lane, request)
-                lane.waiting.park(request, lacks=None)
+                has_room = self._life.look_up_lost(lane, request, decision, now_s)
+                return Verdict.WAITS if has_room else Verdict.NO_ROOM
+            case FallBack():
+                return self._fall_back(lane, request, decision, now_s)
             case Follow():
-                lane.waiting.park(request, lacks=decision.lacks, leader=decision.leader)
+                leader = decision.leader
+                lane.waiting.park(request, lacks=leader.brings, leader=leader.name)
+                return Verdict.WAITS
             case _:
                 assert_never(decision)
-        return Verdict.WAITS
 
-    def _falls_back(self, lane: Lane, request: RequestState, num_pages: int) -> bool:
-        """Under `lpm`, move a request back of which less is cached now; True: others go first."""
-        settings = self._settings
-        is_by_match = settings.policy is SchedulingPolicy.LPM and settings.prefix_caching
-        if not is_by_match or num_pages >= lane.waiting.num_cached_pages(request):
-            return False
-        self._life.place_anew(lane, request, num_pages)
-        return lane.waiting.next_turn() is not request
-
-    def _watch(self, request: RequestState, until_s: float | None, now_s: float) -> None:
-        """Be woken when a request waits no longer for its pages."""
-        if until_s is not None and request.prefetch.set_alarm(until_s, now_s):
-            self._timers.add(until_s, request.ticket)
-
-    def _run(
-        self, lane: Lane, request: RequestState, found: Assessment, run: Run, now_s: float
-    ) -> None:
-        num_l1_pages = found.prefix.num_l1_pages
-        lease_id = self._life.admit(
-            lane, request, run.lock, run.table, run.start, num_l1_pages=num_l1_pages, now_s=now_s
-        )
-        if lease_id is not None:
+    def _run(self, lane: Lane, request: RequestState, run: Run, now_s: float) -> Verdict:
+        if not self._life.admit(lane, request, run, now_s):
+            return Verdict.NO_ROOM
+        if run.found.loaded is not None:
             self._counters.count(Count.LOAD_DECISIONS)
-        elif found.prefix.num_l2_pages:
+        elif run.found.prefix.num_l2_pages:
             self._counters.count(Count.RECOMPUTE_DECISIONS)
-        if found.trial_load_s is not None:
-            self._trials.begin(lease_id, found.trial_load_s, now_s)
+        return Verdict.ADMITTED
+
+    def _fall_back(
+        self, lane: Lane, request: RequestState, back: FallBack, now_s: float
+    ) -> Verdict:
+        self._life.place_anew(lane, request, back.num_pages)
+        if lane.waiting.next_turn() is not request:
+            return Verdict.WAITS
+        return self._carry_out(lane, request, back.then, now_s)

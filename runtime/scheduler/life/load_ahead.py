@@ -1,25 +1,43 @@
 """What has come from L3 for a request that waits for more goes on to L1."""
 
 from raydix.runtime.cache.radix_tree import Lock
+from raydix.runtime.scheduler.life.admission import WaitForPages
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
+from raydix.runtime.scheduler.life.room import hold
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.cached_prefix import CachedPrefix
+from raydix.runtime.scheduler.timers import Timers
 
 
 class LoadAhead:
     """Lets requests wait for their pages, and loads ahead what has come."""
 
     def __init__(
-        self, settings: SchedulerSettings, *, choice: LoadChoice, life: Transitions
+        self, settings: SchedulerSettings, *, choice: LoadChoice, life: Transitions, timers: Timers
     ) -> None:
         self._settings = settings
         self._choice = choice
         self._life = life
+        self._timers = timers
 
-    def park(
+    def wait(self, lane: Lane, request: RequestState, wait: WaitForPages, now_s: float) -> bool:
+        """Let a request that has room wait for its pages; what has come is loaded ahead.
+
+        False: it has no room, so no other request may overtake it.
+        """
+        held = hold(lane, request, wait.found, now_s)
+        if held is None:
+            return False
+        request.prefetch.note_runnable(now_s)
+        # It is looked at again when it waits no longer.
+        if wait.until_s is not None and request.prefetch.set_alarm(wait.until_s, now_s):
+            self._timers.add(wait.until_s, request.ticket)
+        return self._park(lane, request, wait.found.prefix, held.lock, now_s)
+
+    def _park(
         self, lane: Lane, request: RequestState, prefix: CachedPrefix, lock: Lock, now_s: float
     ) -> bool:
         """Park a request until its pages from L3 have come; what has come is loaded ahead.

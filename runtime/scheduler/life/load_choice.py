@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.scheduler.life.trials import (
     Trials,
-    is_worth_a_trial,
     num_affordable,
     num_soon_done,
 )
@@ -78,13 +77,28 @@ class LoadChoice:
         prefix = self._source.find_prefix(request, lane.match(request.chain))
         if not prefix.num_l2_pages:
             return Assessment(prefix=prefix, loaded=None)
+        if self._settings.load is not LoadPolicy.AUTO:
+            is_loaded = self._settings.load is LoadPolicy.ALWAYS
+            return Assessment(prefix=prefix, loaded=prefix if is_loaded else None)
 
+        load, prefill = self._rates.load, self._rates.prefill
         num_bytes = self._settings.bytes_of(map(len, prefix.loads))
-        is_cheaper = self.is_load_cheaper(num_bytes, prefix.num_l2_pages, now_s)
-        usual = Assessment(prefix=prefix, loaded=prefix if is_cheaper else None)
-        if self._settings.load is not LoadPolicy.AUTO or not self._is_trial_due(usual, now_s):
-            return usual
-        return self._trial(lane, request, usual, now_s) or usual
+        num_tokens = prefix.num_l2_pages * self._settings.page_size
+        load_s, prefill_s = load.predict_s(num_bytes, now_s), prefill.predict_s(num_tokens, now_s)
+        load_test_s = load.last_test_s(num_bytes, prefill_s)
+        prefill_test_s = prefill.last_test_s(num_tokens, load_s)
+
+        # Were the dearer way tried again before the usual one is seen, nothing would refute that.
+        if load_s < prefill_s:
+            usual = Assessment(prefix=prefix, loaded=prefix)
+            is_due = prefill_test_s <= load_test_s
+            is_due = is_due and prefill.is_worth_a_trial(num_tokens, load_s, now_s)
+        else:
+            usual = Assessment(prefix=prefix, loaded=None)
+            is_due = load_test_s <= prefill_test_s
+            is_due = is_due and load.is_worth_a_trial(num_bytes, prefill_s, now_s)
+        tried = self._trial(lane, request, usual, now_s) if is_due else None
+        return tried or usual
 
     def is_load_cheaper(self, num_bytes: int, num_pages: int, now_s: float) -> bool:
         """Whether to load `num_bytes` rather than compute `num_pages`."""
@@ -97,23 +111,6 @@ class LoadChoice:
             case LoadPolicy.AUTO:
                 load_s = self._rates.load.predict_s(num_bytes, now_s)
                 return load_s < self._rates.prefill.predict_s(num_pages * settings.page_size, now_s)
-
-    def _is_trial_due(self, usual: Assessment, now_s: float) -> bool:
-        """Whether to try what is believed to be dearer than the usual."""
-        load, prefill = self._rates.load, self._rates.prefill
-        num_bytes = self._settings.bytes_of(map(len, usual.prefix.loads))
-        num_tokens = usual.prefix.num_l2_pages * self._settings.page_size
-        load_s, prefill_s = load.predict_s(num_bytes, now_s), prefill.predict_s(num_tokens, now_s)
-        load_test_s = load.last_test_s(num_bytes, prefill_s)
-        prefill_test_s = prefill.last_test_s(num_tokens, load_s)
-
-        # Were the dearer way tried again before the usual one is seen, nothing would refute that.
-        if usual.loaded is None:
-            is_worth = is_worth_a_trial(load, num_bytes, prefill_s, now_s)
-            return is_worth and load_test_s <= prefill_test_s
-        return (
-            is_worth_a_trial(prefill, num_tokens, load_s, now_s) and prefill_test_s <= load_test_s
-        )
 
     def _trial(
         self, lane: Lane, request: RequestState, usual: Assessment, now_s: float

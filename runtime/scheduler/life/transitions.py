@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from raydix.ids import L3_SOURCE, LeaseId
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.host import PageSource, Urgency
+from raydix.runtime.scheduler.life.admission import LookUpLost, Run
 from raydix.runtime.scheduler.life.explanations import Explanations
+from raydix.runtime.scheduler.life.facts import Coming
 from raydix.runtime.scheduler.life.publishing import (
     heal,
     keep_window,
@@ -19,9 +21,10 @@ from raydix.runtime.scheduler.life.publishing import (
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.retention import SessionRetention
 from raydix.runtime.scheduler.life.returns import SessionReturns
+from raydix.runtime.scheduler.life.room import has_room, hold, start_of, take_table
+from raydix.runtime.scheduler.life.trials import Trials
 from raydix.runtime.scheduler.queue.waiting import Place
 from raydix.runtime.scheduler.ranks.lane import Lane
-from raydix.runtime.scheduler.request.block_table import BlockTable
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import order_key
 from raydix.runtime.scheduler.request.run import RowOutcome, Start
@@ -46,6 +49,7 @@ class Transitions:
         lanes: Sequence[Lane],
         source: KvSource,
         fetch: FetchChoice,
+        trials: Trials,
         timers: Timers,
         explanations: Explanations,
     ) -> None:
@@ -54,6 +58,7 @@ class Transitions:
         self._lanes = lanes
         self._source = source
         self._fetch = fetch
+        self._trials = trials
         self._timers = timers
         self._explanations = explanations
         returns = SessionReturns(settings, requests=requests, source=source, timers=timers)
@@ -85,10 +90,19 @@ class Transitions:
             match = self._lanes[request.lane].match(request.chain)
             self._source.send_lookup(request, match, Urgency.REQUEST)
 
-    def look_up_lost(self, lane: Lane, request: RequestState) -> None:
-        """Look a waiting request up once more, for what L3 had brought and L2 has lost."""
+    def look_up_lost(
+        self, lane: Lane, request: RequestState, lost: LookUpLost, now_s: float
+    ) -> bool:
+        """Look a waiting request up once more, for what L3 had brought and L2 has lost.
+
+        False: it has no room, and waits for that first.
+        """
+        if not has_room(lane, request, lost.found, now_s):
+            return False
         self._source.want_lost_pages(request, lane.waiting.key(request))
         self.look_up_due()
+        lane.waiting.park(request, lacks=None)
+        return True
 
     def look_up_refused(self, lane: Lane, request: RequestState) -> None:
         """Look a waiting request up once more, for the pages that L2 had no room for."""
@@ -133,40 +147,52 @@ class Transitions:
             request.move(State.WAITING)
             self._lanes[request.lane].waiting.wake(request)
 
-    def admit(
-        self,
-        lane: Lane,
-        request: RequestState,
-        lock: Lock,
-        table: BlockTable,
-        start: Start,
-        *,
-        num_l1_pages: int,
-        now_s: float,
-    ) -> LeaseId | None:
+    def admit(self, lane: Lane, request: RequestState, run: Run, now_s: float) -> bool:
         """Give a waiting request a slot: it runs, or waits for a lease on what it loads.
 
-        `num_l1_pages`: others may wait for the page behind these. Returns the lease that was asked
-        for, if any.
+        False: it has no room, and waits on.
         """
+        found = run.found
+        held = hold(lane, request, found, now_s)
+        if held is None:
+            return False
+        if run.coming is not None:
+            self._wait_no_longer(request, run.coming, now_s)
+        start = start_of(self._settings, request, found)
+        table = take_table(lane, held, found, start)
+        if table is None:
+            return False
+
         lane.waiting.admit(request)
         lane.promotions.end(request.request_id)
-        lane.start_run(request, lock, table, start, now_s)
+        lane.start_run(request, held.lock, table, start, now_s)
         lane.grammars.begin(request.grammar)
-        lane.lead(request, num_l1_pages)
-        lease_id = None
-        if any(start.loads):
-            request.wait_for_lease()
-            starts = [pages[0] if pages else start.num_pages for pages in start.loads]
-            lease_id = self._source.ask_lease(request, starts, start.num_pages)
-        else:
-            # Where a prefix is taken up it may be taken up again, when L1 has lost its window.
-            keep_window(lane, request, start.num_pages)
+        # Others may wait for the page behind those that L1 has.
+        lane.lead(request, found.prefix.num_l1_pages)
+        lease_id = self._ask_for_loads(lane, request, start)
         # Only now, for the lease takes over from the lookup what is kept in L2.
         self._source.cancel_lookup(request)
         if lease_id is None:
             self.begin(request, start)
-        return lease_id
+        if found.trial_load_s is not None:
+            self._trials.begin(lease_id, found.trial_load_s, now_s)
+        return True
+
+    def _wait_no_longer(self, request: RequestState, coming: Coming, now_s: float) -> None:
+        if coming.is_asked:
+            request.prefetch.note_runnable(now_s)
+        else:
+            request.prefetch.give_up(PageSource.BELOW_MIN_TOKENS)
+
+    def _ask_for_loads(self, lane: Lane, request: RequestState, start: Start) -> LeaseId | None:
+        """Ask for a lease on what an admitted request loads; None if it loads nothing."""
+        if not any(start.loads):
+            # Where a prefix is taken up it may be taken up again, when L1 has lost its window.
+            keep_window(lane, request, start.num_pages)
+            return None
+        request.wait_for_lease()
+        starts = [pages[0] if pages else start.num_pages for pages in start.loads]
+        return self._source.ask_lease(request, starts, start.num_pages)
 
     def begin(self, request: RequestState, start: Start) -> None:
         """Let a request run that knows which cached pages it gets; the rest is planned now."""

@@ -9,7 +9,6 @@ that is as dear as believed has cost no more than that; one that is cheaper corr
 import math
 
 from raydix.ids import LeaseId
-from raydix.runtime.scheduler.predictors import TimePredictor
 
 _SHARE = 0.01
 """The part of the time that trials may cost beyond the cheaper way."""
@@ -17,8 +16,6 @@ _MAX_COST_S = 0.05
 """The most seconds that a trial may cost if it tries more pages than must be tried together,
 however long there was none: a single request waits for it.
 """
-_UNTESTED_S = 3.0
-"""Seconds since its last observation for which a way needs no trial."""
 
 
 class Trials:
@@ -49,12 +46,6 @@ class Trials:
         if self._open is not None and self._open[0] == lease_id:
             self._paid_s += max(0.0, seconds - self._open[1]) / _SHARE
             self._open = None
-
-
-def is_worth_a_trial(dear: TimePredictor, amount: float, cheap_s: float, now_s: float) -> bool:
-    """Whether the dearer way might be the cheaper one, and has not been observed lately."""
-    is_untested = now_s - dear.last_test_s(amount, cheap_s) >= _UNTESTED_S
-    return is_untested and dear.hoped_s(amount) < cheap_s
 
 
 def num_affordable(num_pages: int, page_s: float, affordable_s: float) -> int:

@@ -7,7 +7,6 @@ import pytest
 from raydix.ids import LeaseId
 from raydix.runtime.scheduler.life.trials import (
     Trials,
-    is_worth_a_trial,
     num_affordable,
     num_soon_done,
 )
@@ -56,13 +55,13 @@ def test_one_page_is_tried_once_it_is_paid_for_and_more_as_long_as_they_are_soon
 
 def test_only_what_was_not_seen_lately_and_may_be_the_cheaper_way_is_tried() -> None:
     loads = TimePredictor(1000.0, full_amount=1000)
-    assert is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=0.0)
-    assert not is_worth_a_trial(loads, 1000, cheap_s=0.4, now_s=0.0), "it was never so quick"
+    assert loads.is_worth_a_trial(1000, cheap_s=0.6, now_s=0.0)
+    assert not loads.is_worth_a_trial(1000, cheap_s=0.4, now_s=0.0), "it was never so quick"
     loads.observe(1000, 1.0, now_s=0.0)
-    assert not is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=1.0)
-    assert not is_worth_a_trial(loads, 50_000, cheap_s=40.0, now_s=1.0), "a full one tells of it"
-    assert is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=10.0)
+    assert not loads.is_worth_a_trial(1000, cheap_s=0.6, now_s=1.0)
+    assert not loads.is_worth_a_trial(50_000, cheap_s=40.0, now_s=1.0), "a full one tells of it"
+    assert loads.is_worth_a_trial(1000, cheap_s=0.6, now_s=10.0)
     loads.observe(100, 0.1, now_s=10.0)
-    assert is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=10.0), "a small one tells little"
+    assert loads.is_worth_a_trial(1000, cheap_s=0.6, now_s=10.0), "a small one tells little"
     loads.observe(100, 0.6, now_s=10.0)
-    assert not is_worth_a_trial(loads, 1000, cheap_s=0.6, now_s=11.0), "a larger one takes longer"
+    assert not loads.is_worth_a_trial(1000, cheap_s=0.6, now_s=11.0), "a larger one takes longer"
