@@ -52,6 +52,7 @@ from raydix.runtime.messages.host import (
     ToHost,
     WriteObjects,
 )
+from raydix.runtime.messages.retention import RetainObjects
 
 SCHEDULER = SchedulerName("engine")
 NUM_PAGES = 1 << 20
@@ -124,7 +125,7 @@ class Node:
     def answer(self, status: ObjectStatus) -> float:
         """Storage answers its oldest order, and takes what is written in any case."""
         order = self.orders.popleft()
-        if isinstance(order, CancelBatch):
+        if isinstance(order, CancelBatch | RetainObjects):
             return 0.0
         if isinstance(order, WriteObjects):
             status = ObjectStatus.OK

@@ -25,6 +25,7 @@ from raydix.runtime.messages.host import (
     ReadObjects,
 )
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.retention import RetainObjects
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -264,7 +265,7 @@ class Engine:
             self._to_host(host_events.Tick())
 
     def _order(self, order: host_events.StorageOrder) -> None:
-        if isinstance(order, CancelBatch | DeleteObjects):
+        if isinstance(order, CancelBatch | DeleteObjects | RetainObjects):
             return
         num_objects = len(order.keys) // KEY_BYTES
         is_read = isinstance(order, ReadObjects)

@@ -19,11 +19,12 @@ from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import CancelBatch, ObjectsDone
+from raydix.runtime.messages.retention import RetainObjects
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
-from raydix.runtime.storage.worker.worker import ANSWER_S, Order, StorageWorker
+from raydix.runtime.storage.worker.worker import ANSWER_S, Order, StorageWorker, Told
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class StorageActor:
         if self._worker is not None:
             self._worker.close()
 
-    def _orders(self, dial: Dial[BlockingSocketLink]) -> Iterator[Order | CancelBatch | None]:
+    def _orders(self, dial: Dial[BlockingSocketLink]) -> Iterator[Told | None]:
         """The orders of each HostMemory that listens at the address, and None where one is gone.
 
         So each finds nothing under way that an earlier one ordered. Run by the worker's threads.
@@ -166,13 +167,13 @@ class StorageActor:
             logger.exception("the storage actor cannot go on")
             self._on_fatal()
 
-    def _orders_of(self, link: BlockingSocketLink) -> Iterator[Order | CancelBatch]:
+    def _orders_of(self, link: BlockingSocketLink) -> Iterator[Told]:
         self._link = link
         try:
             # A stop that looked for the link just before it was set has not closed it.
             while not self._stop.is_set():
                 message = link.receive()
-                if not isinstance(message, Order | CancelBatch):
+                if not isinstance(message, Order | CancelBatch | RetainObjects):
                     logger.warning("%s sends a %s", link.hello, type(message).__name__)
                     break
                 yield message

@@ -82,6 +82,19 @@ def standing_after(retention: Retention, now_s: float) -> Standing:
             assert_never(retention.kind)
 
 
+def retention_of(standing: Standing, now_s: float) -> Retention | None:
+    """The hint that would give pages of one user this standing now; None: none would."""
+    match standing:
+        case Over():
+            return Retention(kind=RetentionKind.END)
+        case Kept(until_s) if until_s > now_s:
+            return Retention(kind=RetentionKind.KEEP, seconds=until_s - now_s)
+        case Away(until_s, at_least_s) if until_s > now_s and at_least_s == -math.inf:
+            return Retention(kind=RetentionKind.RESUME, seconds=until_s - now_s)
+        case _:
+            return None
+
+
 def of_shared_pages(standing: Standing, former: Standing, now_s: float) -> Standing:
     """What a user's standing makes of pages that others use, too, and it has used last.
 

@@ -41,6 +41,7 @@ from raydix.runtime.messages.plan import (
     TransfersDone,
 )
 from raydix.runtime.messages.pulls import OpenStreams, PullPages, TellKeys
+from raydix.runtime.messages.retention import RetainObjects
 from raydix.runtime.messages.schema import schema_digest
 
 Message = (
@@ -64,6 +65,7 @@ Message = (
     | WriteObjects
     | DeleteObjects
     | CancelBatch
+    | RetainObjects
     | ObjectsDone
     | OpenStreams
     | PullPages

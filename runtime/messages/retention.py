@@ -70,3 +70,19 @@ class ReleasePin:
 
     pin_id: PinId
     tenant: TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainObjects:
+    """What is known of when a session uses these objects again: a hint, which nothing answers.
+
+    It holds until the object is read, written anew or deleted, the session says something else, or
+    the connection is lost. Objects that are not there are passed over. Never stale.
+    """
+
+    user: UserId
+    keys: bytes = b""
+    """The objects of one group that go first are named first."""
+    group: int = 0
+    retention: Retention | None = None
+    """None: what was said of any objects of this user's holds no longer; none is named."""

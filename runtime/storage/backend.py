@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from raydix.ids import PageKey
+from raydix.ids import PageKey, UserId
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 
@@ -78,6 +79,17 @@ class StorageBackend(Protocol):
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
         """Tell sizes and ages; None for what is missing."""
+        ...
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """Heed a hint of when a user uses objects again, if the backend chooses what goes first.
+
+        Those to go first are named first; what is not there is passed by. A hint holds until the
+        object is used. None: what this user's hints said of any object holds no longer; of
+        SEVERAL_USERS, what anybody's said. Returns soon: orders wait meanwhile.
+        """
         ...
 
     def stats(self) -> dict[str, int]:

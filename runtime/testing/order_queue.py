@@ -4,20 +4,19 @@ import os
 import queue
 from collections.abc import Iterator
 
-from raydix.runtime.messages.host import CancelBatch
-from raydix.runtime.storage.worker.worker import Order
+from raydix.runtime.storage.worker.worker import Told
 
 
 class OrderQueue:
     """Orders for a `StorageWorker`, from any thread; iterated by the worker's."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[Order | CancelBatch | None] = queue.Queue()
+        self._queue: queue.Queue[Told | None] = queue.Queue()
         self._come = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self._is_read = False
         """The worker has what was read last, and may not know of it yet."""
 
-    def put(self, message: Order | CancelBatch) -> None:
+    def put(self, message: Told) -> None:
         """Order something; returns at once."""
         self._put(message)
 
@@ -29,7 +28,7 @@ class OrderQueue:
         """Nothing more comes."""
         self._put(None)
 
-    def _put(self, message: Order | CancelBatch | None) -> None:
+    def _put(self, message: Told | None) -> None:
         self._queue.put(message)
         os.eventfd_write(self._come, 1)
 
@@ -47,7 +46,7 @@ class OrderQueue:
         """Give the descriptor back. The worker is closed."""
         os.close(self._come)
 
-    def __iter__(self) -> Iterator[Order | CancelBatch]:
+    def __iter__(self) -> Iterator[Told]:
         while (message := self._queue.get()) is not None:
             os.eventfd_read(self._come)
             self._is_read = True

@@ -5,6 +5,7 @@ from raydix.runtime.scheduler.sources.mirror import Mirror
 from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.grammars import expected_output, may_fail
+from tests.simulation.hints import check_objects
 from tests.simulation.modelled_tokens import prefix_hashes
 from tests.simulation.node import Node
 from tests.simulation.prompt_scores import expected_bits
@@ -96,6 +97,7 @@ def check_idle(node: Node) -> None:
         _check_core(engine)
     if node.host_memory is not None:
         _check_host(node)
+    check_objects(node)
 
 
 def _check_core(cluster: Cluster) -> None:

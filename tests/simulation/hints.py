@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raydix.ids import PinId
 from raydix.runtime.cache.page_key import root_key
+from raydix.runtime.cache.standing import Kept
 from raydix.runtime.messages.client import (
     PrefetchPrompt,
     RetainSession,
@@ -15,13 +16,14 @@ from raydix.runtime.messages.client import (
     UnpinPrompt,
 )
 from raydix.runtime.messages.retention import Retention, RetentionKind
-from raydix.runtime.scheduler.request.users import tenant_of
+from raydix.runtime.scheduler.request.users import session_user, tenant_of
 
 if TYPE_CHECKING:
     from raydix.runtime.cache.host.core import HostMemoryCore
     from raydix.runtime.scheduler.core import SchedulerCore
     from tests.simulation.client_links import ClientLink
     from tests.simulation.cluster import Cluster
+    from tests.simulation.node import Node
     from tests.simulation.workload import Workload
 
 _SESSIONS = (None, "s", "t", "u")
@@ -99,6 +101,26 @@ def check_hints(core: SchedulerCore) -> None:
                 root = root.parent
             if root.last_key == silent:
                 raise HintOfOthers(f"{node.num_pages} pages of another tenant are {node.standing}")
+
+
+def check_objects(node: Node) -> None:
+    """Raise HintOfOthers if L3 keeps what L2's budget does not, or heeds who gave no hint."""
+    if node.storage is None or node.host is None:
+        return
+    node.storage.order.check()
+    now_s = node.world.now_s
+    hinted = node.storage.order._objects.values()
+    # Words take their time from process to process.
+    kept = {
+        each.user
+        for each in hinted
+        if isinstance(each.standing, Kept) and each.standing.until_s > now_s + 1.0
+    }
+    if not kept <= {keep.user for keep in node.host._retention._budget.keeps(now_s)}:
+        raise HintOfOthers(f"L3 keeps objects of {len(kept)} users, some beside the budget")
+    silent = {session_user(name, SILENT_SALT) for name in _SESSIONS if name is not None}
+    if any(each.user in silent for each in hinted):
+        raise HintOfOthers("L3 treats objects of another tenant by a hint")
 
 
 def check_pins(host: HostMemoryCore) -> None:

@@ -30,6 +30,7 @@ class Node:
         *,
         l2_pages: int,
         storage: StorageSettings | None,
+        max_objects: int | None = None,
     ) -> None:
         """Start with nobody on it; engines of these settings are to come."""
         self.world = world
@@ -37,6 +38,7 @@ class Node:
         self.settings = settings
         self.storage_settings = storage
         self.num_l2_pages = l2_pages
+        self._max_objects = max_objects
         self.engines: list[Cluster] = []
         self.arena_users: set[SchedulerName] = set()
         """Who may copy into the arena, as it says itself, whoever is HostMemory."""
@@ -69,7 +71,7 @@ class Node:
             if self.host_memory is not None:
                 self.host_memory.follow(engine)
             return
-        self.storage = SimulatedStorage(self) if self.storage_settings else None
+        self.storage = SimulatedStorage(self, self._max_objects) if self.storage_settings else None
         self.host_memory = HostProcess(self) if self.settings.has_host_memory else None
         if self.storage is not None:
             self.storage.dial()

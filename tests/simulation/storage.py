@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from raydix.ids import BatchId, PageKey
+from raydix.ids import SEVERAL_USERS, BatchId, PageKey
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.host import (
@@ -20,6 +20,8 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     WriteObjects,
 )
+from raydix.runtime.messages.retention import RetainObjects
+from raydix.runtime.storage.capacity.stored_objects import StoredObjects
 from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ _REDIAL_S = 0.01
 
 def _names_of(order: AskExists | ReadObjects | WriteObjects) -> list[_Name]:
     return [(order.group, key) for key in split_keys(order.keys)]
+
+
+def text_of(name: _Name) -> str:
+    """The name of an object in the order of eviction."""
+    return f"{name[0]}/{name[1].hex()}"
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +60,15 @@ class _Process:
 class SimulatedStorage:
     """Owns: L3's objects and the actor's process. A read decides whether an object is usable.
 
-    An actor whose link breaks finishes its batches, unheard, before it says hello again.
+    It evicts by the real order, as far as it is bounded. An actor whose link breaks finishes its
+    batches, unheard, before it says hello again.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, max_objects: int | None) -> None:
         self._node, self._world = node, node.world
+        self._max_objects = max_objects
+        self.order = StoredObjects(max_objects)
+        """The objects as they go, by their texts."""
         self._process = _Process(self._world.processes.start())
         self.is_in_use = True
         """False while no backend is attached, between two."""
@@ -98,6 +109,8 @@ class SimulatedStorage:
 
     def _lose_link(self, process: _Process) -> None:
         process.link = None
+        if process is self._process:
+            self.order.retain((), SEVERAL_USERS, None)
         if process.is_alive and not process.busy:
             self._world.after(self._world.draw_redial_s(), self.dial)
 
@@ -145,6 +158,9 @@ class SimulatedStorage:
     def _start(self) -> None:
         self._process = _Process(self._world.processes.start())
         self.is_in_use = True
+        self.order = StoredObjects(self._max_objects)
+        self.order.advance(self._world.now_s)
+        self.order.add({text_of(name): 1 for name in self.objects})
         self.dial()
 
     def _draw_linger_s(self) -> float:
@@ -152,6 +168,9 @@ class SimulatedStorage:
 
     def _receive(self, process: _Process, link: Link, order: host_events.StorageOrder) -> None:
         """An order is carried out after a random delay, out of order."""
+        if isinstance(order, RetainObjects):
+            self._retain(order)
+            return
         delay_s = self._draw_delay_s(order)
         match order:
             case CancelBatch():
@@ -171,6 +190,26 @@ class SimulatedStorage:
         process.busy.add(order.batch_id)
         self._world.after(delay_s, lambda: self._finish(order.batch_id, process, link, carry_out))
 
+    def _retain(self, hint: RetainObjects) -> None:
+        self.order.advance(self._world.now_s)
+        names = [text_of((hint.group, key)) for key in split_keys(hint.keys)]
+        self.order.retain(names, hint.user, hint.retention)
+
+    def _drop(self, name: _Name) -> None:
+        self.bad_names.discard(name)
+        del self.objects[name]
+        self.order.remove(text_of(name))
+
+    def _make_room(self) -> bool:
+        """Evict what goes first, if there is no room for an object; False: nothing makes any."""
+        num_fitting, victims = self.order.reserve([1])
+        self.order.release(num_fitting)
+        gone = [name for name in self.objects if text_of(name) in victims] if victims else []
+        for name in gone:
+            self.bad_names.discard(name)
+            del self.objects[name]
+        return num_fitting > 0
+
     def _draw_delay_s(self, order: host_events.StorageOrder) -> float:
         faults = self._world.faults
         lag_s = faults.exists_lag_s if isinstance(order, AskExists) else faults.storage_lag_s
@@ -185,6 +224,7 @@ class SimulatedStorage:
     ) -> None:
         if self._world.now_s > process.exit_s:
             return
+        self.order.advance(self._world.now_s)
         statuses = carry_out()
         process.busy.discard(batch_id)
         process.cancelled.discard(batch_id)
@@ -201,7 +241,8 @@ class SimulatedStorage:
         return fraction > 0.0 and self._world.random.random() < fraction
 
     def _delete(self) -> list[ObjectStatus]:
-        self.objects.clear()
+        for name in list(self.objects):
+            self._drop(name)
         return [ObjectStatus.OK]
 
     def _exists(self, order: AskExists) -> list[ObjectStatus]:
@@ -224,13 +265,13 @@ class SimulatedStorage:
             return ObjectStatus.MISSING
         if name not in self.bad_names:
             self._node.arena[host_page] = list(self.objects[name])
+            self.order.touch([text_of(name)])
             return ObjectStatus.OK
 
         # What cannot be verified has been written all the same, and the backend drops it.
         empty_part: PagePart = (None,) * self._node.settings.page_size
         self._node.arena[host_page] = [empty_part] * len(self.objects[name])
-        self.bad_names.remove(name)
-        del self.objects[name]
+        self._drop(name)
         return ObjectStatus.BAD_CHECKSUM
 
     def _write(self, order: WriteObjects) -> list[ObjectStatus]:
@@ -240,8 +281,9 @@ class SimulatedStorage:
     def _write_object(self, name: _Name, host_page: int) -> ObjectStatus:
         if self._fails():
             return ObjectStatus.IO_ERROR
-        if self._is_full():
+        if self._is_full() or (name not in self.objects and not self._make_room()):
             return ObjectStatus.FULL
+        self.order.add({text_of(name): 1})
         self.objects[name] = list(self._node.arena[host_page])
         self.written.add((name[0], name[1][:MIRROR_KEY_BYTES]))
         if self._world.random.random() < self._world.faults.bad_object_fraction:

@@ -7,12 +7,14 @@ import pytest
 from raydix.ids import TenantId, UserId
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pins import HostPins
+from raydix.runtime.cache.host.retention import HostRetention
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_retention import RadixRetention
 from raydix.runtime.scheduler.life import hints, retention
 from raydix.runtime.scheduler.request import users
+from raydix.runtime.storage.capacity.stored_objects import StoredObjects
 from tests.simulation.test_mutants import Case, find
-from tests.simulation.workload import BASE_SETTINGS, Workload
+from tests.simulation.workload import BASE_SETTINGS, STORAGE, Workload
 
 BUSY = Workload(
     seed=0,
@@ -25,6 +27,8 @@ BUSY = Workload(
 )
 ROOMY = replace(BUSY, settings=replace(BUSY.settings, num_pages=(400,)))
 """L1 has room for what was kept of branches that sessions have left."""
+STORING = replace(BUSY, storage=STORAGE, max_objects=40)
+"""L3 has no room for all."""
 PINNING = replace(BUSY, hint_fraction=1.0)
 """Many prompts are pinned."""
 
@@ -81,7 +85,19 @@ def released_pages_stay_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostIndex, "unpin", lambda self, page_ids: None)
 
 
+def kept_objects_outlive_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3 is not told that a session goes on, nor that others are kept in its place."""
+    monkeypatch.setattr(HostRetention, "_end_object_hints", lambda self, user: None)
+
+
+def objects_that_go_leave_their_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object is evicted, and its hint stays on record."""
+    monkeypatch.setattr(StoredObjects, "_end_hint", lambda self, name, found: None)
+
+
 CASES = [
+    Case(mutant=kept_objects_outlive_their_budget, workload=STORING),
+    Case(mutant=objects_that_go_leave_their_hints, workload=STORING),
     Case(mutant=pins_of_pages_outlive_their_budget, workload=PINNING),
     Case(mutant=pins_of_pages_outlive_their_time, workload=PINNING),
     Case(mutant=pins_are_anybodys, workload=PINNING),

@@ -81,6 +81,8 @@ class Workload:
     settings: SchedulerSettings = BASE_SETTINGS
     l2_pages: int = 64
     storage: StorageSettings | None = STORAGE
+    max_objects: int | None = None
+    """The most objects of L3; None: it is not bounded."""
     faults: Faults = field(default_factory=Faults)
     num_nodes: int = 1
     """Nodes that pull pages from each other, each with as many engines."""
@@ -201,7 +203,15 @@ def draw_workload(seed: int) -> Workload:
     workload = with_slow_writes(hard_draw, with_spells(hard_draw, workload))
     workload = narrow_workload(random.Random(seed + 14), workload)
     is_quiet = random.Random(seed + 15).random() < _QUIET_FRACTION
-    return replace(workload, has_quiet_end=is_quiet)
+    return _bound_storage(replace(workload, has_quiet_end=is_quiet))
+
+
+def _bound_storage(workload: Workload) -> Workload:
+    """Some L3 evict where there are hints; the laws of a quiet end go by all that was written."""
+    if workload.has_quiet_end or not workload.retention_fraction:
+        return workload
+    max_objects = random.Random(workload.seed + 19).choice([None, None, 20, 100])
+    return replace(workload, max_objects=max_objects)
 
 
 def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
@@ -334,6 +344,7 @@ def _start_engines(workload: Workload, make_rank: MakeRank) -> list[Cluster]:
             workload.settings,
             l2_pages=workload.l2_pages,
             storage=workload.storage,
+            max_objects=workload.max_objects,
         )
     for node in world.nodes:
         for _ in range(workload.num_engines):

@@ -119,7 +119,7 @@ class HostMemoryCore:
             effects=self._effects,
             counters=self.counters,
         )
-        self._storage = HostStorage(settings, shared)
+        self._storage = HostStorage(settings, shared, self._retention)
         self._peers = Peers(settings, shared)
         self._begin_handing_out()
 

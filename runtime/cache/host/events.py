@@ -22,8 +22,9 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.messages.pulls import ToPeer
+from raydix.runtime.messages.retention import RetainObjects
 
-StorageOrder = AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
+StorageOrder = AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBatch | RetainObjects
 
 
 @dataclass(frozen=True, slots=True)

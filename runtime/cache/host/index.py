@@ -14,6 +14,7 @@ from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.coming_pages import ComingPages
 from raydix.runtime.cache.host.lru_lists import Items
 from raydix.runtime.cache.host.page_names import PageNames
+from raydix.runtime.cache.host.page_run import HintedPages
 from raydix.runtime.cache.host.page_runs import PageRuns
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
 from raydix.runtime.cache.host.unwritten import UnwrittenPages
@@ -236,9 +237,13 @@ class HostIndex:
         """The users of what is kept by a hint; O(runs)."""
         return self._evictable.kept_users(self._now_s)
 
-    def retain(self, user: UserId, standing: Standing) -> int:
-        """Change the standing of what a user alone has used; returns how many pages that is."""
+    def retain(self, user: UserId, standing: Standing) -> list[HintedPages]:
+        """Change the standing of what a user alone has used; returns what this concerns."""
         return self._evictable.retain(user, standing, self._now_s)
+
+    def hinted(self, page_ids: Sequence[HostPageId]) -> list[HintedPages]:
+        """The pages among these, in any order, of which a hint says something."""
+        return self._evictable.hinted(np.array(page_ids, dtype=np.int64))
 
     def _use(
         self,
@@ -265,12 +270,8 @@ class HostIndex:
         """Take a reader off each page, given in prefix order; the last one counts as used first."""
         for page_id in reversed(list(page_ids)):
             if self._pages.remove_reader(page_id):
-                self._make_evictable(self._pages.group_of(page_id), page_id)
-
-    def _make_evictable(self, group: int, page_id: HostPageId) -> None:
-        """List a READY page without readers as the most recently used of its group."""
-        self._evictable.put_back(group, page_id, self._now_s)
-        self._pages.use(page_id)
+                self._evictable.put_back(self._pages.group_of(page_id), page_id, self._now_s)
+                self._pages.use(page_id)
 
     def drop_unread(self, page_id: HostPageId) -> bool:
         """Drop a READY page unless somebody reads it. Returns whether it is gone."""

@@ -2,14 +2,16 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from raydix.ids import SEVERAL_USERS, UserId
+from raydix.runtime.cache.host.lru_lists import Items
 from raydix.runtime.cache.sorted_entries import OrderEntry
 from raydix.runtime.cache.standing import Over, Standing
 
 _MAX_ENDED = 4096
+_TURN_PAGES = 256
 
 
 class EndedUsers:
@@ -78,6 +80,16 @@ class PageRun:
 
 
 @dataclass(frozen=True, slots=True)
+class HintedPages:
+    """Pages of one KV group as they go, and what a user's hint has made of them."""
+
+    group: int
+    pages: Items
+    user: UserId
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where the pages of a new run come from."""
 
@@ -91,3 +103,27 @@ class Origin:
 def users_of(run: PageRun) -> set[UserId]:
     """The users under whom a run is found."""
     return {user for user in (run.user, run.reader) if user is not None} - {SEVERAL_USERS}
+
+
+def walk_in_turns(
+    run_of: "array[int]", of_groups: Sequence[list[tuple[int, "array[int]"]]]
+) -> Iterator[int]:
+    """The pages of the groups' runs that were in them as the column says, the last first.
+
+    The groups take turns, some pages of each at a time.
+    """
+    walks = [_walk(run_of, runs) for runs in of_groups]
+    while walks:
+        for walk in list(walks):
+            turn = [page for _, page in zip(range(_TURN_PAGES), walk, strict=False)]
+            yield from turn
+            if len(turn) < _TURN_PAGES:
+                walks.remove(walk)
+
+
+def _walk(run_of: "array[int]", runs: list[tuple[int, "array[int]"]]) -> Iterator[int]:
+    """The pages of runs, the last first, that were in them as the column says."""
+    for number, pages in reversed(runs):
+        for page in reversed(pages):
+            if run_of[page] == number:
+                yield page

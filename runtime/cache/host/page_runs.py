@@ -10,7 +10,14 @@ from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.eviction_policies import EvictionKey, PolicyKey, eviction_key
 from raydix.runtime.cache.host.coming_pages import Coming
 from raydix.runtime.cache.host.lru_lists import Items, view_of
-from raydix.runtime.cache.host.page_run import EndedUsers, Origin, PageRun, users_of
+from raydix.runtime.cache.host.page_run import (
+    EndedUsers,
+    HintedPages,
+    Origin,
+    PageRun,
+    users_of,
+    walk_in_turns,
+)
 from raydix.runtime.cache.sorted_entries import SortedEntries
 from raydix.runtime.cache.standing import (
     Away,
@@ -23,7 +30,6 @@ from raydix.runtime.cache.standing import (
     of_shared_pages,
 )
 
-_TURN_PAGES = 256
 _NOWHERE = -1
 _MAX_NEWCOMERS = 1024
 """The most pages that come into one run one by one: to leave out those that have left it takes as
@@ -100,16 +106,8 @@ class PageRuns:
         """
         # To copy a column of a million takes half a ms.
         run_of = self._run_of[:]
-        walks = [
-            _walk(run_of, [(run.number, run.pages) for _, _, run in order])
-            for order in self._orders
-        ]
-        while walks:
-            for walk in list(walks):
-                turn = [page for _, page in zip(range(_TURN_PAGES), walk, strict=False)]
-                yield from turn
-                if len(turn) < _TURN_PAGES:
-                    walks.remove(walk)
+        runs = [[(run.number, run.pages) for _, _, run in order] for order in self._orders]
+        yield from walk_in_turns(run_of, runs)
 
     def append(self, group: int, page: int, now_s: float, coming: Coming | None = None) -> None:
         """Add a page that is new, as the most recently used.
@@ -229,20 +227,31 @@ class PageRuns:
                 kept.add(run.reader)
         return kept
 
-    def retain(self, user: UserId, standing: Standing, now_s: float) -> int:
-        """Change the standing of what a user has alone; returns how many pages that concerns.
+    def retain(self, user: UserId, standing: Standing, now_s: float) -> list[HintedPages]:
+        """Change the standing of what a user has alone; returns the pages that this concerns.
 
         What it has used last and others use, too, is kept or comes back with that.
         """
         self._ended.note(user, standing)
-        num_pages = 0
+        concerned = []
         for run in self._runs_of(user):
             former = run.standing
             new = standing if run.user == user else of_shared_pages(standing, former, now_s)
             if new != former:
                 self._enter(run, new, now_s)
-                num_pages += run.num_live
-        return num_pages
+                concerned.append(HintedPages(run.group, self._live(run), user, new))
+        return concerned
+
+    def hinted(self, pages: Items) -> list[HintedPages]:
+        """The pages among these of one KV group of which a hint says something."""
+        pages = self.listed(pages)
+        numbers = self._all_run_of[pages]
+        found = [self._run(number) for number in np.unique(numbers).tolist()]
+        return [
+            HintedPages(run.group, pages[numbers == run.number], run.reader, run.standing)
+            for run in found
+            if run.reader and isinstance(run.standing, Away | Kept | Over)
+        ]
 
     def _runs_of(self, user: UserId) -> list[PageRun]:
         """The runs of a user as they go, so that they still do if all come to one place."""
@@ -363,11 +372,3 @@ class PageRuns:
         num_listed = int(np.count_nonzero(self._all_run_of != _NOWHERE))
         if num_listed != num_found:
             raise AccountingError(f"{num_listed} pages are in runs that have {num_found}")
-
-
-def _walk(run_of: "array[int]", runs: list[tuple[int, "array[int]"]]) -> Iterator[int]:
-    """The pages of runs, the last first, that were in them as the column says."""
-    for number, pages in reversed(runs):
-        for page in reversed(pages):
-            if run_of[page] == number:
-                yield page

@@ -4,6 +4,7 @@ from raydix.ids import ConnectionId, HostPageId
 from raydix.runtime.cache.host.events import StorageFlushed, StorageRetired
 from raydix.runtime.cache.host.fetching import Fetching, Shared
 from raydix.runtime.cache.host.repairs import HostRepairs
+from raydix.runtime.cache.host.retention import HostRetention
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.stored_objects import StoredObjects
 from raydix.runtime.cache.host.unwritten import Turn
@@ -14,10 +15,11 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, PageSource, 
 class HostStorage:
     """Owns: what is fetched from L3, and writes and repairs, which are what else it is used for."""
 
-    def __init__(self, settings: HostSettings, shared: Shared) -> None:
+    def __init__(self, settings: HostSettings, shared: Shared, retention: HostRetention) -> None:
         storage, index = settings.storage, shared.index
         effects, counters = shared.effects, shared.counters
         self._min_tokens = storage.min_tokens
+        self._retention = retention
         self._staged = shared.staged
         self._index = index
         self._effects = effects
@@ -129,6 +131,8 @@ class HostStorage:
             if page_id is not None and self.writes.add(page_id, Turn.FILL):
                 self._counters["l3_pages_lacking"] += 1
 
+        self._retention.note_written(self.writes.take_written(), now_s)
+        self.orders.retain(self._retention.take_object_hints())
         self.fetching.dispatch(now_s)
         self.writes.dispatch(now_s)
         self.repairs.dispatch(now_s)

@@ -23,6 +23,7 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     WriteObjects,
 )
+from raydix.runtime.messages.retention import RetainObjects
 
 _TROUBLE = (ObjectStatus.IO_ERROR, ObjectStatus.TIMED_OUT)
 _NEUTRAL = (ObjectStatus.CANCELLED, ObjectStatus.FULL)
@@ -281,6 +282,12 @@ class StorageOrders:
         batch_id = self._start(order)
         self._send(DeleteObjects(batch_id=batch_id))
         return batch_id
+
+    def retain(self, hints: Sequence[RetainObjects]) -> None:
+        """Tell the storage actor, if there is one, when objects are used again."""
+        if self.is_in_use and self.pid is not None:
+            for hint in hints:
+                self._send(hint)
 
     def _send(self, order: StorageOrder) -> None:
         assert self.connection is not None

@@ -60,6 +60,8 @@ class HostWrites:
         self._rests_until_s = -inf
         self._is_flush_wanted = False
         self._flush_id: BatchId | None = None
+        self._written: list[HostPageId] = []
+        """Pages that L3 has got since the last `take_written`."""
 
     @property
     def num_pending(self) -> int:
@@ -185,6 +187,7 @@ class HostWrites:
     def _settle(self, page_id: HostPageId, status: ObjectStatus, now_s: float) -> None:
         if status is ObjectStatus.OK:
             self._unwritten.finish(page_id)
+            self._written.append(page_id)
             self._counters["l3_pages_written"] += 1
             if (name := self._index.name(page_id)) is not None:
                 self._orders.missing.forget(*name)
@@ -201,6 +204,11 @@ class HostWrites:
         else:
             self._unwritten.put_back(page_id)
             self._counters["l3_writes_retried"] += 1
+
+    def take_written(self) -> list[HostPageId]:
+        """Take the pages that L3 has got since the last call; some may be gone from L2."""
+        written, self._written = self._written, []
+        return written
 
     def _put_off(self, page_id: HostPageId, reason: DropReason, now_s: float) -> None:
         self._unwritten.put_off(page_id, now_s + self._settings.put_off_s)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from raydix.errors import ConfigError
+from raydix.ids import UserId
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import compare_length
@@ -252,6 +254,12 @@ class AibrixBackend:
         """Tell sizes as they were written; the database knows no times."""
         sizes = [self._room.size(self._key(name).hex()) for name in names]
         return [None if size is None else ObjectInfo(size, None) for size in sizes]
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """Let what is known of their next use decide which objects go first."""
+        self._room.retain((self._key(name).hex() for name in names), user, retention)
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from raydix.ids import UserId
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.backends.corruption import Corruption, corrupt
@@ -55,7 +57,7 @@ class FakeBackend:
         self._clock = clock
         self._sleep = sleep
 
-        self._room = Room(max_bytes, self._remove, eviction)
+        self._room = Room(max_bytes, self._remove, eviction, clock)
         self._objects: dict[str, bytes] = {}
         self._namespace = ""
         self._lock = threading.Lock()
@@ -213,6 +215,12 @@ class FakeBackend:
         with self._lock:
             found = [self._objects.get(self._name(name)) for name in names]
         return [None if data is None else ObjectInfo(len(data), None) for data in found]
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """Let what is known of their next use decide which objects go first."""
+        self._room.retain(map(self._name, names), user, retention)
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from raydix.errors import ConfigError
+from raydix.ids import UserId
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.backends.file_transfers import FileTransfers, SystemCalls
@@ -330,6 +332,12 @@ class FileBackend:
             except OSError:
                 infos.append(None)
         return infos
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """Let what is known of their next use decide which objects go first."""
+        self._room.retain(map(self._relative, names), user, retention)
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces that this engine knows of, and counters."""

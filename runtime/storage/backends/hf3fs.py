@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from raydix.errors import ConfigError
+from raydix.ids import UserId
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.backends.slab import SlabName, SlabPlace
@@ -291,6 +293,12 @@ class Hf3fsBackend:
         with self._lock:
             places = [self._slabs.find(self._name(name)) for name in names]
         return [None if place is None else ObjectInfo(place.size_bytes, None) for place in places]
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """Let what is known of their next use decide which objects go first."""
+        self._room.retain((str(self._name(name)) for name in names), user, retention)
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""

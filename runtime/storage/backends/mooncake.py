@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from raydix.errors import ConfigError
+from raydix.ids import UserId
 from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.last_error import LastError
@@ -231,6 +233,11 @@ class MooncakeBackend:
             return [None] * len(names)
         sizes = [client.get_size(self._key(name)) for name in names]
         return [ObjectInfo(size, None) if size >= 0 else None for size in sizes]
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """The master chooses what goes, and knows no hints."""
 
     def stats(self) -> dict[str, int]:
         """Counters; asks the master nothing."""

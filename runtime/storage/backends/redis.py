@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raydix.errors import ConfigError
+from raydix.ids import UserId
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.backends.resp import (
@@ -124,6 +126,11 @@ class RedisBackend:
         """Tell sizes; the server knows no times. An empty value counts as none."""
         sizes = self._ask([(b"STRLEN", self._key(name)) for name in names])
         return [ObjectInfo(size, None) if size and type(size) is int else None for size in sizes]
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """The server chooses what goes, and knows no hints."""
 
     def stats(self) -> dict[str, int]:
         """Counters; asks the server nothing."""

@@ -9,8 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from raydix.errors import ConfigError
+from raydix.ids import UserId
 from raydix.runtime.config.l3 import S3L3Section
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import compare_length
@@ -166,6 +168,11 @@ class S3Backend:
             else None
             for answer in answers
         ]
+
+    def retain(
+        self, names: Sequence[ObjectName], user: UserId, retention: Retention | None
+    ) -> None:
+        """The bucket's rules choose what goes, and know no hints."""
 
     def stats(self) -> dict[str, int]:
         """Counters; asks the service nothing."""

@@ -1,11 +1,14 @@
 """The room of a store that Raydix bounds: who may write how much, and which objects go for it."""
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from raydix.ids import UserId
 from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.capacity.stored_objects import StoredObjects
 
 T = TypeVar("T")
@@ -41,8 +44,10 @@ class Room:
         max_bytes: int | None,
         remove: Remove,
         eviction: EvictionPolicy = EvictionPolicy.LRU,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`remove` is called without the room's lock. If it raises, its objects stay on record."""
+        self._clock = clock
         self._max_bytes = max_bytes
         self._remove = remove
         self._objects = StoredObjects(max_bytes, eviction)
@@ -51,13 +56,20 @@ class Room:
         self._lock = threading.Lock()
 
     @contextmanager
+    def _changing(self) -> Iterator[StoredObjects]:
+        """The objects, under the lock, as of now."""
+        with self._lock:
+            self._objects.advance(self._clock())
+            yield self._objects
+
+    @contextmanager
     def reserve(self, sizes: Sequence[int]) -> Iterator[Reservation]:
         """Hold room for the first of some objects, and delete others for it.
 
         What is not settled is given back.
         """
-        with self._lock:
-            num_fitting, victims = self._objects.reserve(sizes)
+        with self._changing() as objects:
+            num_fitting, victims = objects.reserve(sizes)
             reservation = Reservation(sizes[:num_fitting])
 
         try:
@@ -108,9 +120,9 @@ class Room:
     def settle(self, reservation: Reservation, written: Mapping[str, int]) -> None:
         """Objects, with their bytes, are in the store now: the room that they took is theirs."""
         # In one piece, so that nobody counts the bytes twice and evicts for them.
-        with self._lock:
+        with self._changing() as objects:
             self._give_back(reservation, sum(written.values()))
-            self._objects.add(written)
+            objects.add(written)
 
     def _give_back(self, reservation: Reservation, size_bytes: int) -> None:
         reservation.held_bytes -= size_bytes
@@ -123,8 +135,8 @@ class Room:
 
     def trim(self) -> bool:
         """Evict a few objects above the marks of `StoredObjects`; whether to go on at once."""
-        with self._lock:
-            victims = self._objects.trim()
+        with self._changing() as objects:
+            victims = objects.trim()
         return self._evict(victims) > 0
 
     def _evict(self, victims: Mapping[str, int]) -> int:
@@ -135,8 +147,8 @@ class Room:
             if victims:
                 stuck = self._remove(tuple(victims))
         finally:
-            with self._lock:
-                self._objects.add({name: victims[name] for name in stuck})
+            with self._changing() as objects:
+                objects.add({name: victims[name] for name in stuck})
                 self._num_stuck += len(stuck)
                 self._num_evicted += len(victims) - len(stuck)
         return len(victims) - len(stuck)
@@ -151,8 +163,8 @@ class Room:
 
     def names(self) -> tuple[str, ...]:
         """All objects, in the order in which they would go."""
-        with self._lock:
-            return self._objects.names()
+        with self._changing() as objects:
+            return objects.names()
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None if it is unknown."""
@@ -166,8 +178,8 @@ class Room:
 
     def add(self, sizes: Mapping[str, int]) -> None:
         """Enter objects that are in the store as the most recently used, in this order."""
-        with self._lock:
-            self._objects.add(sizes)
+        with self._changing() as objects:
+            objects.add(sizes)
 
     def forget(self, names: Iterable[str]) -> None:
         """Take objects off the record that are gone from the store, or were never there."""
@@ -177,8 +189,13 @@ class Room:
 
     def touch(self, names: Iterable[str]) -> list[str]:
         """Mark objects as used, in this order; returns those that are unknown."""
-        with self._lock:
-            return self._objects.touch(names)
+        with self._changing() as objects:
+            return objects.touch(names)
+
+    def retain(self, names: Iterable[str], user: UserId, retention: Retention | None) -> None:
+        """Heed a user's hint, as `StorageBackend.retain` says."""
+        with self._changing() as objects:
+            objects.retain(names, user, retention)
 
     def figures(self) -> dict[str, int]:
         """The figures for `StorageBackend.stats`."""
@@ -187,6 +204,7 @@ class Room:
                 "objects": len(self._objects),
                 "bytes": self._objects.total_bytes,
                 "max_bytes": self._max_bytes or 0,
+                "objects_hinted": self._objects.num_hinted,
                 "objects_evicted": self._num_evicted,
                 "evictions_failed": self._num_stuck,
             }

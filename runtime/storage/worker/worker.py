@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, assert_never
 
 from raydix.errors import ConfigError
-from raydix.ids import BatchId, PageKey
+from raydix.ids import SEVERAL_USERS, BatchId, PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.messages.host import (
     AskExists,
@@ -19,6 +19,7 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     WriteObjects,
 )
+from raydix.runtime.messages.retention import RetainObjects
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.last_error import ErrorLog, LastError, join_errors
 from raydix.runtime.storage.namespace import Namespace
@@ -41,6 +42,9 @@ _NOBODYS = ObjectName(PageKey(bytes(KEY_BYTES)), 0)
 """A name that no page has, to see whether anybody answers."""
 
 Order = AskExists | ReadObjects | WriteObjects | DeleteObjects
+"""What is answered."""
+Told = Order | CancelBatch | RetainObjects
+"""All that HostMemory says."""
 Transfer = ReadObjects | WriteObjects
 
 _OPERATIONS: Mapping[type[Order], Operation] = {
@@ -118,14 +122,14 @@ class StorageWorker:
 
     def serve(
         self,
-        orders: Iterable[Order | CancelBatch | None],
+        orders: Iterable[Told | None],
         descriptor: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Start to carry out what `orders` brings, until it ends; returns at once. Called once.
 
         `orders` is read by one thread at a time, and may wait. None: whoever ordered is gone; what
-        is under way is cancelled, and has ended when the next one is asked for. A batch that is
-        done cannot be cancelled.
+        is under way is cancelled, and has ended when the next one is asked for, and hints are
+        forgotten. A batch that is done cannot be cancelled.
 
         descriptor: called by the thread that has read, it tells where there is something to read
         once the next order has come, or the end; None: it has come, or nobody can tell, and a
@@ -233,11 +237,16 @@ class StorageWorker:
                 self._arrivals.watch(descriptor())
         return ordered
 
-    def _admit(self, orders: Iterable[Order | CancelBatch | None]) -> Iterator[Ordered]:
+    def _admit(self, orders: Iterable[Told | None]) -> Iterator[Ordered]:
         """The orders that whoever reads them is to carry out; others wait for one to end."""
         for message in orders:
             if message is None:
                 self.quiesce()
+                # Nobody knows any more whether they hold, nor how much is kept for whom.
+                self._retain(RetainObjects(user=SEVERAL_USERS))
+                continue
+            if isinstance(message, RetainObjects):
+                self._retain(message)
                 continue
 
             with self._idle:
@@ -250,6 +259,14 @@ class StorageWorker:
                 is_admitted = self._lane(message).admit(ordered)
             if is_admitted:
                 yield ordered
+
+    def _retain(self, hint: RetainObjects) -> None:
+        names = [ObjectName(key, hint.group) for key in split_keys(hint.keys)]
+        try:
+            self._backend.retain(names, hint.user, hint.retention)
+        except BaseException as error:  # a hint is worth no thread
+            logger.exception("the storage backend failed on a hint")
+            self._errors.note(repr(error))
 
     def _lane(self, order: Order) -> Lane[Ordered]:
         return self._questions if isinstance(order, AskExists) else self._transfers

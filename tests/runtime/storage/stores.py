@@ -14,7 +14,6 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AskExists,
-    CancelBatch,
     DeleteObjects,
     ObjectsDone,
     ObjectStatus,
@@ -27,7 +26,7 @@ from raydix.runtime.storage.backends.file import FileBackend
 from raydix.runtime.storage.backends.nixl import NixlTransfers
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header
-from raydix.runtime.storage.worker.worker import Order, StorageWorker
+from raydix.runtime.storage.worker.worker import StorageWorker, Told
 from raydix.runtime.testing.order_queue import OrderQueue
 from raydix.runtime.tiers.host_arena import HostArena
 
@@ -231,7 +230,7 @@ class Bench:
         self.next_batch += 1
         return BatchId(self.next_batch)
 
-    def order(self, message: Order | CancelBatch) -> None:
+    def order(self, message: Told) -> None:
         """Returns when the worker knows of it."""
         self.orders.put(message)
         self.orders.wait_read()

@@ -2,12 +2,15 @@
 
 import pytest
 
+from raydix.ids import UserId
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.messages.retention import RetainObjects, Retention, RetentionKind
 from tests.runtime.storage.stores import (
     OBJECT_BYTES,
     Bench,
     Store,
     layout_of,
+    make_key,
 )
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
@@ -41,6 +44,35 @@ def test_full_store_gives_up_the_least_recently_used(store: Store) -> None:
     assert bench.write([4]) == [OK]
     assert bench.exists(list(range(5))) == [OK, MISSING, OK, OK, OK]
     assert bench.worker.stats()["bytes"] == 4 * OBJECT_BYTES
+    bench.close()
+
+
+def test_full_store_gives_up_objects_of_ended_sessions_first_and_kept_ones_last(
+    store: Store,
+) -> None:
+    require_bound(store)
+    bench = Bench(store.make(max_bytes=4 * OBJECT_BYTES))
+    for name in range(4):
+        bench.write([name])
+    for name, kind, seconds in ((0, RetentionKind.KEEP, 600.0), (2, RetentionKind.END, 0.0)):
+        retention = Retention(kind=kind, seconds=seconds)
+        bench.order(RetainObjects(user=UserId(1 + name), keys=make_key(name), retention=retention))
+    assert bench.write([4, 5]) == [OK, OK]
+    assert bench.exists(list(range(6))) == [OK, MISSING, MISSING, OK, OK, OK]
+    bench.order(RetainObjects(user=UserId(1)))
+    assert bench.write([6]) == [OK]
+    assert bench.exists([0]) == [MISSING]
+    store.check(bench.backend)
+    bench.close()
+
+
+def test_a_store_takes_hints_of_what_it_does_not_have(store: Store) -> None:
+    bench = Bench(store.make())
+    end = Retention(kind=RetentionKind.END)
+    bench.order(RetainObjects(user=UserId(1), keys=make_key(0), retention=end))
+    bench.order(RetainObjects(user=UserId(1)))
+    assert bench.write([0]) == [OK]
+    assert bench.read([0]) == [OK]
     bench.close()
 
 

@@ -40,6 +40,7 @@ from raydix.runtime.messages.host import (
     ToHost,
     Urgency,
 )
+from raydix.runtime.messages.retention import RetainObjects
 from tests.runtime.cache.host.host_values import (
     PAGE_SIZE,
     STORAGE,
@@ -93,6 +94,8 @@ class HostScript:
         self.ends = {FIRST: self.end}
         self.orders: deque[ObjectOrder] = deque()
         self.cancelled: list[int] = []
+        self.object_hints: list[RetainObjects] = []
+        """What storage was told of when objects are used again."""
         self.watched: list[int] = []
         self.flushed: list[ObjectStatus] = []
         self.dropped: list[int] = []
@@ -211,6 +214,8 @@ class HostScript:
     def _order(self, order: StorageOrder) -> None:
         if isinstance(order, CancelBatch):
             self.cancelled.append(order.batch_id)
+        elif isinstance(order, RetainObjects):
+            self.object_hints.append(order)
         else:
             self.orders.append(order)
 

@@ -8,6 +8,7 @@ from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.coming_pages import Coming
 from raydix.runtime.cache.host.lru_lists import Items
+from raydix.runtime.cache.host.page_run import HintedPages
 from raydix.runtime.cache.host.page_runs import PageRuns
 from raydix.runtime.cache.standing import Away, Idle, InUse, Kept, Over, Standing
 from raydix.runtime.config.policies import EvictionPolicy
@@ -24,6 +25,10 @@ def runs_with(*ids: int, policy: EvictionPolicy = EvictionPolicy.LRU) -> PageRun
     for page in ids:
         runs.append(0, page, 0.0)
     return runs
+
+
+def num_pages(concerned: list[HintedPages]) -> int:
+    return sum(len(each.pages) for each in concerned)
 
 
 def going(runs: PageRuns, now_s: float) -> list[int]:
@@ -46,7 +51,7 @@ def test_ended_sessions_go_first_but_for_what_others_have_used() -> None:
     runs = runs_with(1, 2, 3, 4, 5)
     runs.use(0, pages(1, 2), B, Idle(1.0), 1.0)
     runs.use(0, pages(1, 3, 4), A, Idle(2.0), 2.0)
-    assert runs.retain(A, Over(), 3.0) == 2
+    assert num_pages(runs.retain(A, Over(), 3.0)) == 2
     assert runs.goes_before_all(4)
     assert not runs.goes_before_all(1)
     assert going(runs, 3.0) == [4, 3, 5, 2, 1]
@@ -56,17 +61,17 @@ def test_what_a_later_user_shares_is_its_formers_no_more() -> None:
     runs = runs_with(1, 2)
     runs.use(0, pages(1, 2), A, Idle(1.0), 1.0)
     runs.use(0, pages(1), B, Idle(2.0), 2.0)
-    assert runs.retain(B, Over(), 3.0) == 0
-    assert runs.retain(A, Over(), 3.0) == 1
+    assert num_pages(runs.retain(B, Over(), 3.0)) == 0
+    assert num_pages(runs.retain(A, Over(), 3.0)) == 1
     assert not runs.goes_before_all(1)
-    assert runs.retain(SEVERAL_USERS, Over(), 3.0) == 0
+    assert num_pages(runs.retain(SEVERAL_USERS, Over(), 3.0)) == 0
 
 
 def test_heads_below_which_others_share_pages_are_shared() -> None:
     runs = runs_with(1, 2, 3)
     runs.use(0, pages(2), B, Idle(1.0), 1.0)
     runs.use(0, pages(1, 2, 3), A, Idle(2.0), 2.0)
-    assert runs.retain(A, Over(), 3.0) == 1
+    assert num_pages(runs.retain(A, Over(), 3.0)) == 1
 
 
 def test_a_pause_demotes_and_its_end_brings_back() -> None:
@@ -119,7 +124,7 @@ def test_what_a_user_was_to_bring_is_its_own_and_goes_before_what_it_goes_on_fro
     runs.append(0, 3, 2.0, Coming(A, 1.0))
     runs.append(0, 2, 2.0, Coming(A, 1.0))
     runs.append(0, 4, 3.0, Coming(A, 1.0))
-    assert runs.retain(A, Kept(9.0), 4.0) == 4
+    assert num_pages(runs.retain(A, Kept(9.0), 4.0)) == 4
     runs = runs_with(1)
     runs.use(0, pages(1), A, InUse(1.0), 1.0)
     runs.append(0, 3, 2.0, Coming(A, 1.0))

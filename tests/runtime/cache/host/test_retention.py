@@ -6,7 +6,7 @@ from raydix.ids import TenantId, UserId
 from raydix.runtime.messages.host import EndUse
 from raydix.runtime.messages.retention import Retention, RetentionKind
 from tests.runtime.cache.host.host_script import HostScript
-from tests.runtime.cache.host.host_values import make_key, make_keys
+from tests.runtime.cache.host.host_values import STORAGE, make_key, make_keys
 from tests.runtime.cache.host.test_core import attached
 
 A, B, TENANT = UserId(11), UserId(12), TenantId(1)
@@ -116,3 +116,55 @@ def test_pages_of_a_session_that_goes_on_while_they_are_read_age_as_others() -> 
     for number in range(10):
         host.commit([f"x{number}"])
     assert left_of(host, ["a1", "a2"]) == ["a1", "a2"]
+
+
+def with_storage() -> HostScript:
+    """A HostMemory whose L3 has all that was committed."""
+    host = HostScript(num_pages=16, storage=STORAGE)
+    host.attach_scheduler()
+    host.attach_storage(7)
+    host.answer_all()
+    return host
+
+
+def said(host: HostScript) -> list[tuple[UserId, bytes, Retention | None]]:
+    """What L3 was told of when objects are used again, since the last call."""
+    hints = [(each.user, each.keys, each.retention) for each in host.object_hints]
+    host.object_hints.clear()
+    return hints
+
+
+def test_l3_hears_whose_objects_go_first_the_last_of_a_chain_first() -> None:
+    host = with_storage()
+    serve(host, A, ["shared", "a1", "a2"])
+    serve(host, B, ["shared", "b1", "b2"])
+    host.answer_all()
+    host.say(EndUse(user=B, tenant=TENANT, retention=END, session_id="b"))
+    assert said(host) == [(B, b"", None), (B, make_keys(["b2", "b1"]), END)]
+    host.say(EndUse(user=B, tenant=TENANT, session_id="b"))
+    assert said(host) == [(B, b"", None)]
+
+
+def test_l3_hears_of_a_hint_once_it_has_what_the_hint_concerns() -> None:
+    host = with_storage()
+    serve(host, A, ["a1", "a2"], END)
+    said(host)
+    host.answer_all()
+    hints = said(host)
+    assert all((user, retention) == (A, END) for user, _, retention in hints)
+    assert b"".join(sorted(keys for _, keys, _ in hints)) == make_keys(["a1", "a2"])
+
+
+def test_what_l2_keeps_no_longer_l3_does_not_keep_either() -> None:
+    host = with_storage()
+    keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
+    for user in (A, B):
+        names = [f"{user}a", f"{user}b", f"{user}c"]
+        serve(host, user, names)
+        host.answer_all()
+        host.say(EndUse(user=user, tenant=TENANT, retention=keep, session_id=str(user)))
+    # The budget is a quarter of 16 pages: one session's.
+    assert said(host)[-1] == (A, b"", None)
+    host.lose_storage()
+    host.say(EndUse(user=B, tenant=TENANT, retention=END, session_id="b"))
+    assert said(host) == []
