@@ -50,4 +50,4 @@ SEVERAL_USERS = UserId(0)
 PinId = NewType("PinId", str)
 """The name of a pin among those of its tenant."""
 TenantId = NewType("TenantId", int)
-"""The owner of a budget of kept pages: the digest of a cache salt."""
+"""The owner of a budget of kept pages: the digest of a cache salt as far as its first slash."""

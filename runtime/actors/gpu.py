@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class GpuSetup:
     """What a GPU actor starts with."""
 
     scheduler_address: str
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 class GpuActor:

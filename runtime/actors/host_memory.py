@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
@@ -77,7 +77,7 @@ class HostMemorySetup:
     settings: HostSettings
     storage_address: str
     """The address at which HostMemory listens for the storage actor."""
-    storage_secret: bytes
+    storage_secret: bytes = field(repr=False)
     former_users: tuple[SchedulerName, ...] = ()
     """The Schedulers that have used an arena which was taken back; see `FormerArena`."""
     pull: PullSetup | None = None

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raydix.errors import AccountingError, ConfigError
@@ -39,7 +39,7 @@ class KvPublisherSetup:
     layout: KvLayout
     num_lanes: int
     scheduler_address: str
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 class KvPublisherActor:

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
@@ -75,7 +75,7 @@ class SchedulerSetup:
     settings: SchedulerSettings
     addresses: tuple[str, ...]
     """The addresses at which it listens for GPU actors, HostMemory and clients."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     compilers: CompilerSetup
     """What compilers of grammars start with, once there is a grammar."""
 

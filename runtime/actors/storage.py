@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raydix.errors import AccountingError
@@ -40,7 +40,7 @@ class StorageSetup:
     namespace: Namespace
     arena: ArenaLocation
     host_address: str
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 class StorageActor:

@@ -106,7 +106,7 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams, name: RequestId, options: RequestOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit one request for each sample; all go where the first one is, to share its pages."""
-        self.limits.check_num_requests(params.n)
+        self.limits.check_num_requests(params.n, options.cache_salt)
         names = [id_of_sample(name, index) for index in range(params.n)]
         with self._askings.names.reserved(names):
             tokenized = await self.tokenized(prompt)

@@ -49,7 +49,8 @@ class ModelHandle(ABC):
         prompt: a str, token ids, `{"prompt": str}`, `{"prompt_token_ids": ids}`, or a conversation
         as `{"messages": [...]}`, perhaps with `tools` and `chat_template_kwargs`, as of `chat`.
         priority: lower runs first. cache_salt: requests share cached prefixes only with those of
-        the same salt. session_id: prefer the rank that served this session last.
+        the same salt; what is before its first slash is the name of a tenant, which is bounded and
+        shown as one. session_id: prefer the rank that served this session last.
         routing_key: of requests that choose the same experts, say those of one task; with
         scheduler.policy `routing_key` they run together.
         deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so

@@ -39,15 +39,18 @@ class ModelLimits:
         values = zip(fields(self), astuple(self), astuple(other), strict=True)
         return [field.name for field, own, others in values if own != others]
 
-    def check_num_requests(self, number: int) -> None:
+    def check_num_requests(self, number: int, cache_salt: str | None) -> None:
         """Raise BadParameter if the engine would never let so many of one caller wait at once.
 
         It would answer `Overloaded`, however often they were sent again.
         """
-        if number > self.max_waiting_requests:
+        # A tenant may have as many waiting as there are places left.
+        shares = 1 if cache_salt is None else 2
+        most = -(-self.max_waiting_requests // shares)
+        if number > most:
             raise BadParameter(
                 "n",
-                f"asks for {number} samples at once, but the engine lets "
-                f"{self.max_waiting_requests} requests wait. Ask for fewer, or start it with "
-                f"scheduler.max_waiting_requests of {number} or more.",
+                f"asks for {number} samples at once, but the engine lets {most} requests wait. "
+                "Ask for fewer, or start it with "
+                f"scheduler.max_waiting_requests of {number * shares} or more.",
             )

@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from raydix.errors import BadParameter
-from raydix.ids import PinId
+from raydix.ids import PinId, TenantId
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.messages.client import UnpinPrompt
@@ -48,7 +48,7 @@ class Pins:
 
         It is held for `keep_s`, or cache.retention.max_keep_s if that is shorter. All pins together
         hold at most cache.retention.max_kept_fraction of L2, and a quarter of it; beyond that the
-        salt that has most gives up its oldest. Nothing is computed. Raises what
+        tenant that has most gives up its oldest. Nothing is computed. Raises what
         `AsyncLLM.prefetch` does.
         """
         return await pin_prompt(await self._engine.connected(), prompt, keep_s, cache_salt)
@@ -62,7 +62,7 @@ class Pins:
         return False
 
     async def shown(self) -> list[dict[str, Any]]:
-        """All pins: `pin_id`, `cache_salt`, `pinned_tokens`, `bytes`, `left_s`, ..."""
+        """All pins: `pin_id`, `tenant`, `pinned_tokens`, `bytes`, `left_s`, ..."""
         return pins_of(await self._engine.stats_by_engine())
 
 
@@ -92,4 +92,4 @@ async def pin_prompt(
 
 def unpinning(shown: Mapping[str, Any]) -> UnpinPrompt:
     """The message that releases a pin, as it is shown."""
-    return UnpinPrompt(pin_id=PinId(shown["pin_id"]), cache_salt=shown["cache_salt"])
+    return UnpinPrompt(pin_id=PinId(shown["pin_id"]), tenant=TenantId(shown["tenant_id"]))

@@ -1,7 +1,7 @@
 """What a caller may ask of the Scheduler besides tokens, checked before it is sent."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from raydix.errors import BadParameter, BadRequest
@@ -18,7 +18,7 @@ class RequestOptions:
     """How the Scheduler should treat a request; see `AsyncLLM.generate`."""
 
     priority: int = 0
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     session_id: str | None = None
     routing_key: str | None = None
     deadline_s: float | None = None

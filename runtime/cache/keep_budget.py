@@ -2,10 +2,11 @@
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
 from raydix.ids import TenantId, UserId
+from raydix.runtime.messages.tenants import tenant_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +19,14 @@ class Keep:
     """The pages that the session had alone when it asked; it may have lost some since."""
     since_s: float
     until_s: float
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     session_id: str | None = None
     """The name of the user, with its `cache_salt`, as people know it."""
 
     def figures(self, now_s: float) -> dict[str, str | int | float | None]:
         """The keep in figures: who has it, why, how many pages, and for how many seconds more."""
         return {
-            "cache_salt": self.cache_salt,
+            "tenant": tenant_label(self.cache_salt),
             "session_id": self.session_id,
             "reason": "keep",
             "pages": self.num_pages,

@@ -5,7 +5,7 @@ than the difference: what they were told stays told, and each page comes and goe
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from raydix.runtime.cache.kv_index import KvIndex, Place
@@ -48,7 +48,7 @@ class _Content:
 
     parent: bytes | None
     packed_tokens: bytes
-    cache_salt: str | None
+    cache_salt: str | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

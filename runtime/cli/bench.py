@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Plan:
     requests: tuple[LoadRequest, ...]
     load: Load
     slo: Slo | None
-    salt: str | None
+    salt: str | None = field(repr=False)
     """The cache salt of all requests; None: they have none."""
     with_cold: bool
     """Send what was measured once more, each under a salt of its own."""

@@ -181,21 +181,21 @@ def _tiers_table(scheduler: Figures, host: Figures, storage: Figures) -> Table:
 
 def pins_table(pins: Sequence[Figures]) -> Table:
     """A row per pin, the oldest first."""
-    table = Table("pin", "salt", "tokens", "MiB", "for", title="Pinned in L2")
+    table = Table("pin", "tenant", "tokens", "MiB", "for", title="Pinned in L2")
     for pin in pins:
-        salt, size = escape(str(pin["cache_salt"] or "")), f"{pin['bytes'] / 2**20:,.1f}"
+        tenant, size = escape(str(pin["tenant"] or "")), f"{pin['bytes'] / 2**20:,.1f}"
         left = f"{pin['left_s']:,.0f} s"
-        table.add_row(escape(pin["pin_id"]), salt, f"{pin['pinned_tokens']:,}", size, left)
+        table.add_row(escape(pin["pin_id"]), tenant, f"{pin['pinned_tokens']:,}", size, left)
     return table
 
 
 def _kept_table(kept: Mapping[str, Sequence[Figures]]) -> Table:
-    table = Table("tier", "salt", "session", "because", "pages", "for", title="Kept by hints")
+    table = Table("tier", "tenant", "session", "because", "pages", "for", title="Kept by hints")
     for tier, keeps in kept.items():
         for keep in keeps:
-            salt, session = (str(keep.get(name) or "") for name in ("cache_salt", "session_id"))
+            tenant, session = (str(keep.get(name) or "") for name in ("tenant", "session_id"))
             pages, left = f"{keep['pages']:,}", f"{keep['left_s']:,.0f} s"
-            table.add_row(tier, escape(salt), escape(session), keep["reason"], pages, left)
+            table.add_row(tier, escape(tenant), escape(session), keep["reason"], pages, left)
     return table
 
 

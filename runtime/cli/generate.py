@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, TypedDict
 
@@ -52,7 +52,7 @@ class Asking:
     params: SamplingParams
     as_chat: bool
     routing_key: str | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
 
     def stream(self, prompt: Prompt, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one prompt."""

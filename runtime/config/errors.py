@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from raydix.runtime.config.nearest import nearest
+from raydix.runtime.config.values import without_passwords
 
 Model = type[BaseModel]
 _MAX_VALUE_CHARS = 200
@@ -58,7 +59,7 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
 
 def _shortened(value: object) -> str:
     """A value as text of one line, whose end is left out if it is long."""
-    text = repr(value)
+    text = without_passwords(repr(value))
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]} ..."
 
 

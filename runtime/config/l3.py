@@ -1,11 +1,19 @@
 """Section `cache.l3`: one model per storage backend, told apart by `backend`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from raydix.runtime.config.policies import EvictionPolicy
-from raydix.runtime.config.values import Choice, Fraction, Seconds, Section, Size
+from raydix.runtime.config.values import (
+    Choice,
+    Fraction,
+    Seconds,
+    SecretOptions,
+    SecretUrl,
+    Section,
+    Size,
+)
 
 
 class StoreSection(Section):
@@ -54,7 +62,7 @@ class RedisL3Section(StoreSection):
     """L3 in a Redis server, or one that speaks its protocol; its `maxmemory` bounds it."""
 
     backend: Literal["redis"]
-    url: str = Field(
+    url: SecretUrl = Field(
         "redis://127.0.0.1:6379/0",
         description="redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or unix:///SOCKET.",
     )
@@ -173,7 +181,7 @@ class PluginL3Section(StoreSection):
 
     backend: Literal["plugin"]
     name: str = Field(description="Plugin: name of the entry point.")
-    options: dict[str, Any] = Field(
+    options: SecretOptions = Field(
         default_factory=dict, description="Plugin: what its factory is called with."
     )
 

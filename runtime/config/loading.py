@@ -17,6 +17,7 @@ from raydix.runtime.config.paths import (
     resolve_model_path,
     resolve_path,
 )
+from raydix.runtime.config.values import WITH_SECRETS, without_passwords
 
 _WEIGHT_SUFFIXES = frozenset({".gguf", ".safetensors", ".bin", ".pt", ".pth"})
 
@@ -66,7 +67,7 @@ def replace_l3(config: EngineConfig, section: Mapping[str, Any] | None) -> Engin
     Raises ConfigError as `load_config`, and for a relative path: nobody knows to whom it means
     what.
     """
-    values = config.model_dump(exclude_unset=True)
+    values = config.model_dump(exclude_unset=True, context=WITH_SECRETS)
     changed = _check(values | {"cache": {**values.get("cache", {}), "l3": section}})
     require_absolute_l3(section or {})
     return changed
@@ -81,13 +82,15 @@ def replace_model_path(config: EngineConfig, path: str) -> EngineConfig:
 def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     """`values` with `cache.l1.num_pages=64` laid over them; the value is read as YAML."""
     key, equals, text = assignment.partition("=")
+    shown = without_passwords(assignment)
     if not equals or not all(key.split(".")):
-        raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as cache.l1.num_pages=64.")
+        raise ConfigError(f"--set {shown}: expected KEY=VALUE, such as cache.l1.num_pages=64.")
     try:
         value = yaml.safe_load(text)
-        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), f"--set {assignment}")
+        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), f"--set {shown}")
     except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"--set {assignment}: {text!r} is not a YAML value.") from None
+        problem = f"{without_passwords(repr(text))} is not a YAML value."
+        raise ConfigError(f"--set {shown}: {problem}") from None
 
     for part in reversed(key.split(".")):
         value = {part: value}
@@ -98,7 +101,7 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
     if source is None:
         return {}
     if isinstance(source, EngineConfig):
-        return source.model_dump(exclude_unset=True)
+        return source.model_dump(exclude_unset=True, context=WITH_SECRETS)
     if isinstance(source, Mapping):
         return dict(source)
     if not isinstance(source, str | Path):

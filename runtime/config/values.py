@@ -2,9 +2,17 @@
 
 import re
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 _UNITS = {
@@ -36,6 +44,30 @@ def parse_size(value: object) -> object:
         )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
+
+_PASSWORD = re.compile(r"(://)[^/@\s]*@")
+WITH_SECRETS = {"with_secrets": True}
+"""The context in which a section is written with its secrets, for another process."""
+
+
+def without_passwords(text: str) -> str:
+    """Text for people: of each URL in it, user and password are left out."""
+    return _PASSWORD.sub(r"\1...@", text)
+
+
+def _hidden(value: Any, info: SerializationInfo) -> Any:
+    """What is written of a value that may be secret: whatever it holds that tells none."""
+    if (info.context or {}).get("with_secrets"):
+        return value
+    if isinstance(value, dict):
+        return dict.fromkeys(value, "...")
+    return without_passwords(str(value))
+
+
+SecretUrl = Annotated[str, PlainSerializer(_hidden), Field(repr=False)]
+"""A URL that may hold a password, which is neither shown nor written down."""
+SecretOptions = Annotated[dict[str, Any], PlainSerializer(_hidden), Field(repr=False)]
+"""Options for somebody else's code: there may be secrets among their values."""
 
 _Names = TypeVar("_Names", bound=StrEnum)
 

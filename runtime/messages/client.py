@@ -9,7 +9,7 @@ asked, and nothing is answered elsewhere.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from raydix.ids import AskingId, PinId, RequestId
+from raydix.ids import AskingId, PinId, RequestId, TenantId
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.plan import DeviceSampling, PromptLogprobs, TokenLogprobs
@@ -67,7 +67,7 @@ class SubmitRequest:
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the output (EOS among them unless ignored), not before `sampling.min_tokens`."""
     priority: int = 0
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     session_id: str | None = None
     routing_key: str | None = None
     deadline_s: float | None = None
@@ -96,7 +96,7 @@ class RetainSession:
 
     session_id: str
     retention: Retention
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class PrefetchPrompt:
     asking: AskingId
     request_id: RequestId
     token_ids: Int32Array
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     pin_s: float | None = None
     """Pin what is there then in L2 for so many seconds, under the request id; None: do not."""
 
@@ -120,7 +120,7 @@ class UnpinPrompt:
     """A pin is wanted no more, which is not answered. Never stale, as `ReleasePin`."""
 
     pin_id: PinId
-    cache_salt: str | None = None
+    tenant: TenantId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

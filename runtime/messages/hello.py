@@ -1,6 +1,6 @@
 """Who stands at either end of a link, told while the link is opened."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from raydix.ids import Rank
@@ -34,7 +34,7 @@ class Hello:
     """The rank of a GPU actor; no other actor has one."""
     patience_s: float | None = None
     """How long an answer of a storage actor's backend may take; no other actor says so."""
-    ticket: bytes | None = None
+    ticket: bytes | None = field(default=None, repr=False)
     """What tells to which link a stream of pages belongs; no actor shows one."""
     seeks: Role | None = None
     """The actor that a client wants, where one address stands for several."""

@@ -6,7 +6,7 @@ answered by `ObjectsDone` (both in `messages/host.py`), and keys of the other si
 `MirrorUpdate`, all of them first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raydix.ids import BatchId
 from raydix.runtime.messages.host import AskExists, CancelBatch
@@ -21,7 +21,7 @@ class OpenStreams:
 
     port: int
     """Where they are listened for, on the host that was dialled."""
-    ticket: bytes
+    ticket: bytes = field(repr=False)
     """What the hello of each stream is to show: which link it belongs to. Drawn at random."""
 
 

@@ -4,7 +4,7 @@ A hint decides nothing but which pages go first. One that is wrong or late costs
 the reason for a wrong hit, nor for a request that fails.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from raydix.ids import PinId, TenantId, UserId
@@ -45,7 +45,7 @@ class EndUse:
     keys: bytes = b""
     """The pages that the request computed, the last of its chain: they are the user's, too."""
     retention: Retention | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     session_id: str | None = None
     """The name of the user, with its `cache_salt`, as people know it: for figures."""
 
@@ -60,7 +60,7 @@ class Pin:
     tenant: TenantId
     seconds: float
     """A duration from when the pages are there."""
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     """The name of the tenant, as people know it: for figures."""
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from raydix.errors import BadRequest
+from raydix.ids import TenantId
 from raydix.runtime.api.pins import pin_prompt, pins_of, unpinning
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
@@ -64,9 +65,7 @@ def cache_routes(served: Served) -> APIRouter:
     async def pins(request: Request) -> Response:
         """All pins of the caller's tenant."""
         caller = caller_of(request)
-        return json_answer(
-            PinsShown(pins=[_shown(pin, caller) for pin in await _pins_of(served, caller)])
-        )
+        return json_answer(PinsShown(pins=[_shown(pin) for pin in await _pins_of(served, caller)]))
 
     @router.delete("/pins/{pin_id}", status_code=204)
     async def release(pin_id: str, request: Request) -> Response:
@@ -101,13 +100,12 @@ async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list
 
 async def _pins_of(served: Served, caller: Caller) -> list[dict[str, Any]]:
     pins = pins_of(await served.engine.stats_by_engine())
-    return [pin for pin in pins if caller.owns(pin["cache_salt"])]
+    return [pin for pin in pins if caller.owns(TenantId(pin["tenant_id"]))]
 
 
-def _shown(pin: dict[str, Any], caller: Caller) -> PinShown:
+def _shown(pin: dict[str, Any]) -> PinShown:
     return PinShown(
         pin_id=pin["pin_id"],
-        cache_salt=caller.as_given(pin["cache_salt"]),
         pinned_tokens=pin["pinned_tokens"],
         bytes=pin["bytes"],
         left_s=pin["left_s"],

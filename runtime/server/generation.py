@@ -81,7 +81,7 @@ async def open_choices(
     Raises RequestRefused, BadRequest and EngineDead, and then nothing is asked.
     """
     client = await engine.connected()
-    client.limits.check_num_requests(generation.num_choices)
+    client.limits.check_num_requests(generation.num_choices, generation.options.cache_salt)
     tokenized = await _all_tokenized(client, generation)
 
     group = RequestGroup(on_news)

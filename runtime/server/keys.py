@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import yaml
 
 from raydix.errors import ConfigError
+from raydix.ids import TenantId
+from raydix.runtime.messages.tenants import TENANT_END, tenant_of
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[!-~]{16,512}")
 _SECTIONS = ("tenants", "monitor", "admin")
-_SEPARATOR = "/"
-"""The end of a tenant's name in a salt: no name holds it, so no two tenants share a salt."""
 
 
 class Access(Enum):
@@ -52,17 +52,11 @@ class Caller:
         """A salt or a session's name that no other tenant can have; None: the tenant's own."""
         if self.tenant is None:
             return word
-        return self.tenant + _SEPARATOR + (word or "")
+        return self.tenant + TENANT_END + (word or "")
 
-    def owns(self, word: str | None) -> bool:
-        """Whether a salt is the caller's tenant's; without keys all are."""
-        return self.tenant is None or (word or "").startswith(self.tenant + _SEPARATOR)
-
-    def as_given(self, word: str | None) -> str | None:
-        """A salt of the caller's tenant as the caller has given it."""
-        if self.tenant is None or word is None:
-            return word
-        return word.removeprefix(self.tenant + _SEPARATOR) or None
+    def owns(self, tenant: TenantId) -> bool:
+        """Whether what a tenant has is the caller's; without keys all is."""
+        return self.tenant is None or tenant == tenant_of(self.within_tenant(None))
 
 
 class Verdict(Enum):

@@ -24,6 +24,7 @@ from raydix.runtime.config.l3 import (
     L3Section,
     NixlL3Section,
 )
+from raydix.runtime.config.values import WITH_SECRETS
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import make_namespace
 from raydix.runtime.storage.worker.worker import ANSWER_S, StorageWorker
@@ -73,7 +74,7 @@ def _try_elsewhere(section: L3Section, timeout_s: float) -> str | None:
         # Not as an argument, which all users see: a URL may hold a password.
         done = subprocess.run(
             command,
-            input=section.model_dump_json(),
+            input=section.model_dump_json(context=WITH_SECRETS),
             capture_output=True,
             text=True,
             timeout=timeout_s,

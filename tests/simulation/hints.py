@@ -16,7 +16,8 @@ from raydix.runtime.messages.client import (
     UnpinPrompt,
 )
 from raydix.runtime.messages.retention import Retention, RetentionKind
-from raydix.runtime.scheduler.request.users import session_user, tenant_of
+from raydix.runtime.messages.tenants import tenant_of
+from raydix.runtime.scheduler.request.users import session_user
 
 if TYPE_CHECKING:
     from raydix.runtime.cache.host.core import HostMemoryCore
@@ -76,7 +77,7 @@ def with_pin(
     pin_s = draw.choice([0.05, 0.5, 2.0, 1e6])
     message = replace(message, cache_salt=salt, pin_s=pin_s)
     released = UnpinPrompt(
-        pin_id=PinId(message.request_id), cache_salt=draw.choice([salt, "pepper"])
+        pin_id=PinId(message.request_id), tenant=tenant_of(draw.choice([salt, "pepper"]))
     )
     if draw.random() < 0.5:
         cluster.after(draw.uniform(0.0, 1.0), lambda: link.retain(released))

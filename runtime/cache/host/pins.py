@@ -12,6 +12,7 @@ from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.cache.kv_match import longest_prefix
 from raydix.runtime.messages.retention import Pin
+from raydix.runtime.messages.tenants import tenant_label
 
 _MAX_PINS = 4096
 """The most pins of all tenants: each is shown by name."""
@@ -107,20 +108,22 @@ class HostPins:
     def _choose_victims(self, num_bytes: int, tenant: TenantId) -> list[Pin] | None:
         """The pins that make room for one more of a tenant, of so many bytes; None: there is none.
 
-        Whoever would hold most gives up its oldest. So a tenant loses none to one that holds more.
+        Whoever would hold most gives up its oldest: most bytes where these are lacking, most pins
+        where there are too many. So a tenant loses none to one that holds more.
         """
         holds = self._bytes + Counter({tenant: num_bytes})
         left = {each: list(pins.values()) for each, pins in self._held.items()}
-        num_left = sum(map(len, left.values()))
+        counts = Counter({each: len(pins) for each, pins in left.items()}) + Counter({tenant: 1})
         victims: list[Pin] = []
-        while holds.total() > self._max_bytes or num_left >= _MAX_PINS:
-            most = max(holds, key=lambda each: (holds[each], each == tenant))
+        while (lack_room := holds.total() > self._max_bytes) or counts.total() > _MAX_PINS:
+            sizes = holds if lack_room else counts
+            most = max(sizes, key=lambda each: (sizes[each], each == tenant))
             if not left.get(most):
                 return None
             oldest = left[most].pop(0)
             victims.append(oldest.pin)
             holds[most] -= oldest.num_bytes
-            num_left -= 1
+            counts[most] -= 1
         return victims
 
     def release(self, tenant: TenantId, pin_id: PinId) -> None:
@@ -147,7 +150,8 @@ class HostPins:
         return [
             {
                 "pin_id": held.pin.pin_id,
-                "cache_salt": held.pin.cache_salt,
+                "tenant": tenant_label(held.pin.cache_salt),
+                "tenant_id": held.pin.tenant,
                 "reason": "pin",
                 "pages": len(held.page_ids),
                 "pinned_tokens": held.num_pages * self._page_size,

@@ -2,18 +2,20 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import partial
 
 from raydix.errors import AccountingError
-from raydix.ids import GrammarKey, RequestId
-from raydix.runtime.messages.client import FailureKind, RequestFailure, SubmitRequest
+from raydix.ids import GrammarKey, RequestId, TenantId
+from raydix.runtime.messages.client import RequestFailure, SubmitRequest
 from raydix.runtime.messages.grammar import CompiledGrammar
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.events import CompileGrammar, DropGrammar, GrammarCompiled
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
+from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.request.request import RequestState
-from raydix.runtime.scheduler.request.users import tenant_of
 
 _MAX_KEPT_BYTES = 128 << 20
 """The bytes of grammars that are kept."""
@@ -21,7 +23,6 @@ _MAX_KEPT_FAILURES = 1024
 """The number of grammars that are remembered because they cannot be compiled."""
 _MAX_COMPILING = 256
 """The number of grammars that may wait to be compiled."""
-_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,23 @@ class Grammars:
         if (failure := self._failed.get(key)) is not None:
             return replace(failure, parameter=grammar.parameter)
         is_new = key not in self._kept and key not in self._compiling
-        if is_new and message.known_output is None and len(self._compiling) >= _MAX_COMPILING:
-            text = (
-                f"{len(self._compiling)} grammars wait to be compiled, as many as may. "
-                f"Try again in {_RETRY_AFTER_S:g} s."
-            )
-            return RequestFailure(
-                kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
-            )
-        return None
+        if not is_new or message.known_output is not None:
+            return None
+        return refuse_for_room(
+            len(self._compiling),
+            _MAX_COMPILING,
+            None if message.cache_salt is None else partial(self._num_compiling_of, message),
+            what="grammars to be compiled",
+            bound="the most",
+        )
+
+    def _num_compiling_of(self, message: SubmitRequest) -> int:
+        """The number of grammars for which requests of this one's tenant wait."""
+        tenant, living = tenant_of(message.cache_salt), self._requests.living
+        return sum(
+            any(name in living and _tenant(living[name]) == tenant for name, _ in waiting)
+            for waiting in self._compiling.values()
+        )
 
     def provide(self, request: RequestState) -> None:
         """Give a new request the grammar that it goes by, if any: at once or when there is one."""
@@ -79,8 +88,7 @@ class Grammars:
             return
         if key not in self._compiling:
             self._compiling[key] = []
-            tenant = tenant_of(request.submit.cache_salt)
-            self._outbox.emit(CompileGrammar(key=key, grammar=asked, tenant=tenant))
+            self._outbox.emit(CompileGrammar(key=key, grammar=asked, tenant=_tenant(request)))
         self._compiling[key].append(request.ticket)
 
     def drop_left(self) -> None:
@@ -137,3 +145,7 @@ class Grammars:
             _, oldest = self._kept.popitem(last=False)
             self._num_kept_bytes -= len(oldest.compiled.content)
         return kept
+
+
+def _tenant(request: RequestState) -> TenantId:
+    return tenant_of(request.submit.cache_salt)

@@ -22,15 +22,16 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.messages.retention import EndUse, Pin, ReleasePin
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.life.refusals import refuse_as_closing, refuse_prefetch
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.prefetch_hint import HintClient, PrefetchHint
-from raydix.runtime.scheduler.request.users import tenant_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.sources.kv_source import KvSource
@@ -40,7 +41,6 @@ _MAX_HINTS = 256
 """The most hints of all clients together; each keeps its prompt in memory until it is answered."""
 _MAX_LOOKED_UP = 4
 """The most hints whose lookups are open in HostMemory at a time."""
-_RETRY_AFTER_S = 1.0
 
 
 class Hints:
@@ -76,9 +76,8 @@ class Hints:
                 assert_never(message)
 
     def unpin(self, message: UnpinPrompt) -> None:
-        """Have a pin released: the one of this name that was made with this salt."""
-        tenant = tenant_of(message.cache_salt)
-        self._source.tell(ReleasePin(pin_id=message.pin_id, tenant=tenant))
+        """Have a pin released: the one of this name that the tenant has made."""
+        self._source.tell(ReleasePin(pin_id=message.pin_id, tenant=message.tenant))
 
     def submit(self, client_id: ClientId, message: PrefetchPrompt) -> None:
         """Queue a hint, or refuse it with a typed failure."""
@@ -125,15 +124,19 @@ class Hints:
         if refusal is not None:
             return refusal
 
-        if sum(hint.client is not None for hint in self._requests.hints.values()) >= _MAX_HINTS:
-            text = (
-                f"{_MAX_HINTS} prefetches wait, which is the most. Try again in "
-                f"{_RETRY_AFTER_S:g} s."
-            )
-            return RequestFailure(
-                kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
-            )
-        return None
+        own = [hint for hint in self._requests.hints.values() if hint.client is not None]
+
+        def num_of_tenant() -> int:
+            tenant = tenant_of(message.cache_salt)
+            return sum(tenant_of(hint.chain.cache_salt) == tenant for hint in own)
+
+        return refuse_for_room(
+            len(own),
+            _MAX_HINTS,
+            None if message.cache_salt is None else num_of_tenant,
+            what="prefetches",
+            bound="the most",
+        )
 
     def look_up_some(self, num_pages: int, now_s: float) -> None:
         """Hash at most `num_pages` keys of hints, oldest first, and look up those that are done."""

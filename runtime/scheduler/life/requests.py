@@ -4,7 +4,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 
-from raydix.ids import GrammarKey, RequestId
+from raydix.ids import GrammarKey, RequestId, TenantId
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.life.orphans import Orphans
 from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request.request import RequestState
@@ -27,6 +28,8 @@ class Requests:
         self._serials = itertools.count(1)
         self._of_session: Counter[tuple[str | None, str]] = Counter()
         """How many living requests each session has, by its salt and id."""
+        self._of_tenant: Counter[TenantId] = Counter()
+        """How many living requests each tenant has."""
         self._of_grammar: Counter[GrammarKey] = Counter()
         """How many living requests go by each grammar."""
         self.left_grammars: list[GrammarKey] = []
@@ -47,6 +50,10 @@ class Requests:
         """
         return len(self.unplaced) + num_placed - self.orphans.num_waiting
 
+    def num_living_of(self, tenant: TenantId) -> int:
+        """The number of a tenant's requests that have not ended, those without a client too."""
+        return self._of_tenant[tenant]
+
     def first_of_samples(self, request: RequestState) -> RequestState | None:
         """The living request whose prompt this one is a further sample of, if it is on a lane."""
         name = request.submit.sample_of
@@ -63,6 +70,7 @@ class Requests:
     def add(self, request: RequestState) -> None:
         """Add a new request; its page keys are hashed before it is queued on a lane."""
         self.living[request.request_id] = request
+        self._of_tenant[tenant_of(request.submit.cache_salt)] += 1
         self.unplaced[request.request_id] = request
         if request.submit.session_id is not None:
             self._of_session[request.submit.cache_salt, request.submit.session_id] += 1
@@ -72,6 +80,10 @@ class Requests:
     def remove(self, request: RequestState) -> None:
         """Remove a request that has ended."""
         del self.living[request.request_id]
+        tenant = tenant_of(request.submit.cache_salt)
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
         self.unplaced.pop(request.request_id, None)
         self.orphans.discard(request.request_id)
         if request.submit.session_id is not None:

@@ -11,11 +11,12 @@ from raydix.runtime.cache.radix_node import RadixNode
 from raydix.runtime.cache.standing import Away, Idle, Kept, Over, standing_after
 from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.retention import EndUse, Retention
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.returns import SessionReturns
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
-from raydix.runtime.scheduler.request.users import session_user, tenant_of, user_of
+from raydix.runtime.scheduler.request.users import session_user, user_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 

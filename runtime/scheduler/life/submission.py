@@ -1,24 +1,25 @@
 """A new request: is it acceptable?"""
 
 from collections.abc import Sequence
+from functools import partial
 
 from raydix.ids import ClientId
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.radix_node import chain_keys
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.grammars import Grammars
 from raydix.runtime.scheduler.life.refusals import refuse_as_closing, refuse_request
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Timers
-
-_RETRY_AFTER_S = 1.0
 
 
 class Submission:
@@ -104,14 +105,17 @@ class Submission:
         # What was taken in before, here or elsewhere, cannot be taken back from its caller.
         if message.known_output is not None:
             return None
-        num_waiting = self._requests.num_waiting(sum(len(lane.waiting) for lane in self._lanes))
-        if num_waiting >= settings.max_waiting_requests:
-            text = (
-                f"{num_waiting} requests wait; scheduler.max_waiting_requests is "
-                f"{settings.max_waiting_requests}. "
-                f"Try again in {_RETRY_AFTER_S:g} s."
-            )
-            return RequestFailure(
-                kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
-            )
-        return None
+        return refuse_for_room(
+            self._requests.num_waiting(sum(len(lane.waiting) for lane in self._lanes)),
+            settings.max_waiting_requests,
+            None if message.cache_salt is None else partial(self._num_waiting_of, message),
+            what="requests",
+            bound="scheduler.max_waiting_requests",
+        )
+
+    def _num_waiting_of(self, message: SubmitRequest) -> int:
+        """The number of requests that wait and are of this one's tenant."""
+        tenant = tenant_of(message.cache_salt)
+        running = (request for lane in self._lanes for request in lane.running.values())
+        num_running = sum(tenant_of(each.submit.cache_salt) == tenant for each in running)
+        return self._requests.num_living_of(tenant) - num_running

@@ -1,19 +1,14 @@
 """The user that each request's pages belong to: its session, or the request by itself."""
 
-from hashlib import blake2b
-
-from raydix.ids import TenantId, UserId
+from raydix.ids import UserId
+from raydix.runtime.messages.tenants import salt_number
 from raydix.runtime.scheduler.request.request import RequestState
 
 
 def session_user(session_id: str, cache_salt: str | None) -> UserId:
     """The user that a session is: never one of another salt, whatever its sessions are called."""
-    return UserId(_number(b"session", tenant_of(cache_salt).to_bytes(8, "little"), session_id))
-
-
-def tenant_of(cache_salt: str | None) -> TenantId:
-    """The tenant that requests with a salt are of; those without one are of one, too."""
-    return TenantId(_number(b"salted", b"", cache_salt) if cache_salt is not None else 0)
+    salt = 0 if cache_salt is None else salt_number(b"salted", b"", cache_salt)
+    return UserId(salt_number(b"session", salt.to_bytes(8, "little"), session_id))
 
 
 def user_of(request: RequestState) -> UserId:
@@ -21,10 +16,5 @@ def user_of(request: RequestState) -> UserId:
     submit = request.submit
     if submit.session_id is not None:
         return session_user(submit.session_id, submit.cache_salt)
-    return UserId(_number(b"request", request.serial.to_bytes(8, "little"), request.request_id))
-
-
-def _number(kind: bytes, prefix: bytes, name: str) -> int:
-    """A number from 1 to 2**63 - 1 that no other name has, but by a chance of one in 10^18."""
-    digest = blake2b(prefix + name.encode(), digest_size=8, person=kind).digest()
-    return int.from_bytes(digest, "little") >> 1 or 1
+    serial = request.serial.to_bytes(8, "little")
+    return UserId(salt_number(b"request", serial, request.request_id))

@@ -53,7 +53,6 @@ class PinShown(WireAnswer):
     """One pin of the caller's tenant."""
 
     pin_id: str
-    cache_salt: str | None
     pinned_tokens: int
     bytes: int
     left_s: float

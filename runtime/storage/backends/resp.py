@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -50,7 +50,7 @@ class RespAddress:
     endpoint: tuple[str, int] | str
     """The server's host and port, or the path of its socket."""
     username: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     database: int = 0
 
     @property

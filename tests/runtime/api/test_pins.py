@@ -4,7 +4,7 @@ from raydix.runtime.api.pins import pins_of
 
 
 def host(*pin_ids):
-    return {"host": {"l2_pins": [{"pin_id": each, "cache_salt": None} for each in pin_ids]}}
+    return {"host": {"l2_pins": [{"pin_id": each, "tenant": None} for each in pin_ids]}}
 
 
 def test_a_pin_of_an_l2_that_engines_share_is_shown_once():

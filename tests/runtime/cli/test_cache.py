@@ -229,7 +229,8 @@ def test_a_name_that_no_tenant_can_have_is_refused(
 
 PIN = {
     "pin_id": "p1",
-    "cache_salt": "alice/",
+    "tenant": "alice",
+    "tenant_id": 7,
     "reason": "pin",
     "pages": 2,
     "pinned_tokens": 128,

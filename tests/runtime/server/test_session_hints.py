@@ -28,17 +28,17 @@ async def ask(server: Server, key: str, **extra: Any) -> None:
 
 async def kept(server: Server, tier: str) -> list[tuple[str, str]]:
     figures = (await server.llm.stats())["scheduler" if tier == "l1" else "host"]
-    return [(each["cache_salt"], each["session_id"]) for each in figures[f"{tier}_kept"]]
+    return [(each["tenant"], each["session_id"]) for each in figures[f"{tier}_kept"]]
 
 
 async def test_a_keep_is_shown_for_its_tenant_and_ends_by_a_hint_of_the_same(
     server: Server,
 ) -> None:
     await ask(server, ALICE, session_id="s", retention={"keep_s": 3600})
-    assert await kept(server, "l1") == [("alice/", "alice/s")]
+    assert await kept(server, "l1") == [("alice", "alice/s")]
 
     body = {"session_id": "s", "retention": {"end": True}}
-    for key, expected in ((BOB, [("alice/", "alice/s")]), (ALICE, [])):
+    for key, expected in ((BOB, [("alice", "alice/s")]), (ALICE, [])):
         async with server.http(key) as http:
             answer = await http.post("/v1/sessions/retention", json=body)
         assert answer.status_code == 202

@@ -56,6 +56,15 @@ def test_each_difference_is_told_by_its_key_with_both_values() -> None:
     ]
 
 
+def test_no_difference_tells_a_password() -> None:
+    url = "redis://app:a-password@host:1/0"
+    values = {"model": {"path": "m"}, "cache": {"l3": {"backend": "redis", "url": url}}}
+    other = replace(PLAN, l3=load_config(values).cache.l3)
+    [told] = PLAN.differences(other)
+    assert "redis://...@host:1/0" in told
+    assert "a-password" not in told
+
+
 def test_size_in_proportion_to_an_l1_fits_any() -> None:
     assert replace(PLAN, is_size_fixed=False).differences(replace(PLAN, size_bytes=1)) == []
 

@@ -175,3 +175,14 @@ def test_there_are_few_enough_pins_to_be_shown(monkeypatch: pytest.MonkeyPatch) 
     for name in range(5):
         tier.pin(str(name), keys)
     assert tier.names() == ["2", "3", "4"]
+
+
+def test_a_tenant_of_many_small_pins_takes_none_of_a_tenant_of_one_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pins, "_MAX_PINS", 3)
+    tier = Tier()
+    tier.pin("large", tier.fill(1, 2, 3, 4), B)
+    for name in range(5):
+        tier.pin(f"a{name}", tier.fill(10 + name))
+    assert tier.names() == ["large", "a3", "a4"]

@@ -5,6 +5,7 @@ import pytest
 from raydix.ids import TenantId, UserId
 from raydix.runtime.messages.host import EndUse
 from raydix.runtime.messages.retention import Retention, RetentionKind
+from raydix.runtime.messages.tenants import tenant_label
 from tests.runtime.cache.host.host_script import HostScript
 from tests.runtime.cache.host.host_values import STORAGE, make_key, make_keys
 from tests.runtime.cache.host.test_core import attached
@@ -61,7 +62,7 @@ def test_figures_say_who_keeps_how_much_within_the_budget() -> None:
     kept = host.core.stats()["l2_kept"]
     assert [each["session_id"] for each in kept] == ["198", "199"]
     assert sum(each["pages"] for each in kept) == 4, "a quarter of 16 pages"
-    assert {each["cache_salt"] for each in kept} == {"x"}
+    assert {each["tenant"] for each in kept} == {tenant_label("x")}
 
 
 def test_the_next_request_of_a_session_ends_its_keep() -> None:

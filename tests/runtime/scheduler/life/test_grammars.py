@@ -231,3 +231,16 @@ def test_what_cannot_be_is_refused_at_once(fields: dict[str, object], what: str)
     name = driver.submit(PROMPT, client=CLIENT, **fields)
 
     assert driver.answers[name].ending == "BadRequest"
+
+
+def test_grammars_of_one_tenant_leave_room_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammars, "_MAX_COMPILING", 2)
+    driver = Driver()
+    driver.submit(PROMPT, grammar=DIGITS, cache_salt="alice/x")
+    second = driver.submit(PROMPT, grammar=LETTERS, cache_salt="alice/y")
+    other = driver.submit(PROMPT, grammar=LETTERS, cache_salt="bob/")
+
+    assert driver.answers[second].ending == "Overloaded"
+    assert other not in driver.endings

@@ -9,8 +9,8 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import PrefetchPrompt, UnpinPrompt
 from raydix.runtime.messages.host import PageSource, Urgency
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.request.users import tenant_of
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 PROMPT = list(range(17))
@@ -22,10 +22,14 @@ def driver_with(**changes: Any) -> CoreDriver:
     return CoreDriver(has_host_memory=True, lookup_deadline_s=100.0, **changes)
 
 
-def prefetch(driver: CoreDriver, tokens: list[int], name: str = "hint") -> str:
-    asking = driver.new_asking(name)
+def prefetch(
+    driver: CoreDriver, tokens: list[int], name: str = "hint", salt: str | None = None
+) -> str:
     message = PrefetchPrompt(
-        asking=asking, request_id=RequestId(name), token_ids=int32_array(tokens)
+        asking=driver.new_asking(name),
+        request_id=RequestId(name),
+        token_ids=int32_array(tokens),
+        cache_salt=salt,
     )
     driver.send(events.ClientMessage(client_id=CLIENT, message=message))
     return name
@@ -181,6 +185,14 @@ def test_hints_beyond_the_bound_are_refused_with_a_time_to_try_again() -> None:
     assert all(driver.answers[name].ending == "prefetch" for name in names[:-1])
 
 
+def test_hints_of_one_tenant_leave_room_for_those_of_others() -> None:
+    driver = driver_with()
+    names = [prefetch(driver, PROMPT, f"hint-{each}", f"alice/{each}") for each in range(200)]
+    other = prefetch(driver, PROMPT, "other", "bob/")
+    assert [name for name in names if name in driver.answers] == names[128:]
+    assert other not in driver.answers
+
+
 def test_prompt_without_a_full_page_is_answered_at_once() -> None:
     driver = driver_with()
     assert driver.answers[prefetch(driver, [1, 2])].sources == {"computed:partial_page": 2}
@@ -207,6 +219,6 @@ def test_what_is_to_be_pinned_is_looked_up_in_l2_though_l1_has_it() -> None:
     assert (pin.pin_id, pin.tenant, pin.seconds) == ("p", tenant_of("x"), 60.0)
 
     driver.to_host.clear()
-    unpin = UnpinPrompt(pin_id=pin.pin_id, cache_salt="x")
+    unpin = UnpinPrompt(pin_id=pin.pin_id, tenant=tenant_of("x"))
     driver.send(events.ClientMessage(client_id=CLIENT, message=unpin))
     assert list(driver.to_host) == [host.ReleasePin(pin_id=pin.pin_id, tenant=tenant_of("x"))]

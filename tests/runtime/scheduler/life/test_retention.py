@@ -8,8 +8,9 @@ from raydix.runtime.cache.page_key import pack_tokens, root_key
 from raydix.runtime.messages import host
 from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.retention import Retention, RetentionKind
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.request.users import session_user, tenant_of
+from raydix.runtime.scheduler.request.users import session_user
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 END = Retention(kind=RetentionKind.END)
