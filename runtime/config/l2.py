@@ -15,6 +15,16 @@ class L2Section(Section):
     bytes_per_node: Size | None = Field(
         None, description="Size of the arena. Must be given on cuda."
     )
+    floor_bytes: Size | None = Field(
+        None,
+        description="The least that this model's arena is made with, where other models have the "
+        "rest of total_bytes_per_node. null: all of bytes_per_node.",
+    )
+    total_bytes_per_node: Size | None = Field(
+        None,
+        description="Most bytes of a node that the arenas of all models take together; where it "
+        "differs, the least counts. Arenas that no engine uses give way. null: not bounded.",
+    )
     ratio: Annotated[float, Field(gt=0.0)] | None = Field(
         None,
         description="cpu only: size of the arena as a multiple of the node's L1. "
@@ -43,5 +53,21 @@ class L2Section(Section):
         if (self.bytes_per_node is None) == (self.ratio is None):
             raise ValueError(
                 "cache.l2 needs exactly one of bytes_per_node and ratio. Set the other to null."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _share_fits(self) -> Self:
+        if self.floor_bytes is None:
+            return self
+        if self.total_bytes_per_node is None or self.bytes_per_node is None:
+            raise ValueError(
+                "cache.l2.floor_bytes is for arenas that share cache.l2.total_bytes_per_node, and "
+                "goes below cache.l2.bytes_per_node. Set both, or cache.l2.floor_bytes to null."
+            )
+        if self.floor_bytes > self.bytes_per_node:
+            raise ValueError(
+                f"cache.l2.floor_bytes is {self.floor_bytes}, more than the {self.bytes_per_node} "
+                "of cache.l2.bytes_per_node. Lower it, or raise cache.l2.bytes_per_node."
             )
         return self

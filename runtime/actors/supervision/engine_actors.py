@@ -120,7 +120,8 @@ class EngineActors:
             self._spawner,
             self._supervision,
             guest,
-            is_shared=section.shared,
+            section,
+            model_path=self._config.model.path,
             log_path=self._log_path,
         )
 
@@ -232,6 +233,8 @@ class EngineActors:
             layout=facts.layout,
             size_bytes=facts.arena_bytes,
             is_size_fixed=l2.bytes_per_node is not None,
+            floor_bytes=l2.floor_bytes,
+            total_bytes=l2.total_bytes_per_node,
             settings=host_settings(self._config, facts.layout),
             l3=self._config.cache.l3 if self._config.has_l3 else None,
             folder=self._config.arena_folder,

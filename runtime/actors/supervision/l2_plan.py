@@ -27,6 +27,10 @@ class L2Plan:
     size_bytes: int
     is_size_fixed: bool
     """Whether the size was configured; else it is in proportion to an L1, and any will do."""
+    floor_bytes: int | None
+    """The least that it is made with, where others have the rest; None: all of `size_bytes`."""
+    total_bytes: int | None
+    """The most that all L2s of the node take together; None: any number."""
     settings: HostSettings
     l3: L3Section | None
     """The backend of storage when it opens; it may be changed later."""
@@ -49,6 +53,8 @@ class L2Plan:
     def _compared(self) -> dict[str, Any]:
         return {
             _SIZE: self.size_bytes,
+            "cache.l2.floor_bytes": self.floor_bytes,
+            "cache.l2.total_bytes_per_node": self.total_bytes,
             "cache.l2.eviction": self.settings.eviction,
             "cache.l2.pull": None if self.pull is None else self.pull.section,
             "cache.retention.max_kept_fraction": self.settings.max_kept_fraction,
@@ -59,7 +65,7 @@ class L2Plan:
 
 
 def _shown(key: str, value: Any) -> str:
-    if key == _SIZE:
+    if isinstance(value, int) and key.startswith("cache.l2."):
         return format_bytes(value)
     if isinstance(value, Section):
         return str(value.model_dump(mode="json", exclude_unset=True))

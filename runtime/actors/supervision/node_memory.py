@@ -14,6 +14,7 @@ from raydix.errors import AccountingError, ConfigError, EngineDead
 from raydix.ids import SchedulerName
 from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.host_memory import HostMemoryActor, HostMemorySetup
+from raydix.runtime.actors.l2_claims import hold_claim
 from raydix.runtime.actors.l2_record import L2Name, L2Record, l2_path
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.lock_file import LockHeld
@@ -25,6 +26,7 @@ from raydix.runtime.actors.pulls.pulls import PeerFinder
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
 from raydix.runtime.actors.supervision.l2_plan import Guest, L2Plan, L2Stay
+from raydix.runtime.actors.supervision.node_share import L2Claim
 from raydix.runtime.actors.supervision.node_storage import STORAGE, NodeStorage
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner, actor_name
@@ -47,7 +49,7 @@ class NodeMemoryActor:
     def __init__(
         self,
         *,
-        name: str,
+        claim: L2Claim,
         node: str | None,
         maker_pid: int,
         spawner: Spawner,
@@ -57,14 +59,18 @@ class NodeMemoryActor:
         exporter: MetricsExporter | None = None,
         on_fatal: Callable[[], None] = exit_process,
     ) -> None:
-        """`node`: where engines find it; None: nowhere, as it is its maker's alone.
+        """`claim`: what it is called, and what it takes of the node's memory.
 
-        `maker_pid`: of who makes it, with whom it ends, unless it can be found and was joined.
-        `log_path`: see `Spawner`. `finder`: knows other nodes' HostMemories. `on_fatal` is also
-        called once it has ended by itself.
+        `node`: where engines find it; None: nowhere, as it is its maker's alone. `maker_pid`: of
+        who makes it, with whom it ends, unless it can be found and was joined. `log_path`: see
+        `Spawner`. `finder`: knows other nodes' HostMemories. `on_fatal` is also called once it has
+        ended by itself.
         """
-        self._name = name
+        self._claim = claim
+        name = self._name = claim.name
         self._node = node
+        # Before its maker lets go of it.
+        self._claim_file = hold_claim(claim)
         self._supervision = supervision
         self._on_end = on_fatal
         self.host = HostMemoryActor(
@@ -106,7 +112,8 @@ class NodeMemoryActor:
     async def make_arena(self, planned: PlannedArena, folder: str | None) -> None:
         """Make the arena while its maker's ranks load. Raises ConfigError without the memory."""
         self._planned = planned
-        self._arena = await self.host.create_arena(planned.layout, planned.size_bytes, folder)
+        size_bytes = self._claim.size_bytes
+        self._arena = await self.host.create_arena(planned.layout, size_bytes, folder)
 
     async def join(self, plan: L2Plan, guest: Guest, held: ArenaLocation | None) -> ArenaLocation:
         """Let an engine use this L2; whoever comes first opens it, and may come again.
@@ -255,6 +262,7 @@ class NodeMemoryActor:
         await self.host.drain(self._supervision.drain_timeout_s)
         await self._storage.switch.end()
         self._folder.remove()
+        self._claim_file.remove()
         self._on_end()
 
     async def stop(self) -> None:
@@ -268,6 +276,7 @@ class NodeMemoryActor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.host.stop()
         self._folder.remove()
+        self._claim_file.remove()
 
     # What engines ask its storage actor
 
@@ -303,7 +312,7 @@ class NodeMemoryActor:
             "node": self._node,
             "model_path": self._plan.model_path,
             "namespace": self._plan.namespace.hex,
-            "size_bytes": self._plan.size_bytes,
+            "size_bytes": self._claim.size_bytes,
             "ready_bytes": self.host.stats()["ready_bytes"],
             "engines": [guest.engine for guest in self._stay.guests],
             "ends_in_s": None if ends_at_s is None else max(ends_at_s - time.monotonic(), 0.0),

@@ -1,0 +1,95 @@
+"""Several models on one node share its bytes for L2: real actors on the cpu, one Ray cluster."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import ray
+
+from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.control_client import call_l2
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.actors.l2_claims import l2_claims
+from raydix.runtime.actors.l2_record import l2s_of
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.families.table import Family
+from tests.checkpoints import make_checkpoint
+from tests.ray_cluster import IMPATIENT, own_name
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+MIB = 1 << 20
+PATIENCE_S = 120.0
+
+
+def start(name: str, model: Path, room_mib: int) -> EngineHandle:
+    """Start an engine that wants 24 MiB, 8 at least, of so many beside what others have."""
+    l2 = {"bytes_per_node": "24MiB", "floor_bytes": "8MiB", "total_bytes_per_node": room_mib * MIB}
+    cache = {"page_size": 16, "l1": {"num_pages": 64}, "l2": l2}
+    config = load_config({"model": {"path": str(model)}, "cache": cache})
+    return start_engine(config, own_name(name), supervision=IMPATIENT)
+
+
+def taken() -> dict[str, int]:
+    """MiB of each model's L2 on this node, by the model's folder."""
+    node = ray.get_runtime_context().get_node_id()
+    return {Path(each.model_path).name: each.size_bytes // MIB for each in l2_claims(node)}
+
+
+async def kept_unused(model: Path) -> None:
+    """Return once no engine uses a model's L2, which stays."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            node = ray.get_runtime_context().get_node_id()
+            described = [await call_l2(record, "describe") for record in l2s_of(node)]
+            if any(each["model_path"] == str(model) and not each["engines"] for each in described):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def fill(handle: EngineHandle) -> None:
+    """Let an engine's L2 hold something that is worth keeping."""
+    async with await AsyncLLM.connect(handle.name) as client:
+        async for _ in client.generate(list(range(40)), {"max_tokens": 2}):
+            pass
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await handle.call("stats"))["host"]["pages_ready"]:
+            await asyncio.sleep(0.05)
+
+
+async def test_models_share_a_nodes_bytes_with_a_floor_each(
+    ray_cluster: PrivateCluster, tmp_path: Path
+) -> None:
+    one, two, three = (
+        make_checkpoint(tmp_path / name, Family.QWEN3, seed=seed, max_position_embeddings=512)
+        for name, seed in (("one", 51), ("two", 52), ("three", 53))
+    )
+    # What other tests of this session have left would make room.
+    for record in l2s_of(ray.get_runtime_context().get_node_id()):
+        await call_l2(record, "end")
+    room = sum(taken().values()) + 32
+
+    first = await asyncio.to_thread(start, "one", one, room)
+    second = await asyncio.to_thread(start, "two", two, room)
+    try:
+        assert (taken()[one.name], taken()[two.name]) == (24, 8)
+        refused = rf"of {room}MiB others have taken .*{one} 24MiB.* Lower cache.l2.floor_bytes"
+        with pytest.raises(ConfigError, match=refused):
+            await asyncio.to_thread(start, "three", three, room)
+
+        # What nobody uses makes room for all that the next one wants.
+        await fill(first)
+        await first.shutdown()
+        await kept_unused(one)
+        third = await asyncio.to_thread(start, "three", three, room)
+        try:
+            assert one.name not in taken()
+            assert (taken()[two.name], taken()[three.name]) == (8, 24)
+        finally:
+            await third.shutdown()
+    finally:
+        await first.shutdown()
+        await second.shutdown()
