@@ -1,9 +1,9 @@
 """Watches from outside that L2 drops the tails of chains before their heads."""
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 
-from raydix.ids import BatchId, ConnectionId, LeaseId, LookupId
+from raydix.ids import BatchId, ConnectionId, LeaseId, LookupId, UserId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.host import (
@@ -43,7 +43,8 @@ class TouchOrderWatch:
     Whatever else uses a page (commit, lease, write to L3, the end of a request) takes it out of its
     chain's order. Pages fetched from L3 are not followed: they may be pinned until they are leased.
     Nor are those of a client's pin, which stays for a while and holds parts of a chain: of a window
-    its pages alone.
+    its pages alone. What one session alone has used ages as that session does, so pages are
+    compared with those that the same users have had.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,8 @@ class TouchOrderWatch:
         self._uses: dict[_Name, int] = {}
         self._chains: dict[int, list[_Name]] = {}
         self._unfollowed: set[_Name] = set()
+        self._users: defaultdict[_Name, set[UserId]] = defaultdict(set)
+        """Who has looked each page up, or computed it."""
         self._pins: Counter[_Name] = Counter()
         self._lookups: dict[tuple[ConnectionId, LookupId], list[list[_Name]]] = {}
         """Per group: the chain's pages, by the connection that asked and its number."""
@@ -72,6 +75,7 @@ class TouchOrderWatch:
                 groups = range(len(lookup.num_l1_pages))
                 chains = [_names(group, lookup.keys) for group in groups]
                 self._lookups[asker, lookup.lookup_id] = chains
+                self._note_user(chains, lookup.user)
                 self._touch(chains)
             case host_events.FromScheduler(asker, LeasePages() as lease):
                 runs = [_names(group, lease.keys, at) for group, at in enumerate(lease.starts)]
@@ -87,6 +91,8 @@ class TouchOrderWatch:
                     self._leases.pop((asker, lease_id), None)
             case host_events.FromScheduler(_, EndUse() as end):
                 self._use(end.keys)
+                groups = {group for group, _ in self._uses}
+                self._note_user([_names(group, end.keys) for group in groups], end.user)
             case host_events.FromReader(reader, PullPages() as pull):
                 self._sent[reader, pull.batch_id] = _names(pull.group, pull.keys)
                 self._pin(self._sent[reader, pull.batch_id])
@@ -133,6 +139,11 @@ class TouchOrderWatch:
         self._uses.clear()
         self._chains.clear()
 
+    def _note_user(self, chains: list[list[_Name]], user: UserId) -> None:
+        for chain in chains:
+            for name in chain:
+                self._users[name].add(user)
+
     def _touch(self, chains: list[list[_Name]]) -> None:
         for chain in chains:
             serial = next(self._serial)
@@ -171,7 +182,7 @@ class TouchOrderWatch:
             use = self._uses.pop(name, -1)
             chain = self._chains.get(use, [])
             deeper = chain[chain.index(name) + 1 :] if chain and not self._is_slab_lost else []
-            if any(other in self._ready and self._uses.get(other) == use for other in deeper):
+            if any(self._goes_with(other, name, use) for other in deeper):
                 raise HeadDroppedFirst(
                     f"page {chain.index(name)} of a chain of {len(chain)} went before its tail"
                 )
@@ -179,3 +190,8 @@ class TouchOrderWatch:
         for key in split_keys(update.ready, MIRROR_KEY_BYTES):
             self._ready.add((update.group, key))
             self._uses[update.group, key] = next(self._serial)
+
+    def _goes_with(self, other: _Name, name: _Name, use: int) -> bool:
+        """Whether a page is there that was used last with a dropped one, and by the same users."""
+        is_alike = self._users[other] == self._users[name]
+        return is_alike and other in self._ready and self._uses.get(other) == use
