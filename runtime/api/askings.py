@@ -247,7 +247,6 @@ class Askings:
         lost = line.lose()
         self._end_waiting_aborted()
         self._prefetches.fail(lost, lambda: EngineDead(text))
-        self.names.forget(lost - self._live.askings)
         if self._on_loss is None:
             self._fail(self._waiting(), lambda: EngineDead(text))
             return

@@ -1,6 +1,6 @@
 """The requests of a client whose callers listen, and what comes for each of them."""
 
-from collections.abc import Callable, Iterable, KeysView
+from collections.abc import Callable, Iterable
 
 from raydix.errors import RaydixError
 from raydix.ids import AskingId
@@ -14,11 +14,6 @@ class LiveRequests:
     def __init__(self) -> None:
         self._by_asking: dict[AskingId, OpenRequest] = {}
         self._callers = Callers()
-
-    @property
-    def askings(self) -> KeysView[AskingId]:
-        """What was asked last for each of them."""
-        return self._by_asking.keys()
 
     @property
     def unended(self) -> list[OpenRequest]:

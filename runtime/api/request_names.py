@@ -1,7 +1,7 @@
 """Which request ids a client's requests have, and what each of them stands for."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from raydix.errors import BadRequest
 from raydix.ids import AskingId, RequestId
@@ -60,12 +60,6 @@ class RequestNames:
         """Let a request have this id again, unless one that was asked later has it already."""
         if self.is_used_by(request_id, asking):
             del self._in_use[request_id]
-
-    def forget(self, askings: Collection[AskingId]) -> None:
-        """Note that these askings have ended."""
-        self._in_use = {
-            name: asking for name, asking in self._in_use.items() if asking not in askings
-        }
 
     def is_used_by(self, request_id: RequestId, asking: AskingId) -> bool:
         """The id stands for this asking, not for a later one."""

@@ -1,15 +1,28 @@
 """What is asked at one of several engines: beside its samples, in time, over a link that is up."""
 
 import asyncio
+import itertools
 
 import pytest
 
 from raydix.errors import DeadlineExceeded
 from raydix.runtime.api.request_options import RequestOptions
-from raydix.runtime.messages.client import FailureKind, PrefetchPrompt, SubmitRequest
-from tests.runtime.api.fake_engine import FakeLink, echo, failed
+from raydix.runtime.messages.client import (
+    FailureKind,
+    FinishReason,
+    PrefetchPrompt,
+    SubmitRequest,
+)
+from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
 from tests.runtime.api.small_client import collect, submitted, turns
-from tests.runtime.api.test_askings import begin, client, lose, losses
+from tests.runtime.api.test_askings import (
+    begin,
+    client,
+    end_of,
+    lose,
+    losses,
+    shutting_down,
+)
 
 __all__ = ["client", "losses"]
 
@@ -55,3 +68,50 @@ async def test_what_would_go_over_a_link_whose_end_nobody_has_noticed_goes_over_
     for number in range(8):
         assert await asyncio.wait_for(client.prefetch([number, 1]), 10) == {"l3": 2}
     assert len(second.sent_of(PrefetchPrompt)) == 8
+
+
+async def test_news_of_a_former_asking_are_heard_by_nobody(client):
+    first, second = FakeLink(), FakeLink()
+    client.use("a", first)
+    task = await begin(client, first, said=[5])
+    former = first.asking_of("r")
+    client.use("b", second)
+    first.deliver(shutting_down("r"))
+    await submitted(second)
+    first.deliver(delta("r", [9], asking=former))
+    await turns()
+    second.deliver(delta("r", [6, 7], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6, 7]
+
+
+async def test_after_a_loss_ids_are_in_use_for_what_waits_alone(client):
+    first, second = FakeLink(), FakeLink()
+    client.use("a", first)
+    aborted, left, waiting = [await begin(client, first, name) for name in ("r", "s", "t")]
+    prefetched = asyncio.create_task(client.prefetch([5]))
+    await turns()
+    client.abort("r")
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    await lose(client, first)
+    await asyncio.gather(aborted, prefetched, return_exceptions=True)
+    assert set(client._askings.names._in_use) == {"t"}
+    for name in ("r", "s"):
+        client._askings.names.require_free(name)
+    client.use("a", second)
+    assert [each.request_id for each in second.sent] == ["t"]
+    waiting.cancel()
+
+
+async def test_what_was_lost_twice_is_asked_once_again(client):
+    links = [FakeLink() for _ in range(3)]
+    client.use("a", links[0])
+    task = await begin(client, links[0], said=[5])
+    for former, link in itertools.pairwise(links):
+        await lose(client, former)
+        client.use("a", link)
+        await submitted(link)
+    assert [len(link.sent) for link in links] == [1, 1, 1]
+    assert len(client._askings._live.unended) == 1
+    links[2].deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6]
