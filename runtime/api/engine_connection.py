@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from raydix.errors import EngineDead, RaydixError
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_place import EnginePlace, open_link
+from raydix.runtime.api.first_outcomes import first_outcomes
 from raydix.runtime.api.found_engine import FoundEngine
 from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.known_tokenizers import KnownTokenizers
 from raydix.runtime.api.model_limits import ModelLimits
+from raydix.runtime.api.served_model import OtherModel, ServedModel
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 5.0
@@ -22,21 +25,22 @@ _NOBODY_S = 60.0
 """The time for which requests wait while a service has no engine."""
 _ANSWER_S = 10.0
 """How long an engine that is there may take to say so."""
+_GRACE_S = 1.0
+"""How much longer than the first engine that answers others may take, to have a say in the model
+and a link to begin with.
+"""
 logger = logging.getLogger(__name__)
 
 
 FindMembers = Callable[[], Awaitable[Sequence[EnginePlace]]]
 
 
-class _OtherModel(EngineDead):
-    """The engine that has the name now does not serve what the others do."""
-
-
 class EngineConnection:
     """Owns: the client of the engines at some places, which serve one model.
 
-    A lost link is made anew as soon as requests wait for it; to one of several engines, in any
-    case. Requests wait until that works or no engine is left.
+    Of several engines the first named one that answers decides which model that is; those of others
+    are left out, and hear nothing. A lost link is made anew as soon as requests wait for it; to one
+    of several engines, in any case. Requests wait until that works or no engine is left.
     """
 
     def __init__(self, places: Sequence[EnginePlace], members: "FindMembers | None" = None) -> None:
@@ -47,6 +51,8 @@ class EngineConnection:
         self._members = members
         self._watch: asyncio.Task[None] | None = None
         self._client: EngineClient | None = None
+        self._model = ServedModel()
+        """The model of several engines; one alone may serve another after each start."""
         self._home = HomeLoop()
         self._recoveries: dict[str, asyncio.Task[None]] = {}
         self._gone: dict[str, RaydixError] = {}
@@ -67,6 +73,62 @@ class EngineConnection:
                 await self._connect_to_all()
         assert self._client is not None, "one engine at least was reached"
         return self._client
+
+    async def client_of_requests(self) -> EngineClient:
+        """The same; without a link also the client whose open requests wait for one, if they do.
+
+        What is submitted to it waits as they do. Raises EngineDead if no engine is left.
+        """
+        try:
+            return await self.client()
+        except EngineDead:
+            client = self.client_at_hand()
+            # Those of a service may be replaced by others.
+            is_over = self._members is None and len(self._gone) == len(self.engines)
+            if client is None or is_over:
+                raise
+            return client
+
+    async def handles(self) -> dict[str, EngineHandle | EngineDead]:
+        """The handle of each engine by its name, or why it is of no use: it is away, or left out.
+
+        Raises EngineDead if all are away, and what any of them raises else.
+        """
+        if not self.engines:
+            await self._meet_members()
+        engines = self.engines
+        found = await asyncio.gather(*map(self._look_up, engines), return_exceptions=True)
+        return self._judged(engines, found)
+
+    async def call_all(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """What each engine answers to a control call, by its name; None for one that is away.
+
+        One that is left out is not asked, and counts as away. Raises EngineDead if all are away,
+        and what any of them raises else.
+        """
+        handles = await self.handles()
+        # Those of a service may come and go meanwhile.
+        engines = [each for each in self.engines if each.name in handles]
+        answers = await asyncio.gather(
+            *(self._call(each, handles[each.name], method, *arguments) for each in engines),
+            return_exceptions=True,
+        )
+        _raise_unless_some_are_there(engines, answers)
+        return {
+            engine.name: None if isinstance(answer, BaseException) else answer
+            for engine, answer in zip(engines, answers, strict=True)
+        }
+
+    async def _call(
+        self, engine: FoundEngine, found: EngineHandle | EngineDead, method: str, *arguments: Any
+    ) -> Any:
+        if isinstance(found, EngineDead):
+            raise found
+        try:
+            return await found.call(method, *arguments)
+        except EngineDead:
+            engine.forget()
+            raise
 
     def client_at_hand(self) -> EngineClient | None:
         """The client that there is on this event loop, perhaps without a link."""
@@ -91,20 +153,32 @@ class EngineConnection:
 
     async def _connect_to_all(self) -> None:
         """Connect to the engines that can be reached. Raises EngineDead if none can."""
-        if self._members is not None:
-            self._meet(await self._members())
-            if not self.engines:
-                raise EngineDead("The service has no engine at the moment. Try again later.")
-        outcomes = await asyncio.gather(
-            *(self._connect(engine) for engine in self.engines), return_exceptions=True
+        await self._meet_members()
+        engines = self.engines
+        found = await first_outcomes([self._find(each) for each in engines], _GRACE_S)
+        if self._is_alone:
+            # Of several, those who look for them again say so.
+            [engine], [each] = engines, found
+            self._gone = {engine.name: each} if isinstance(each, EngineDead) else {}
+        judged = self._judged(engines, found)
+        outcomes = await first_outcomes(
+            [self._join(engine, judged[engine.name]) for engine in engines], _GRACE_S
         )
-        _raise_unless_some_are_there(self.engines, outcomes)
-        for engine, outcome in zip(self.engines, outcomes, strict=True):
+        _raise_unless_some_are_there(engines, outcomes)
+        for engine, outcome in zip(engines, outcomes, strict=True):
             if outcome is not None:
                 self._tell(engine.name, f"is not used: {outcome}")
                 self._recover(engine)
         if self._members is not None and (self._watch is None or self._watch.done()):
             self._watch = asyncio.create_task(self._watch_members(self._members), name="members")
+
+    async def _meet_members(self) -> None:
+        """Know the engines that a service has now. Raises EngineDead if it has none."""
+        if self._members is None:
+            return
+        self._meet(await self._members())
+        if not self.engines:
+            raise EngineDead("The service has no engine at the moment. Try again later.")
 
     def _meet(self, places: Sequence[EnginePlace]) -> list[FoundEngine]:
         """Know the engines at these places from now on, and no others. Returns the new ones."""
@@ -138,21 +212,59 @@ class EngineConnection:
                 )
                 last_s = now_s
 
+    async def _find(self, engine: FoundEngine) -> EngineHandle:
+        """The engine that has the name by now. Raises EngineDead."""
+        return await (engine.handle() if self._client is None else engine.found_again())
+
+    async def _look_up(self, engine: FoundEngine) -> EngineHandle:
+        """The same; where there is a link, it is the engine at its other end."""
+        has_link = self._client is not None and self._client.has_link(engine.name)
+        return await (engine.handle() if has_link else self._find(engine))
+
+    def _judged(
+        self, engines: Sequence[FoundEngine], found: Sequence[EngineHandle | BaseException]
+    ) -> dict[str, EngineHandle | EngineDead]:
+        """What was found of each engine, by its name, those of other models as errors.
+
+        Raises as `handles` does.
+        """
+        _raise_unless_some_are_there(engines, found)
+        judged: dict[str, EngineHandle | EngineDead] = {}
+        for engine, each in zip(engines, found, strict=True):
+            assert not isinstance(each, BaseException) or isinstance(each, EngineDead), "as raised"
+            judged[engine.name] = each
+        if self._is_alone:
+            return judged
+
+        there = {name: each for name, each in judged.items() if not isinstance(each, EngineDead)}
+        self._model.decide(there)
+        for name, handle in there.items():
+            try:
+                self._model.require(name, handle)
+            except OtherModel as error:
+                judged[name] = error
+        return judged
+
     async def _connect(self, engine: FoundEngine) -> None:
+        """Find one engine, and use it. Raises why that cannot be, EngineDead as a rule."""
+        handle = await self._find(engine)
+        if not self._is_alone:
+            self._model.require(engine.name, handle)
+        await self._join(engine, handle)
+
+    async def _join(self, engine: FoundEngine, found: EngineHandle | EngineDead) -> None:
+        """Use an engine that was found. Raises why that cannot be, EngineDead as a rule."""
+        if isinstance(found, EngineDead):
+            raise found
         try:
-            handle = await (engine.handle() if self._client is None else engine.found_again())
-            tokenizer = await self.tokenizers.of(handle)
-            link = await open_link(engine.name, handle)
+            tokenizer = await self.tokenizers.of(found)
+            link = await open_link(engine.name, found)
         except EngineDead:
             engine.forget()
             raise
 
-        limits, client = ModelLimits.of(handle.facts), self._client
+        limits, client = ModelLimits.of(found.facts), self._client
         if client is not None and client.limits != limits:
-            if not self._is_alone:
-                link.close()
-                names = ", ".join(client.limits.differences(limits))
-                raise _OtherModel(f"it differs from the others in {names}")
             client.give_up(
                 EngineDead(f"The engine {engine.name!r} serves another model by now. Ask anew.")
             )
@@ -226,24 +338,9 @@ class EngineConnection:
             await self._connect(engine)
         except RaydixError as error:
             self._tell(engine.name, f"is not used: {error}")
-            is_lasting = isinstance(error, _OtherModel) or not isinstance(error, EngineDead)
+            is_lasting = isinstance(error, OtherModel) or not isinstance(error, EngineDead)
             return error if is_lasting else None
         return None
-
-
-async def call_all(engines: Sequence[FoundEngine], method: str, *arguments: Any) -> dict[str, Any]:
-    """What each engine answers to a control call, by its name; None for one that is away.
-
-    Raises EngineDead if all are, and what any of them raises else.
-    """
-    answers = await asyncio.gather(
-        *(engine.call(method, *arguments) for engine in engines), return_exceptions=True
-    )
-    _raise_unless_some_are_there(engines, answers)
-    return {
-        engine.name: None if isinstance(answer, BaseException) else answer
-        for engine, answer in zip(engines, answers, strict=True)
-    }
 
 
 def _raise_unless_some_are_there(engines: Sequence[FoundEngine], outcomes: Sequence[Any]) -> None:

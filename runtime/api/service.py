@@ -1,14 +1,13 @@
 """A handle on several engines of one model, of which any may end while requests go on."""
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from raydix.errors import BadRequest, EngineDead
-from raydix.runtime.api.engine_connection import EngineConnection, call_all
+from raydix.runtime.api.engine_connection import EngineConnection
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.explained import explained
 from raydix.runtime.api.model_handle import ModelHandle
@@ -22,9 +21,11 @@ class AsyncService(ModelHandle):
 
     The requests of a session go to one engine, and those without a session by what their prompts
     begin with, for as long as that engine is there. When it ends, its requests go on at another
-    one, which gives the tokens that it would have given; it is used again once it is back. Control
-    calls go to all engines, and their answers come by the engines' names, None for one that is
-    away. It can be pickled, and belongs to an event loop, as `AsyncLLM`.
+    one, which gives the tokens that it would have given; it is used again once it is back. The
+    first named engine that answers decides which model it is; an engine of another one is left out,
+    which the log says. Control calls go to all others, and their answers come by the engines'
+    names, None for one that is away or left out. It can be pickled, and belongs to an event loop,
+    as `AsyncLLM`.
     """
 
     def __init__(
@@ -78,16 +79,12 @@ class AsyncService(ModelHandle):
         return reached
 
     async def model_path(self) -> str:
-        """Where the engines have their model from. Raises EngineDead if none is there.
-
-        One that is left out has another model.
-        """
-        client = await self.connected()
-        for engine in self._connection.engines:
-            if client.has_link(engine.name):
-                with contextlib.suppress(EngineDead):
-                    return (await engine.handle()).model_path
-        raise EngineDead(f"None of the engines {self.name} is there. Start one.")
+        """Where the engines have their model from. Raises EngineDead if none is there."""
+        handles = await self._connection.handles()
+        there = [each for each in handles.values() if not isinstance(each, EngineDead)]
+        if not there:
+            raise EngineDead(f"None of the engines {self.name} is there. Start one.")
+        return there[0].model_path
 
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges of each engine."""
@@ -122,8 +119,8 @@ class AsyncService(ModelHandle):
 
     async def wait_ended(self) -> None:
         """Wait until every engine has ended. Raises EngineDead: why the last one did."""
-        handles = [await engine.handle() for engine in self._connection.engines]
-        ends = [handle.wait_ended() for handle in handles]
+        handles = await self._connection.handles()
+        ends = [each.wait_ended() for each in handles.values() if not isinstance(each, EngineDead)]
         reasons = await asyncio.gather(*ends, return_exceptions=True)
         raise EngineDead("; ".join(str(reason) for reason in reasons))
 
@@ -137,7 +134,7 @@ class AsyncService(ModelHandle):
         return type(self), self._arguments
 
     async def _call_all(self, method: str, *arguments: Any) -> dict[str, Any]:
-        return await call_all(self._connection.engines, method, *arguments)
+        return await self._connection.call_all(method, *arguments)
 
     async def _first(self, method: str, *arguments: Any) -> Any:
         """The first answer that is one."""

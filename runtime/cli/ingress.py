@@ -67,7 +67,8 @@ def ingress(
 ) -> None:
     """Serve HTTP for several engines of one model until Ctrl-C.
 
-    A session stays with one engine. If an engine ends, its streams go on at another one; once it is
+    The first named engine that answers decides which model it is; those of others are left out. A
+    session stays with one engine. If an engine ends, its streams go on at another one; once it is
     back, it is used again. Any number of ingresses may serve the same engines.
     """
     options = HttpOptions(http, None, keys, model_name, tuple(cors_origins or ()))

@@ -1,6 +1,7 @@
 """An engine that is a script: a client's link, with the Scheduler's part played by the test."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -199,6 +200,8 @@ class FakeCluster:
         self.dialled: list[EngineRecord] = []
         """The engine to which each link was opened."""
         self.refuses_links = False
+        self.frozen: dict[str, threading.Event] = {}
+        """The engines that cannot be found until their event, as if they were stopped."""
         self.answer: Callable[[FakeLink, Any], None] = echo
 
     def install(self, monkeypatch: Any) -> None:
@@ -224,6 +227,8 @@ class FakeCluster:
         return self.handle
 
     def _find(self, name: str, address: str | None) -> FakeHandle:
+        if name in self.frozen:
+            self.frozen[name].wait()
         if name not in self.engines:
             raise EngineDead(f"there is no engine {name!r} at {address}")
         return self.engines[name]
