@@ -120,7 +120,7 @@ class ModelHandle(ABC):
 
         Raises EngineDead if the engine does not answer.
         """
-        return (await self.connected()).limits
+        return (await self._connection.client()).limits
 
     async def prefetch(self, prompt: Prompt, *, cache_salt: str | None = None) -> dict[str, int]:
         """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it.
@@ -158,8 +158,12 @@ class ModelHandle(ABC):
             client.abort(request_id)
 
     async def connected(self) -> EngineClient:
-        """The open connection; a new one, to whatever engine has the name now, if there is none."""
-        return await self._connection.client()
+        """The open connection; a new one, to whatever engine has the name now, if there is none.
+
+        While an engine may come back, the one without a link over which open requests wait, too:
+        what is asked over it waits as they do. Raises EngineDead if no engine is left.
+        """
+        return await self._connection.client_of_requests()
 
     async def disconnect(self) -> None:
         """Leave the engine running. Open streams raise Cancelled and their requests are aborted."""

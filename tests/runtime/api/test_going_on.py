@@ -139,3 +139,46 @@ async def test_a_link_that_breaks_at_once_is_not_made_anew_at_once(cluster, monk
     assert (await last(engine.generate([3], None))).outputs[0].token_ids == [3]
     assert (await task).outputs[0].token_ids == [5, 6, 7]
     await engine.disconnect()
+
+
+async def test_new_requests_wait_while_the_engine_makes_its_scheduler_anew(cluster):
+    engine = AsyncLLM()
+    task = await begin(cluster, engine, said=[5])
+    cluster.refuses_links = True
+    cluster.links[0].break_off()
+    client = engine._connection._client
+    while not client.is_closed:
+        await asyncio.sleep(0)
+    later = asyncio.create_task(last(engine.generate([8, 9], None, "s")))
+    async with asyncio.timeout(10):
+        while len(client._askings._waiting()) < 2:
+            await asyncio.sleep(0)
+    cluster.refuses_links = False
+    assert (await later).outputs[0].token_ids == [8, 9]
+    assert (await task).outputs[0].token_ids == [5, 6, 7]
+    await engine.disconnect()
+
+
+async def test_a_request_alone_waits_for_an_engine_that_was_idle_as_its_link_was_lost(cluster):
+    engine = AsyncLLM()
+    cluster.engines["raydix"] = cluster.handle
+    assert (await last(engine.generate([3]))).outputs[0].token_ids == [3]
+    cluster.refuses_links = True
+    cluster.links[0].break_off()
+    client = engine._connection._client
+    while not client.is_closed:
+        await asyncio.sleep(0)
+    task = asyncio.create_task(last(engine.generate([8, 9])))
+    async with asyncio.timeout(10):
+        while not client.has_waiting:
+            await asyncio.sleep(0)
+    cluster.refuses_links = False
+    assert (await task).outputs[0].token_ids == [8, 9]
+
+    cluster.engines.clear()
+    cluster.links[-1].break_off()
+    while not client.is_closed:
+        await asyncio.sleep(0)
+    with pytest.raises(EngineDead, match="there is no engine"):
+        await last(engine.generate([3]))
+    await engine.disconnect()

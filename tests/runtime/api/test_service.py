@@ -213,6 +213,38 @@ async def test_no_engine_that_hangs_keeps_the_first_requests_from_the_others(clu
     await service.disconnect()
 
 
+async def test_new_requests_wait_as_open_ones_do_while_every_engine_may_come_back(cluster, service):
+    task, _, _ = await begin(cluster, service)
+    cluster.refuses_links = True
+    for name in NAMES:
+        cluster.links_to(name)[-1].break_off()
+    client = service._connection._client
+    await until(lambda: client.is_closed)
+    later = asyncio.create_task(last(service.generate([8, 9], None, "s")))
+    await until(lambda: len(client._askings._waiting()) == 2)
+    # What needs an engine now is refused.
+    with pytest.raises(EngineDead):
+        await service.limits()
+    assert not later.done()
+    cluster.refuses_links = False
+    assert (await later).outputs[0].token_ids == [8, 9]
+    assert (await task).outputs[0].token_ids == [5, 6, 7]
+
+
+async def test_new_requests_that_wait_fail_once_no_engine_is_left(cluster, service):
+    client = await service.connected()
+    cluster.refuses_links = True
+    for name in NAMES:
+        cluster.links_to(name)[-1].break_off()
+    await until(lambda: client.is_closed)
+    task = asyncio.create_task(last(service.generate([8, 9], None, "s")))
+    await until(lambda: client.has_waiting)
+    for name in NAMES:
+        cluster.engines[name].is_dead = True
+    with pytest.raises(EngineDead, match="Supervisor is gone"):
+        await task
+
+
 async def test_samples_share_an_engine(cluster, service):
     await last(service.generate([1, 2], {"n": 4}))
     assert sorted(loads(cluster)) == [0, 0, 4]
