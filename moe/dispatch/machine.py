@@ -1,12 +1,20 @@
-"""What probes ask of a machine: its packages, libraries, GPUs and network cards."""
+"""What probes ask of a machine: its packages, libraries, GPUs and network cards.
+
+Imports torch only where there is a driver of GPUs, as that takes more than a second.
+"""
 
 import ctypes
 import importlib
+import importlib.util
+import mmap
 from pathlib import Path
 
-import torch
-
 from raydix.moe.dispatch.packages import Packages
+
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+"""What there is of drivers of NVIDIA, of AMD, and of Windows below Linux."""
+_CLASSES = {"gloo": b"N4c10d16ProcessGroupGloo", "nccl": b"N4c10d16ProcessGroupNCCL"}
+"""The class of torch's for each library that it may be built with, as its compiler names it."""
 
 
 class Machine:
@@ -15,17 +23,16 @@ class Machine:
     def __init__(self, nics: Path = Path("/sys/class/infiniband")) -> None:
         self._nics = nics
         self.packages = Packages()
-        self.torch_version = str(torch.__version__)
-        self.is_rocm = torch.version.hip is not None
-        self.num_gpus = torch.cuda.device_count()
-        built = {
-            "gloo": torch.distributed.is_gloo_available(),
-            "nccl": torch.distributed.is_nccl_available(),
-        }
-        self.torch_libraries = frozenset(name for name, is_there in built.items() if is_there)
+        torch_folder = _torch_folder()
+        self.torch_version, hip = _torch_version(torch_folder)
+        self.is_rocm = hip is not None
+        self.num_gpus = _count_gpus() if any(each.exists() for each in DRIVERS) else 0
+        self.torch_libraries = _libraries_in(torch_folder / "lib" / "libtorch_python.so")
 
     def unreachable_peers(self) -> list[tuple[int, int]]:
         """Pairs of GPUs that cannot read each other's memory."""
+        import torch
+
         gpus = range(self.num_gpus)
         return [
             (one, other)
@@ -68,3 +75,37 @@ class Machine:
             lines = str(error).strip().splitlines()
             return lines[-1] if lines else type(error).__name__
         return None if hasattr(imported, attribute) else f"it has no {attribute}"
+
+
+def _torch_folder() -> Path:
+    """Where torch is installed, without importing it. Raises ModuleNotFoundError."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'torch'")
+    return Path(spec.origin).parent
+
+
+def _torch_version(folder: Path) -> tuple[str, str | None]:
+    """The version of torch, and that of ROCm which it is built for."""
+    spec = importlib.util.spec_from_file_location("torch_version", folder / "version.py")
+    assert spec is not None, "torch has a file of its version"
+    assert spec.loader is not None, "it can be loaded"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.__version__), module.hip
+
+
+def _count_gpus() -> int:
+    """The GPUs that torch shows this process."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _libraries_in(torch_binary: Path) -> frozenset[str]:
+    """The libraries for which torch has a class that talks by them."""
+    with (
+        torch_binary.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return frozenset(name for name, class_ in _CLASSES.items() if content.find(class_) >= 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.moe.dispatch.machine import Machine
+from raydix.moe.dispatch.machine import DRIVERS, Machine
 from raydix.moe.dispatch.packages import Packages
 from raydix.moe.dispatch.probes import BUILT_IN, probe
 from tests.moe.fake_machine import VERSIONS, FakeMachine
@@ -102,3 +102,29 @@ def test_a_module_of_the_right_name_may_be_the_wrong_one() -> None:
     assert Machine().import_error("json", "loads") is None
     assert Machine().import_error("json", "Buffer") == "it has no Buffer"
     assert "No module named" in str(Machine().import_error("nothing_of_that_name", "Buffer"))
+
+
+def test_a_machine_says_of_torch_what_torch_says_of_itself() -> None:
+    import torch
+
+    machine = Machine()
+    built = {
+        "gloo": torch.distributed.is_gloo_available(),
+        "nccl": torch.distributed.is_nccl_available(),
+    }
+    assert machine.torch_libraries == {name for name, is_there in built.items() if is_there}
+    assert machine.torch_version == torch.__version__
+    assert machine.is_rocm == (torch.version.hip is not None)
+    assert machine.num_gpus == torch.cuda.device_count()
+
+
+@pytest.mark.skipif(any(each.exists() for each in DRIVERS), reason="there is a driver of GPUs")
+def test_backends_are_probed_without_torch_where_there_is_no_driver() -> None:
+    code = (
+        "import sys; from raydix.moe.dispatch.verdicts import main; "
+        f"sys.argv[1:] = {sorted(BUILT_IN)}; main(); print('torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "False"
