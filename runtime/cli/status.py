@@ -41,8 +41,12 @@ def status(as_json: AsJson = False) -> None:
         console.print("No engine of yours runs on this host, and no L2 is kept.")
     if engines:
         console.print(_engine_table(engines))
-    if l2s:
-        console.print(_l2_table(l2s))
+    if any(each["problem"] is None for each in l2s):
+        console.print(_l2_table([each for each in l2s if each["problem"] is None]))
+    for each in l2s:
+        if each["problem"] is not None:
+            told = f"{each['name']} is there and does not answer: {each['problem']}"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def stop(name: Target, cache: WithCache = False) -> None:
@@ -111,23 +115,29 @@ async def _look() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         model = None if facts is None else facts["model_path"]
         engines.append({"name": name, "serves": facts is not None, "model_path": model})
 
-    l2s = []
-    for each in l2s_of():
-        described = await _describe(each)
-        if described["size_bytes"]:
-            l2s.append(described)
-    return engines, l2s
+    described = [await _describe(each) for each in l2s_of()]
+    # One that ended meanwhile has its name no more.
+    names = {each.name for each in l2s_of()}
+    return engines, [each for each in described if each["name"] in names]
 
 
 async def _describe(record: "L2Record") -> dict[str, Any]:
-    """What an L2 says of itself; one that has just ended has no size and no users."""
+    """What an L2 says of itself; for one that does not answer us, under `problem`, why.
+
+    Of that neither size nor users are known.
+    """
     from raydix.runtime.actors.bootstrap.control_client import call_l2
 
     try:
         described: dict[str, Any] = await call_l2(record, "describe")
-    except EngineDead:
-        return {"name": record.name, "engines": [], "size_bytes": 0}
-    return described
+    except EngineDead as error:
+        problem = (
+            f"{error.__cause__ or error}; expected an L2 of this checkout. Stop it by the raydix "
+            f"that made it, or end its process {record.pid}."
+        )
+        unknown = dict.fromkeys(("size_bytes", "ready_bytes", "ends_in_s", "model_path"))
+        return {"name": record.name, "engines": [], **unknown, "problem": problem}
+    return described | {"problem": None}
 
 
 def _engine_table(engines: list[dict[str, Any]]) -> Table:

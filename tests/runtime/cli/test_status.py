@@ -1,7 +1,8 @@
 """What `raydix status` says of L2s, and which of them `raydix stop` ends."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from raydix.runtime.actors import engine_record, l2_record
 from raydix.runtime.actors.bootstrap import control_client
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.l2_record import L2Name, L2Record
+from raydix.runtime.actors.links.frames import frame
+from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
 from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
 from raydix.runtime.cli import status
 from raydix.runtime.messages.hello import Hello, Role
+
+Capture = pytest.CaptureFixture[str]
 
 
 @dataclass
@@ -108,3 +113,47 @@ async def test_l2_of_a_stopped_engine_goes_on_where_others_use_it(
     assert "l2-1" not in await status._stop("prod", cache=True)
     l2s[0].engines.append("prod")
     assert "stays for a while" in await status._stop("prod", cache=False)
+
+
+async def test_l2_that_speaks_otherwise_is_listed_with_what_is_wrong(
+    l2s: list[ScriptedL2], tmp_path: Path, run: Callable[..., int], capsys: Capture
+) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeting = GREETING[:-1] + bytes([GREETING[-1] ^ 1])
+        writer.write(frame(greeting + bytes(NONCE_BYTES)))
+
+    path = f"{tmp_path}/other.sock"
+    name = L2Name(tmp_path / "node-l2-3.l2")
+    name.publish(
+        L2Record(name="l2-3", actor="a", pid=7, control_address=f"unix:{path}", secret=b"s")
+    )
+    async with await asyncio.start_unix_server(greet, path):
+        _, found = await status._look()
+        assert await asyncio.to_thread(run, "status") == 0
+    name.release()
+
+    assert [each["name"] for each in found] == ["l2-1", "l2-2", "l2-3"]
+    assert [each["problem"] for each in found[:2]] == [None, None]
+    assert "is of another version of Raydix" in found[2]["problem"]
+    assert "end its process 7" in found[2]["problem"]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "l2-1" in out
+    assert "l2-3 is there and does not answer: " in out
+
+
+async def test_l2_that_has_ended_meanwhile_is_not_listed(
+    l2s: list[ScriptedL2], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = L2Name(tmp_path / "node-l2-3.l2")
+    address = f"unix:{tmp_path}/gone.sock"
+    name.publish(L2Record(name="l2-3", actor="a", pid=7, control_address=address, secret=b"s"))
+    describe = status._describe
+
+    async def describe_and_end(record: L2Record) -> dict[str, Any]:
+        described = await describe(record)
+        name.release()
+        return described
+
+    monkeypatch.setattr(status, "_describe", describe_and_end)
+    _, found = await status._look()
+    assert [each["name"] for each in found] == ["l2-1", "l2-2"]
