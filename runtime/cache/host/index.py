@@ -333,8 +333,8 @@ class HostIndex:
 
         Raises AccountingError with the figures.
         """
-        self._pages.check()
-        self._evictable.check()
+        for part in (self._pages, self._evictable, self._coming):
+            part.check()
         for group in range(len(self._groups)):
             self._check_group(group)
 
