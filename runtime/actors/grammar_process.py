@@ -67,7 +67,7 @@ class GrammarProcess:
 
         Nobody compiles it any more when this is cancelled.
 
-        Raises NotStarted; EngineDead if the process ends; TimeoutError.
+        Raises NotStarted; EngineDead if the process ends; TimeoutError, and then it ends.
         """
         loop = asyncio.get_running_loop()
         if self._life is None:
@@ -83,6 +83,10 @@ class GrammarProcess:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await answer, started.vocabulary
+        except TimeoutError:
+            # Stopped or stuck, it may never answer anybody: the next that asks gets another one.
+            started.end()
+            raise
         finally:
             del self._asked[number]
             if answer.cancelled():
@@ -150,6 +154,11 @@ class _Compiler:
         assert self._process.stdin is not None, "it was opened with the process"
         body = encode(question)
         self._process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+
+    def end(self) -> None:
+        """End it, with all that it compiles: those who wait for that hear that it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
 
 _Started = _Compiler | Unready

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -100,6 +101,25 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_remember)
     return started
+
+
+@pytest.mark.slow
+async def test_a_process_that_is_stopped_is_replaced(
+    bench: Bench, started: list[asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.ask(DIGITS)
+    started[0].send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_process, "_ANSWER_S", 0.1)
+        [late] = await bench.ask(Grammar(kind=GrammarKind.REGEX, text="[a-z]"))
+    assert late.failure is not None
+    assert late.failure.kind is FailureKind.OVERLOADED
+    assert not late.is_lasting
+
+    [answer] = await bench.ask(Grammar(kind=GrammarKind.REGEX, text="[A-Z]"))
+    assert answer.content is not None
+    assert started[0].returncode is not None, "it has ended"
+    assert len(started) == 2
 
 
 @pytest.mark.slow
