@@ -1,6 +1,6 @@
 """Pins: prompts whose pages stay in L2 for a while, whatever is used meanwhile."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -80,7 +80,7 @@ async def pin_prompt(
 ) -> PinnedPrompt:
     """Pin a prompt as `Pins.add` does."""
     is_number = isinstance(keep_s, Real) and not isinstance(keep_s, bool)
-    if not (is_number and 0 < keep_s < math.inf):
+    if not (is_number and 0 < keep_s <= sys.float_info.max):
         raise BadParameter("keep_s", f"is {keep_s!r:.80}; expected more than 0 seconds.")
     delta = await client.bring(prompt, cache_salt, float(keep_s))
     return PinnedPrompt(

@@ -1,6 +1,6 @@
 """What a caller may ask of the Scheduler besides tokens, checked before it is sent."""
 
-import math
+import sys
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
@@ -37,7 +37,9 @@ class RequestOptions:
             raise BadParameter(
                 "priority", f"is {priority!r:.80}; expected a whole number from -2**31 to 2**31."
             )
-        if deadline_s is not None and not (_is(deadline_s, Real) and 0 < deadline_s < math.inf):
+        if deadline_s is not None and not (
+            _is(deadline_s, Real) and 0 < deadline_s <= sys.float_info.max
+        ):
             raise BadParameter(
                 "deadline_s", f"is {deadline_s!r:.80}; expected more than 0 seconds, or None."
             )

@@ -1,6 +1,6 @@
 """Hints of what comes next of a session, as callers give them."""
 
-import math
+import sys
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -27,7 +27,7 @@ def retention_of(hint: Mapping[str, Any] | None) -> Retention | None:
         if kind is RetentionKind.END and value is True:
             return Retention(kind=kind)
         is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if kind not in (None, RetentionKind.END) and is_number and 0 <= value < math.inf:
+        if kind not in (None, RetentionKind.END) and is_number and 0 <= value <= sys.float_info.max:
             return Retention(kind=kind, seconds=float(value))
     raise BadParameter(
         "retention",

@@ -23,6 +23,7 @@ from raydix.runtime.messages.plan import (
     DeviceSampling,
     prompt_logprob_bytes,
 )
+from raydix.runtime.messages.retention import Retention
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _Wrong = tuple[str, str]
@@ -88,8 +89,17 @@ def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> Req
         )
         return _bad(text)
 
+    # As for deadlines: HostMemory, which all engines of a node share, would wake for it for ever.
+    if message.pin_s is not None and not 0 < message.pin_s < math.inf:
+        problem = f"is {message.pin_s}; expected a positive number of seconds, or None for no pin."
+        return _bad_parameter("keep_s", problem)
     wrong = _wrong_tokens("the prompt", message.token_ids, settings)
     return None if wrong is None else _bad(wrong)
+
+
+def is_sound_hint(hint: Retention) -> bool:
+    """Whether a hint names a time; without one nothing can be ordered by it."""
+    return 0 <= hint.seconds < math.inf
 
 
 def _bad(text: str) -> RequestFailure:
@@ -135,6 +145,8 @@ def _wrong_limits(message: SubmitRequest) -> _Wrong | None:
             f"is {message.deadline_s}; expected a positive number of seconds, or None for none."
         )
         return "deadline_s", problem
+    if message.retention is not None and not is_sound_hint(message.retention):
+        return "retention", f"is for {message.retention.seconds} seconds; expected 0 or more."
     if not -_MAX_PRIORITY <= message.priority <= _MAX_PRIORITY:
         problem = f"is {message.priority}; expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}."
         return "priority", problem

@@ -12,6 +12,7 @@ from raydix.runtime.cache.standing import Away, Idle, Kept, Over, standing_after
 from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.retention import EndUse, Retention
 from raydix.runtime.messages.tenants import tenant_of
+from raydix.runtime.scheduler.life.refusals import is_sound_hint
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.returns import SessionReturns
 from raydix.runtime.scheduler.ranks.lane import Lane
@@ -59,7 +60,9 @@ class SessionRetention:
         self._returns.begin_due(now_s)
 
     def hint(self, message: RetainSession) -> None:
-        """Take a hint that comes without a request."""
+        """Take a hint that comes without a request; of one that names no time nothing follows."""
+        if not is_sound_hint(message.retention):
+            return
         user = session_user(message.session_id, message.cache_salt)
         self._num_hints += 1
         retention = self._bounded(message.retention)

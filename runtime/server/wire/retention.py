@@ -1,5 +1,6 @@
 """JSON of hints: what comes next of a session, in our words and in those of others."""
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -98,6 +99,6 @@ def _of_retain(payload: Mapping[str, Any]) -> Retention:
 def _seconds(value: Any) -> float:
     """A duration of an action's payload. Raises BadParameter."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value < float("inf")):
+    if not (is_number and 0 <= value <= sys.float_info.max):
         raise BadParameter("kv_hints", f"has the duration {value!r:.40}; expected seconds.")
     return float(value)

@@ -276,6 +276,7 @@ async def test_failures_are_raised(client, link, kind, error):
         ([1], None, RequestOptions(deadline_s="1"), BadRequest),
         ([1], None, RequestOptions(deadline_s=float("nan")), BadRequest),
         ([1], None, RequestOptions(deadline_s=float("inf")), BadRequest),
+        ([1], None, RequestOptions(deadline_s=10**400), BadRequest),
         ([1], None, RequestOptions(priority="high"), BadRequest),
         ([1], None, RequestOptions(priority=1.5), BadRequest),
         ([1], None, RequestOptions(priority=2**70), BadRequest),

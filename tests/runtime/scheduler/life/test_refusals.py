@@ -12,6 +12,7 @@ from raydix.runtime.api.request_stream import error_of
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.messages.retention import Retention, RetentionKind
 from raydix.runtime.scheduler.life.refusals import refuse_prefetch, refuse_request
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
@@ -23,6 +24,10 @@ REQUEST = SubmitRequest(
     sampling=DeviceSampling(seed=0),
     max_tokens=2,
 )
+
+
+def _keep(seconds: float) -> Retention:
+    return Retention(kind=RetentionKind.KEEP, seconds=seconds)
 
 
 def test_what_is_in_order_is_not_refused() -> None:
@@ -51,6 +56,9 @@ def test_what_is_in_order_is_not_refused() -> None:
         ({"deadline_s": math.nan}, "deadline_s is nan"),
         ({"deadline_s": math.inf}, "deadline_s is inf"),
         ({"deadline_s": 0.0}, "deadline_s is 0"),
+        ({"retention": _keep(math.nan)}, "retention is for nan seconds"),
+        ({"retention": _keep(math.inf)}, "retention is for inf seconds"),
+        ({"retention": _keep(-1.0)}, "retention is for -1.0 seconds"),
         ({"priority": 2**40}, "priority"),
         ({"stop_token_ids": (1000,)}, "stop_token_ids has 1000"),
         ({"stop_token_ids": ("a",)}, "stop_token_ids has 'a'"),
@@ -148,6 +156,22 @@ def test_prefetch_of_unknown_tokens_is_refused() -> None:
     assert failure is not None
     assert "1000" in failure.message
     assert refuse_prefetch(replace(prompt, token_ids=int32_array([999])), settings) is None
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
+def test_nothing_is_pinned_for_no_time_or_for_ever(seconds: float) -> None:
+    settings = replace(SETTINGS, has_host_memory=True)
+    prompt = PrefetchPrompt(
+        asking=AskingId(1),
+        request_id=RequestId("p"),
+        token_ids=int32_array([999]),
+        pin_s=seconds,
+    )
+    failure = refuse_prefetch(prompt, settings)
+    assert failure is not None
+    assert isinstance(error_of(failure), BadParameter)
+    assert f"is {seconds}" in failure.message
+    assert refuse_prefetch(replace(prompt, pin_s=1e9), settings) is None
 
 
 def test_deadline_that_is_no_number_leaves_the_deadlines_of_others_alone() -> None:

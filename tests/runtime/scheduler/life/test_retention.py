@@ -1,5 +1,6 @@
 """What clients say of their sessions reaches L1 and L2, and nobody else's pages."""
 
+import math
 from typing import Any
 
 import pytest
@@ -169,3 +170,14 @@ def test_a_hint_whose_last_request_held_nothing_counts_at_its_end(fields: dict[s
 
     assert not driver.core._life.retention._pending
     assert len(driver.core.stats()["l1_kept"]) == driver.settings.prefix_caching
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_a_hint_of_no_time_is_none(seconds: float) -> None:
+    driver = RecordingDriver()
+    serve(driver, A, session_id="a")
+    driver.ends.clear()
+    for kind in (RetentionKind.KEEP, RetentionKind.RESUME):
+        hint(driver, "a", Retention(kind=kind, seconds=seconds))
+    assert not driver.ends
+    assert driver.core.stats()["retention_hints"] == 0
