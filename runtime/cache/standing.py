@@ -95,6 +95,16 @@ def retention_of(standing: Standing, now_s: float) -> Retention | None:
             return None
 
 
+def of_own_pages(standing: Standing, former: Standing) -> Standing:
+    """What a user's standing makes of pages that it alone has used.
+
+    A keep that is given up for others ends as it would with time, and nothing else does: its
+    session's next request may have the pages in use by now.
+    """
+    is_end_of_keep = isinstance(standing, Idle)
+    return former if is_end_of_keep and not isinstance(former, Kept) else standing
+
+
 def of_shared_pages(standing: Standing, former: Standing, now_s: float) -> Standing:
     """What a user's standing makes of pages that others use, too, and it has used last.
 

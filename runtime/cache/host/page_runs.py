@@ -27,6 +27,7 @@ from raydix.runtime.cache.standing import (
     Over,
     Standing,
     counts_as_used_s,
+    of_own_pages,
     of_shared_pages,
 )
 
@@ -236,7 +237,10 @@ class PageRuns:
         concerned = []
         for run in self._runs_of(user):
             former = run.standing
-            new = standing if run.user == user else of_shared_pages(standing, former, now_s)
+            if run.user == user:
+                new = of_own_pages(standing, former)
+            else:
+                new = of_shared_pages(standing, former, now_s)
             if new != former:
                 self._enter(run, new, now_s)
                 concerned.append(HintedPages(run.group, self._live(run), user, new))

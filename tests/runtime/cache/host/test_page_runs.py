@@ -199,3 +199,16 @@ def test_hints_leave_the_pages_of_a_chain_in_order(standing: Standing) -> None:
         runs.retain(A, standing, now_s)
         runs.rest(A, now_s)
     assert going(runs, 3.0) == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_end_of_a_keep_leaves_alone_what_the_next_request_has_in_use(is_shared: bool) -> None:
+    runs = runs_with(1, 2)
+    if is_shared:
+        runs.use(0, pages(1), B, Idle(0.0), 0.0)
+    runs.use(0, pages(1), A, Idle(1.0), 1.0)
+    runs.retain(A, Kept(60.0), 1.0)
+    runs.use(0, pages(2), B, Idle(5.0), 5.0)
+    runs.use(0, pages(1), A, InUse(9.0), 9.0)
+    runs.retain(A, Idle(1.0), 9.0)
+    assert going(runs, 9.0) == [2, 1]

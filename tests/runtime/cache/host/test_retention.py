@@ -169,3 +169,19 @@ def test_what_l2_keeps_no_longer_l3_does_not_keep_either() -> None:
     host.lose_storage()
     host.say(EndUse(user=B, tenant=TENANT, retention=END, session_id="b"))
     assert said(host) == []
+
+
+def test_a_keep_that_is_given_up_takes_nothing_from_the_sessions_next_request() -> None:
+    host = attached(16)
+    keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
+    serve(host, A, ["a1", "a2"], keep)
+    host.now_s += 5.0
+    serve(host, UserId(13), ["i1", "i2"])
+    host.now_s += 1.0
+    host.lookup("again", ["a1", "a2"], user=A)
+    serve(host, B, ["b1", "b2", "b3"], keep)
+    assert [each["pages"] for each in host.core.stats()["l2_kept"]] == [3], "A's was given up"
+    for number in range(7):
+        host.commit([f"x{number}"])
+    assert left_of(host, ["a1", "a2"]) == ["a1", "a2"]
+    assert left_of(host, ["i1", "i2"]) != ["i1", "i2"]
