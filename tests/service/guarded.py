@@ -168,7 +168,8 @@ async def settle(service: Service) -> dict[str, Any]:
             figures = [await handle.call("stats") for handle in service.handles]
             host = figures[0]["host"]
             work = [each["scheduler"][name] for each in figures for name in WORK]
-            counts = [host[name] for name in COUNTS]
+            # What has not happened yet is no figure.
+            counts = [host.get(name, 0) for name in COUNTS]
             is_quiet = [work, counts] == former and not any(work) and not host["l3_writes_pending"]
             num_quiet = num_quiet + 1 if is_quiet else 0
             former = [work, counts]

@@ -92,14 +92,14 @@ async def work(service: Service, handle: EngineHandle, seed: int) -> dict[str, i
     before = counts_of(await settle(service), await handle.call("stats"))
     told = await sources(handle, seed, "bob/")
     after = counts_of(await settle(service), await handle.call("stats"))
-    return told | {name: after[name] - before[name] for name in before}
+    return told | {name: after[name] - before.get(name, 0) for name in after}
 
 
 def counts_of(settled: dict[str, Any], stats: dict[str, Any]) -> dict[str, int]:
     """Counts of work on pages and prompts, which say where time goes."""
     names = ("loaded_pages", "promoted_pages", "backed_up_pages", "load_decisions")
     counts = {name: stats["scheduler"][name] for name in names}
-    counts |= {name: settled["host"][name] for name in ("pages_ready", "l3_reads_ok")}
+    counts |= {name: settled["host"].get(name, 0) for name in ("pages_ready", "l3_reads_ok")}
     return counts | {
         name: number
         for name, number in stats["scheduler"].items()
