@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,6 +76,14 @@ class HttpOptions:
     key_file: Path | None = None
     model_name: str | None = None
     origins: tuple[str, ...] = ()
+    is_shared: bool = False
+    """Whether who listens outlives this process: Ray Serve, for one version after the other."""
+
+    def of_service(self) -> "HttpOptions":
+        """The same for a service: replicas of Ray Serve, one if nothing else is said."""
+        if self.http is None:
+            return self
+        return replace(self, num_replicas=self.num_replicas or 1, is_shared=True)
 
     @property
     def needs_http(self) -> bool:
@@ -113,7 +121,7 @@ def read_http_options(
             )
         return None
     require_packages(options)
-    if options.num_replicas is not None:
+    if options.num_replicas is not None and not options.is_shared:
         _require_own_cluster(cluster_address)
     from raydix.runtime.server.cross_origin import checked_origins
     from raydix.runtime.server.key_file import KeyFile
@@ -132,7 +140,8 @@ def read_http_options(
         )
     keys = None if options.key_file is None else KeyFile(options.key_file)
     # It listens once the engine serves; that the port is taken can be told before.
-    bind(address).close()
+    if not options.is_shared:
+        bind(address).close()
     model_name = options.model_name or model_label(model_path)
     return HttpFront(address, keys, model_name, options.num_replicas, origins)
 
@@ -166,11 +175,15 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 @contextlib.asynccontextmanager
 async def serving_http(
-    front: HttpFront | None, engine: "AsyncLLM | AsyncService", drain_s: float
+    front: HttpFront | None,
+    engine: "AsyncLLM | AsyncService",
+    drain_s: float,
+    is_followed: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[str | None]:
     """Serve the engine over HTTP meanwhile; yields the URL, or None without `--http`.
 
     At the end streams may go on for `drain_s`, and be told what the engine makes of them then.
+    `is_followed`: whether replicas of Ray Serve are to stay, as they serve a later version.
     """
     if front is None:
         yield None
@@ -200,7 +213,7 @@ async def serving_http(
             origins=front.origins,
             log_path=log_path,
         )
-        async with replicas_listening(replicas, front.address) as url:
+        async with replicas_listening(replicas, front.address, is_followed) as url:
             yield url
 
 

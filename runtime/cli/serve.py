@@ -43,7 +43,7 @@ from raydix.runtime.cli.options import (
     sections_of,
 )
 from raydix.runtime.cli.port_check import require_distinct_ports
-from raydix.runtime.cli.service import ServiceOptions, serve_service
+from raydix.runtime.cli.service import Autoscale, Nodes, ServiceOptions, rule_of, serve_service
 from raydix.runtime.cli.stop_signal import deferring_signals, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -65,16 +65,6 @@ DrainS = Annotated[
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what the engine would take, and end.")
-]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        "--nodes",
-        min=1,
-        help="Keep one engine on each of N nodes of the Ray cluster, as one service. With the name "
-        "of a running service: replace its engines one after the other.",
-        metavar="N",
-    ),
 ]
 LogJson = Annotated[
     bool, typer.Option("--log-json", help="One JSON object per line instead of text.")
@@ -99,6 +89,7 @@ def serve(
     model_name: ModelName = None,
     cors_origins: CorsOrigins = None,
     nodes: Nodes = None,
+    autoscale: Autoscale = None,
 ) -> None:
     """Start an engine, or one on each of several nodes, and keep it up until Ctrl-C.
 
@@ -108,9 +99,12 @@ def serve(
     config = load_config(source, lazy_storage(lazy, sections_of(settings)))
     if secret_file is not None and listen is None:
         raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
-    if nodes is not None and listen is not None:
-        raise ConfigError("--listen is for one engine; those of --nodes listen on their nodes.")
+    rule = rule_of(nodes, autoscale)
+    if rule is not None and listen is not None:
+        raise ConfigError("--listen is for one engine; those of a service listen on their nodes.")
     options = HttpOptions(http, http_replicas, keys, model_name, tuple(cors_origins or ()))
+    if rule is not None:
+        options = options.of_service()
     require_distinct_ports(config, http=http, listen=listen)
     front = read_http_options(options, config.model.path, address)
     if dry_run:
@@ -122,8 +116,8 @@ def serve(
         having_metrics_port(config, address) as with_port,
         asyncio.Runner(loop_factory=None if front is None else loop_factory()) as runner,
     ):
-        if nodes is not None:
-            service = ServiceOptions(name=name, address=address, num_nodes=nodes, drain_s=drain_s)
+        if rule is not None:
+            service = ServiceOptions(name=name, address=address, rule=rule, drain_s=drain_s)
             runner.run(serve_service(with_port, service, front))
             return
         runner.run(

@@ -3,17 +3,66 @@
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from raydix.errors import ConfigError
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 
 if TYPE_CHECKING:
     from raydix.runtime.actors.service.former import FormerService
+    from raydix.runtime.actors.service.scale import ScaleRule
     from raydix.runtime.cli.http_front import HttpFront
 
 logger = logging.getLogger(__name__)
+
+
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        help="Keep one engine on each of N nodes of the Ray cluster, as one service. With the name "
+        "of a running service: replace its engines one after the other.",
+        metavar="N",
+    ),
+]
+Autoscale = Annotated[
+    str | None,
+    typer.Option(
+        "--autoscale",
+        help="The same on MIN to MAX nodes: one more while new requests would wait for longer than "
+        "WAIT_S (2), one fewer once the others could hold all that runs for IDLE_S (60).",
+        metavar="MIN:MAX[:WAIT_S:IDLE_S]",
+    ),
+]
+
+
+def rule_of(nodes: int | None, autoscale: str | None) -> "ScaleRule | None":
+    """How many engines the options ask for; None: one, which is no service. Raises ConfigError."""
+    from raydix.runtime.actors.service.scale import ScaleRule
+
+    if nodes is not None and autoscale is not None:
+        raise ConfigError("--nodes and --autoscale both say how many engines there are to be.")
+    if nodes is not None:
+        return ScaleRule(fewest=nodes, most=nodes)
+    if autoscale is None:
+        return None
+    fewest, most, *seconds = autoscale.split(":") if ":" in autoscale else ("", "")
+    try:
+        waits = dict(zip(("wait_s", "idle_s"), map(float, seconds), strict=bool(seconds)))
+        rule = ScaleRule(fewest=int(fewest), most=int(most), **waits)
+    except ValueError:
+        rule = None
+    if rule is None or not 1 <= rule.fewest <= rule.most or min(rule.wait_s, rule.idle_s) < 0:
+        raise ConfigError(
+            f"--autoscale is {autoscale!r}; expected MIN:MAX or MIN:MAX:WAIT_S:IDLE_S, with MIN of "
+            "1 or more and MAX not below it, such as 1:4."
+        )
+    return rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +72,8 @@ class ServiceOptions:
     name: str
     address: str | None
     """The address of the Ray cluster; None: the one at hand, else a private one."""
-    num_nodes: int
+    rule: "ScaleRule"
+    """How many engines there are to be."""
     drain_s: float
 
 
@@ -57,6 +107,7 @@ async def _serve_on_cluster(
     from raydix.runtime.actors.service.desk import answering
     from raydix.runtime.actors.service.owner import EngineService
     from raydix.runtime.actors.service.ray_launcher import RayLauncher
+    from raydix.runtime.actors.service.scale import Scaler
     from raydix.runtime.actors.supervision.restarts import Supervision
     from raydix.runtime.api.service import AsyncService
     from raydix.runtime.api.service_name import ServiceName
@@ -71,7 +122,9 @@ async def _serve_on_cluster(
         Supervision(drain_timeout_s=options.drain_s),
         checking=check_config(config),
     )
-    service = EngineService(options.name, launcher, options.num_nodes, former)
+    num_slots = config.parallel.dp * config.scheduler.max_running_requests
+    scaler = Scaler(options.rule, num_slots)
+    service = EngineService(options.name, launcher, scaler, former)
     async with answering(service):
         running = asyncio.create_task(service.run(), name="service")
         serving = asyncio.create_task(service.serving(), name="serving")
@@ -81,7 +134,12 @@ async def _serve_on_cluster(
             if serving.done():
                 async with (
                     AsyncService(ServiceName(options.name)) as handle,
-                    serving_http(front, handle, options.drain_s) as url,
+                    serving_http(
+                        front,
+                        handle,
+                        options.drain_s,
+                        lambda: service.has_given_way or service.has_former,
+                    ) as url,
                 ):
                     _tell_ready(options.name, front, url)
                     await ending

@@ -1,6 +1,7 @@
 """`raydix status` and `raydix stop`: what of this user runs on this host, and how it ends."""
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,16 +29,21 @@ WithCache = Annotated[
 
 
 def status(as_json: AsJson = False) -> None:
-    """Say which engines and which L2s of yours this host has, who uses an L2 and how long it stays.
+    """Say which engines, services and L2s of yours this host has.
 
-    An L2 belongs to its node: it outlives engines by cache.l2.keep_s.
+    A service is owned here, and its engines may be on any node. An L2 belongs to its node: it
+    outlives engines by cache.l2.keep_s.
     """
+    services = asyncio.run(_services())
     engines, l2s = asyncio.run(_look())
+    engines = [each for each in engines if each["name"] not in services]
     if as_json:
-        print_json({"engines": engines, "l2s": l2s})
+        print_json({"services": list(services.values()), "engines": engines, "l2s": l2s})
         return
     console = Console()
-    if not engines and not l2s:
+    for each in services.values():
+        _print_service(console, each)
+    if not services and not engines and not l2s:
         console.print("No engine of yours runs on this host, and no L2 is kept.")
     if engines:
         console.print(_engine_table(engines))
@@ -100,6 +106,21 @@ async def _end_l2(record: "L2Record", patience_s: float) -> str:
     return f"{record.name} is ended"
 
 
+async def _services() -> dict[str, dict[str, Any]]:
+    """How the services that are owned by processes of this host describe themselves, by name."""
+    from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+    from raydix.runtime.actors.engine_record import find_record, running_names
+
+    services = {}
+    for name in running_names():
+        record = find_record(name)
+        # An engine knows no such call.
+        with contextlib.suppress(EngineDead, BadRequest):
+            if record is not None:
+                services[name] = await call_supervisor(name, record, "describe_service")
+    return services
+
+
 async def _look() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     from raydix.runtime.actors.bootstrap.control_client import call_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
@@ -138,6 +159,15 @@ async def _describe(record: "L2Record") -> dict[str, Any]:
         unknown = dict.fromkeys(("size_bytes", "ready_bytes", "ends_in_s", "model_path"))
         return {"name": record.name, "engines": [], **unknown, "problem": problem}
     return described | {"problem": None}
+
+
+def _print_service(console: Console, service: dict[str, Any]) -> None:
+    doing = "gives way to a later version" if service["is_giving_way"] else "goes on"
+    console.print(f"service {service['service']}: {service['wanted']} engines wanted; it {doing}")
+    table = Table("engine", "state", "node", box=None)
+    for each in service["engines"]:
+        table.add_row(each["name"], each["state"], each["node"])
+    console.print(table)
 
 
 def _engine_table(engines: list[dict[str, Any]]) -> Table:

@@ -6,11 +6,14 @@ does, by its address and secret: Ray carries neither prompts nor tokens.
 """
 
 import contextlib
+import hashlib
 import logging
 import os
+import pickle
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,11 +25,13 @@ from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.service import AsyncService
+from raydix.runtime.api.service_name import ServiceName
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.server.app import build_app
 from raydix.runtime.server.cross_origin import checked_origins
 from raydix.runtime.server.keys import KeyJudge, load_keys
 from raydix.runtime.server.serve_environment import DEREGISTER_S
+from raydix.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +49,8 @@ class ServeArguments(BaseModel):
     keys: Path
     """The file of keys, required because Ray Serve chooses where a replica listens."""
     engine: str = "raydix"
+    service: str | None = None
+    """The name of a service of this Ray cluster, all engines of which are used, in place of one."""
     address: str | None = None
     secret_file: Path | None = None
     """The file with the engine's secret; see `AsyncLLM.connect`, also for `address`."""
@@ -71,10 +78,18 @@ class Replicas:
     log_path: str | None = None
     """The path to which replicas log, as the engine's actors do; None: Ray Serve alone has it."""
 
-    def application(self, **actor_options: float) -> Application:
+    @property
+    def deployment_name(self) -> str:
+        """Equal for replicas that do the same: these need not be replaced by each other."""
+        said = (self.engine, self.model_name, self.keys, self.drain_s, self.origins, self.log_path)
+        digest = hashlib.blake2b(VERSION.encode() + pickle.dumps(said), digest_size=8)
+        return f"{HttpReplica.__name__}-{digest.hexdigest()}"
+
+    def application(self, **actor_options: Any) -> Application:
         """What `serve.run` takes; `actor_options`: what Ray reserves for each replica."""
         deployment = serve.deployment(
             serve.ingress()(HttpReplica),
+            name=self.deployment_name,
             num_replicas=self.num_replicas,
             ray_actor_options=actor_options,
             max_ongoing_requests=_MAX_ONGOING,
@@ -126,9 +141,14 @@ class HttpReplica:
 
 def app(arguments: ServeArguments) -> Application:
     """The application by Ray Serve's arguments. Raises ConfigError if the keys cannot be read."""
+    handle: AsyncLLM | AsyncService
+    if arguments.service is None:
+        handle = AsyncLLM(arguments.engine, arguments.address, arguments.secret_file)
+    else:
+        handle = AsyncService(ServiceName(arguments.service))
     replicas = Replicas(
-        engine=AsyncLLM(arguments.engine, arguments.address, arguments.secret_file),
-        model_name=arguments.model_name or arguments.engine,
+        engine=handle,
+        model_name=arguments.model_name or handle.name,
         # Their digests alone leave this process.
         keys=load_keys(arguments.keys),
         num_replicas=arguments.num_replicas,

@@ -5,7 +5,7 @@ import contextlib
 import http.client
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 
 from ray import serve
 from ray.exceptions import RayError
@@ -16,32 +16,52 @@ from raydix.runtime.server.listener import free_port, url_of
 from raydix.runtime.server.serve_app import Replicas
 
 _APPLICATION = "raydix"
+_HEAD = "node:__internal_head__"
+"""What the head of a Ray cluster alone has."""
 _START_S = 30.0
 _POLL_S = 0.05
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @contextlib.asynccontextmanager
-async def replicas_listening(replicas: Replicas, address: TcpAddress) -> AsyncIterator[str]:
+async def replicas_listening(
+    replicas: Replicas, address: TcpAddress, is_followed: Callable[[], bool] = lambda: False
+) -> AsyncIterator[str]:
     """Run the replicas meanwhile, on the cluster that this process has joined; yields their URL.
 
-    At the end nothing new is taken, and streams may go on as long as `replicas` says. Raises
-    ConfigError if the port cannot be had, EngineDead if Ray Serve does not start.
+    Those that run already, for an earlier version of a service, stay. At the end nothing new is
+    taken, and streams may go on as long as `replicas` says; if `is_followed` says that a later
+    version goes on, nothing ends. Raises ConfigError if the port cannot be had, EngineDead if Ray
+    Serve does not start.
     """
-    # HAProxy itself would try a port that is taken again and again.
-    here = TcpAddress(address.host, free_port(address))
-    await asyncio.to_thread(_start, replicas, here)
+    here = address
+    running = await asyncio.to_thread(_running)
+    if not running:
+        # HAProxy itself would try a port that is taken again and again.
+        here = TcpAddress(address.host, free_port(address))
+    if replicas.deployment_name not in running:
+        await asyncio.to_thread(_start, replicas, here)
     yield url_of(here)
     # Whoever leaves by an error has lost the engine: nothing can drain, and the cluster ends, too.
-    await asyncio.to_thread(_stop)
+    if not is_followed():
+        await asyncio.to_thread(_stop)
+
+
+def _running() -> Collection[str]:
+    """The deployments of the application that runs; none without one."""
+    application = serve.status().applications.get(_APPLICATION)
+    return () if application is None else application.deployments
 
 
 def _start(replicas: Replicas, address: TcpAddress) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        serve.start(http_options={"host": address.host, "port": address.port})
-        # The cluster is this engine's alone: there is nobody to reserve a CPU from.
-        application = replicas.application(num_cpus=0)
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": address.host, "port": address.port},
+        )
+        # Beside HAProxy: no other node's death ends a stream.
+        application = replicas.application(num_cpus=0, resources={_HEAD: 0.001})
         serve.run(application, name=_APPLICATION, route_prefix="/")
     except (RuntimeError, TimeoutError, RayError) as error:
         raise EngineDead(f"Ray Serve does not start the HTTP replicas: {error}") from error

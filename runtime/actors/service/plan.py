@@ -83,8 +83,9 @@ def next_steps(
     taken = {each.node for each in starting + serving}
     draining = {each.node for each in engines if each.state is EngineState.DRAINING}
     free = [node for node in nodes if node not in taken and node not in resting]
-    # What an engine that drains or is of an earlier version holds, the new one may lack.
-    free.sort(key=lambda node: (node in draining, num_former.get(node, 0), node))
+    # Where an earlier version has computed, L2 is warm. What an engine that drains still holds, the
+    # new one may lack.
+    free.sort(key=lambda node: (node in draining, -num_former.get(node, 0), node))
     num_starts = min(-num_surplus, max(0, max_starting - len(starting)))
     return steps + [Start(node=node) for node in free[:num_starts]]
 

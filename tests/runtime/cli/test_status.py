@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from raydix.errors import BadRequest, EngineDead
 from raydix.runtime.actors import engine_record, l2_record
@@ -18,6 +19,7 @@ from raydix.runtime.actors.links.frames import frame
 from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
 from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
+from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.cli import status
 from raydix.runtime.messages.hello import Hello, Role
 
@@ -157,3 +159,30 @@ async def test_l2_that_has_ended_meanwhile_is_not_listed(
     monkeypatch.setattr(status, "_describe", describe_and_end)
     _, found = await status._look()
     assert [each["name"] for each in found] == ["l2-1", "l2-2"]
+
+
+async def test_a_service_is_told_with_its_engines_and_their_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_record, "user_folder", lambda: tmp_path)
+    described = {
+        "service": "prod",
+        "wanted": 2,
+        "is_giving_way": False,
+        "engines": [{"name": "prod/7", "node": "f3a1", "state": "serves"}],
+    }
+    record = EngineRecord(
+        control_address=f"unix:{tmp_path}/c.sock", client_address="unix:none", secret=b"s"
+    )
+    calls = {"describe_service": Call(lambda: described)}
+    desk = ControlDesk("prod", record, calls, lambda: None)
+    await desk.open()
+    assert await status._services() == {"prod": described}
+    await desk.close()
+    assert await status._services() == {}
+
+    console = Console(width=200, record=True)
+    status._print_service(console, described)
+    told = console.export_text()
+    assert "service prod: 2 engines wanted; it goes on" in told
+    assert "prod/7  serves  f3a1" in told

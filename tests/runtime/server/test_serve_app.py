@@ -1,6 +1,7 @@
 """Ray Serve's application, as `serve deploy` makes it: built here, not deployed."""
 
 import asyncio
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.process import ProcessHandle
+from raydix.runtime.api.service import AsyncService
 from raydix.runtime.server.keys import Access, Caller, Verdict
 from raydix.runtime.server.serve_environment import (
     DEREGISTER_S,
@@ -55,6 +57,22 @@ def test_arguments_of_a_config_make_the_deployment(key_file: Path) -> None:
     assert log_path is None
     assert isinstance(keys.judge(Access.TENANT, ALICE), Caller)
     assert keys.judge(Access.TENANT, None) is Verdict.NO_KEY
+
+
+def test_a_service_is_named_in_place_of_an_engine(key_file: Path) -> None:
+    bound: Any = app(ServeArguments(service="prod", keys=key_file))
+    handle, model_name, *_ = bound._bound_deployment.init_args
+    assert isinstance(handle, AsyncService)
+    assert pickle.loads(pickle.dumps(handle)).name == handle.name == model_name == "prod"
+
+
+def test_replicas_that_do_the_same_have_one_name(key_file: Path) -> None:
+    def name(**arguments: Any) -> str:
+        bound: Any = app(ServeArguments(keys=key_file, **arguments))
+        return str(bound._bound_deployment.name)
+
+    assert name(service="prod") == name(service="prod", num_replicas=2)
+    assert len({name(service="prod"), name(service="other"), name(engine="prod")}) == 3
 
 
 def test_keys_are_required_and_must_be_the_owners_alone(key_file: Path) -> None:

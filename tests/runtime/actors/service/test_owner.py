@@ -17,6 +17,7 @@ from raydix.runtime.actors.service import owner
 from raydix.runtime.actors.service.desk import answering, find_former
 from raydix.runtime.actors.service.former import FormerService
 from raydix.runtime.actors.service.owner import EngineService
+from raydix.runtime.actors.service.scale import Scaler, ScaleRule
 
 NAME = f"made-up-{os.getpid()}"
 WAIT_S = 60.0
@@ -25,9 +26,14 @@ WAIT_S = 60.0
 class FakeEngine:
     """Serves until it is killed or shut down."""
 
-    def __init__(self, name: str, node: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, name: str, node: str, fingerprint: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.name = name
         self.node = node
+        self.fingerprint = fingerprint
+        self.load = (0, 0)
+        """Requests that wait, and that run."""
         self._loop = loop
         self._end: asyncio.Future[EngineDead] = loop.create_future()
 
@@ -36,7 +42,17 @@ class FakeEngine:
         return self._end.done()
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        raise BadRequest(method)
+        if method == "client_facts":
+            return {"fingerprint": self.fingerprint}
+        assert method == "stats"
+        waiting, running = self.load
+        figures = {
+            "num_requests_waiting": waiting,
+            "num_requests_running": running,
+            "num_requests_loading": 0,
+            "queue_times": {"counts": [0, 0], "sum": 0.0},
+        }
+        return {"scheduler": figures}
 
     async def wait_ended(self) -> None:
         raise await self._end
@@ -59,6 +75,7 @@ class FakeCluster:
         self.live_nodes = nodes
         self.made: list[FakeEngine] = []
         self.max_per_node = 2
+        self.fingerprint = "f1"
         self.fail: Callable[[str], None] = lambda node: None
         self._loop = asyncio.get_running_loop()
 
@@ -76,7 +93,7 @@ class FakeCluster:
         self.fail(node)
         if sum(each.node == node for each in self.there) >= self.max_per_node:
             raise NoRoom(f"node {node} is full")
-        engine = FakeEngine(name, node, self._loop)
+        engine = FakeEngine(name, node, self.fingerprint, self._loop)
         self.made.append(engine)
         return engine
 
@@ -88,9 +105,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    cluster: FakeCluster, num_wanted: int, former: FormerService | None = None
+    cluster: FakeCluster,
+    num_wanted: int,
+    former: FormerService | None = None,
+    most: int | None = None,
 ) -> AsyncIterator[tuple[EngineService, "asyncio.Task[None]"]]:
-    service = EngineService(NAME, cluster, num_wanted, former)
+    rule = ScaleRule(fewest=num_wanted, most=most or num_wanted, crowded_s=0.0, idle_s=0.0)
+    service = EngineService(NAME, cluster, Scaler(rule, num_slots=4), former)
     async with answering(service):
         task = asyncio.create_task(service.run())
         try:
@@ -217,3 +238,53 @@ async def test_a_stop_by_name_ends_all_engines() -> None:
         await call_supervisor(NAME, record, "shutdown")
         await task
         assert cluster.there == []
+
+
+async def test_engines_come_with_a_crowd_and_go_with_it() -> None:
+    cluster = FakeCluster("abcd")
+    async with running(cluster, 1, most=3) as (service, _):
+        await service.serving()
+        cluster.made[0].load = (5, 4)
+        await until(lambda: len(serving(service)) == 3)
+        cluster.made[0].load = (0, 4)
+        await until(lambda: len(cluster.there) == 2)
+        # One engine could not hold them: four slots are to be half empty.
+        assert len(serving(service)) == 2
+        cluster.made[0].load = (0, 0)
+        await until(lambda: len(cluster.there) == 1)
+
+
+async def test_a_later_version_begins_with_as_many_as_there_are() -> None:
+    cluster = FakeCluster("abcd")
+    async with running(cluster, 3) as (old, old_task):
+        await until(lambda: len(serving(old)) == 3)
+        former = await former_of()
+        async with running(cluster, 1, former, most=4) as (new, _):
+            assert new.describe()["wanted"] == 3
+            await old_task
+
+
+async def test_a_version_of_other_weights_is_refused_and_the_service_goes_on() -> None:
+    cluster = FakeCluster("ab")
+    async with running(cluster, 2) as (old, _):
+        await until(lambda: len(serving(old)) == 2)
+        former = await former_of()
+        cluster.fingerprint = "f2"
+        async with running(cluster, 2, former) as (new, new_task):
+            with pytest.raises(ConfigError, match="another model or weights"):
+                await new_task
+            assert not new._serves.is_set()
+        assert len(serving(old)) == 2
+        assert not old.describe()["is_giving_way"]
+
+
+async def test_numbers_of_engines_that_ray_does_not_know_yet_are_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster("ab")
+    async with running(cluster, 1) as (old, old_task):
+        await until(lambda: len(serving(old)) == 1)
+        monkeypatch.setattr(cluster, "engines", list)
+        async with running(cluster, 1, await former_of()) as (new, _):
+            await old_task
+            assert list(serving(new).values()) == [f"{NAME}/2"]

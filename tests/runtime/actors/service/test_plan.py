@@ -70,10 +70,11 @@ def test_a_node_where_a_start_failed_rests_and_its_engine_stays() -> None:
     assert steps([engine(1, "a")], "a", 1, resting="a") == []
 
 
-def test_nodes_without_other_engines_come_first() -> None:
+def test_nodes_of_an_earlier_version_come_first_and_those_that_drain_last() -> None:
     engines = [engine(1, "a", DRAINING)]
-    assert steps(engines, "abc", 1, num_former={"b": 1}) == [Start(node="c")]
-    assert steps(engines, "ab", 1, num_former={"b": 1}) == [Start(node="b")]
+    assert steps(engines, "abc", 1, num_former={"c": 1}) == [Start(node="c")]
+    assert steps(engines, "abc", 1) == [Start(node="b")]
+    assert steps(engines, "abc", 1, resting="bc") == [Start(node="a")]
 
 
 def test_no_more_start_at_once_than_may() -> None:
