@@ -19,6 +19,7 @@ from raydix.runtime.api.line_choice import by_session
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.pin_names import new_pin_name
 from raydix.runtime.api.prompts import Prompt, TokenizedPrompt, check_token_ids
 from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest
@@ -188,7 +189,7 @@ class EngineClient:
         check_text("cache_salt", salt)
         message = PrefetchPrompt(
             asking=self._askings.next(),
-            request_id=RequestId(uuid.uuid4().hex),
+            request_id=RequestId(new_pin_name(token_ids, salt)),
             token_ids=token_ids,
             cache_salt=salt,
             pin_s=pin_s,

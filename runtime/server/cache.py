@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from raydix.errors import BadRequest
 from raydix.ids import TenantId
+from raydix.runtime.api.pin_names import is_pin_of
 from raydix.runtime.api.pins import pin_prompt, pins_of, unpinning
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
@@ -67,6 +68,12 @@ def cache_routes(served: Served) -> APIRouter:
         caller = caller_of(request)
         return json_answer(PinsShown(pins=[_shown(pin) for pin in await _pins_of(served, caller)]))
 
+    @router.delete("/pins", response_model=PinShown)
+    async def release_prompt(body: CachedPrompt, request: Request) -> Response:
+        """Release the oldest pin of a prompt: who has pinned it twice releases it twice."""
+        caller = caller_of(request)
+        return json_answer(_shown(await _released(served, body, caller)))
+
     @router.delete("/pins/{pin_id}", status_code=204)
     async def release(pin_id: str, request: Request) -> Response:
         """Hold a prompt no more that the caller's tenant has pinned."""
@@ -74,8 +81,7 @@ def cache_routes(served: Served) -> APIRouter:
             if pin["pin_id"] == pin_id:
                 (await served.engine.connected()).tell_all(unpinning(pin))
                 return Response(status_code=204)
-        text = f"There is no pin {pin_id!r:.80} of yours. GET /cache/pins lists those that are."
-        raise RequestRefused(failure(404, text, "invalid_request_error", code="pin_not_found"))
+        raise _no_pin(f"There is no pin {pin_id!r:.80} of yours.")
 
     return router
 
@@ -96,6 +102,23 @@ async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list
     assert body.messages is not None, "one of them is set"
     conversation = conversation_of(body.messages, body, field="messages")
     return await conversation.token_ids(desk, caller.tenant)
+
+
+async def _released(served: Served, body: CachedPrompt, caller: Caller) -> dict[str, Any]:
+    """The oldest pin of a prompt, which is released. Raises RequestRefused if there is none."""
+    client = await served.engine.connected()
+    token_ids = (await client.tokenized(await _token_ids(served, body, caller))).token_ids
+    salt = caller.within_tenant(body.cache_salt)
+    for pin in await _pins_of(served, caller):
+        if is_pin_of(pin["pin_id"], token_ids, salt):
+            client.tell_all(unpinning(pin))
+            return pin
+    raise _no_pin("There is no pin of this prompt.")
+
+
+def _no_pin(what: str) -> RequestRefused:
+    text = f"{what} GET /cache/pins lists those that are."
+    return RequestRefused(failure(404, text, "invalid_request_error", code="pin_not_found"))
 
 
 async def _pins_of(served: Served, caller: Caller) -> list[dict[str, Any]]:

@@ -54,6 +54,7 @@ ROUTES: dict[tuple[str, str], tuple[set[str], Any]] = {
     ("POST", "/cache/prefetches"): (TENANTS, {"prompt": "a"}),
     ("POST", "/cache/pins"): (TENANTS, {"prompt": "a"}),
     ("GET", "/cache/pins"): (TENANTS, None),
+    ("DELETE", "/cache/pins"): (TENANTS, {"prompt": "a"}),
     ("DELETE", "/cache/pins/some"): (TENANTS, None),
     ("POST", "/tokenize"): (TENANTS, {"prompt": "a"}),
     ("POST", "/detokenize"): (TENANTS, {"tokens": [1]}),

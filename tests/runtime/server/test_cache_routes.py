@@ -55,6 +55,26 @@ async def test_a_pin_is_shown_and_released_to_its_tenant_alone(server: Server) -
     assert (await call(server, ALICE, "DELETE", path))[0] == 404
 
 
+async def test_a_pin_is_released_by_its_prompt_as_often_as_it_was_made(server: Server) -> None:
+    await generate(server, ALICE)
+    await server.engine.settle()
+    made = []
+    for _ in range(2):
+        _, pinned = await call(server, ALICE, "POST", "/cache/pins", prompt=PROMPT)
+        made.append(pinned["pin_id"])
+    path = "/cache/pins"
+    assert (await call(server, BOB, "DELETE", path, prompt=PROMPT))[0] == 404
+    assert (await call(server, ALICE, "DELETE", path, prompt=PROMPT, cache_salt="x"))[0] == 404
+    assert (await call(server, ALICE, "DELETE", path, prompt=PROMPT + "a"))[0] == 404
+
+    _, told = await call(server, ALICE, "POST", "/tokenize", prompt=PROMPT)
+    for pin_id, body in zip(made, ({"prompt": PROMPT}, {"token_ids": told["tokens"]}), strict=True):
+        status, released = await call(server, ALICE, "DELETE", path, **body)
+        assert (status, released["pin_id"]) == (200, pin_id)
+        await server.engine.settle()
+    assert (await call(server, ALICE, "DELETE", path, prompt=PROMPT))[0] == 404
+
+
 async def test_nothing_is_pinned_of_what_is_not_there(server: Server) -> None:
     await generate(server, ALICE)
     await server.engine.settle()
