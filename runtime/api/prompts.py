@@ -184,7 +184,8 @@ def _too_long(number: str, max_model_len: int) -> PromptTooLong:
     return PromptTooLong(
         f"The prompt has {number} tokens; expected at most {max_model_len - 1}, as the model's "
         f"context is {max_model_len} tokens and one must be left for output. "
-        "Shorten the prompt or raise model.max_model_len."
+        "Shorten the prompt; what bounds the context are model.max_model_len, the model and the "
+        "pages of cache.l1."
     )
 
 

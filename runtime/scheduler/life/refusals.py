@@ -56,8 +56,8 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
     if num_prompt >= settings.max_model_len:
         text = (
             f"the prompt has {num_prompt} tokens; expected at most {settings.max_model_len - 1}, "
-            f"which leaves room for "
-            "one generated token. Shorten it or raise model.max_model_len."
+            "which leaves room for one generated token. Shorten it; what bounds the context are "
+            "model.max_model_len, the model and the pages of cache.l1."
         )
         return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
 
