@@ -32,7 +32,7 @@ class FollowedEngine(Engine):
     """An engine with one follower, whose news is encoded as it would be sent."""
 
     def __init__(self, settings: SchedulerSettings, **arguments: Any) -> None:
-        super().__init__(replace(settings, tells_pages=True), **arguments)
+        super().__init__(settings, **arguments)
         self._unsent: list[KvEvent] = []
         self._sent_s = 0.0
         self.num_events = self.num_bytes = 0

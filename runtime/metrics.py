@@ -93,6 +93,10 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
+    def distribution(self) -> Distribution:
+        """What has been counted."""
+        return Distribution(self._bounds, tuple(self._counts), self._total)
+
     def figure(self) -> dict[str, Any]:
         """What `stats` tells: plain values, which any link carries."""
         return {"counts": list(self._counts), "sum": self._total}

@@ -211,7 +211,7 @@ def test_both_endpoints_tell_the_same(watched: Watched) -> None:
         {row["metric"]["__name__"].removeprefix("ray_"): row["value"][1] for row in rows}
         for rows in (of_ray, of_http)
     ]
-    of_server = {name for name in series[1] if name.startswith("raydix_http_")}
+    of_server = {name for name in series[1] if name.startswith(("raydix_http_", "raydix_routing_"))}
     assert of_server
     assert series[0] == {name: n for name, n in series[1].items() if name not in of_server}
 

@@ -27,12 +27,12 @@ from raydix.runtime.messages.kv_events import (
     Tier,
 )
 from raydix.runtime.messages.line import Line
+from raydix.runtime.messages.routing import NodeReport
 from raydix.runtime.routing.events import (
     Asking,
-    CacheSize,
     NodeFound,
     NodeNews,
-    NodeReport,
+    NodeReported,
 )
 from raydix.runtime.routing.ingress import Ingress
 from raydix.runtime.routing.policies import RoutingPolicy
@@ -146,7 +146,7 @@ class Ingresses:
         """One ingress per policy. `handed_over_at`: the number of the request from which on all go
         to one that is started then.
         """
-        self._ingresses = [Ingress(policy, page_size=BLOCK_TOKENS) for policy in policies]
+        self._ingresses = [Ingress(policy) for policy in policies]
         self._policies = policies
         self._pull = pull
         self._handed_over_at = handed_over_at
@@ -179,14 +179,14 @@ class Ingresses:
     def choose(self, number: int, request: TraceRequest) -> int:
         """The node that one of the ingresses chooses."""
         if number == self._handed_over_at:
-            late = Ingress(self._policies[0], page_size=BLOCK_TOKENS)
+            late = Ingress(self._policies[0])
             self._ingresses = [late]
             self._introduce(late)
         index = self._random.randrange(len(self._ingresses))
         ingress = self._ingresses[index]
         asking = Asking(
             request_id=RequestId(str(number)),
-            keys=b"".join(map(key_of, request.blocks)),
+            keys={BLOCK_TOKENS: b"".join(map(key_of, request.blocks))},
             num_tokens=request.num_tokens,
             session_id=str(request.session),
         )
@@ -222,8 +222,8 @@ class Ingresses:
     def _introduce(self, ingress: Ingress) -> None:
         """Tell an ingress of all nodes and their keys."""
         for index, node in enumerate(self._nodes):
-            number, size = NodeId(index), CacheSize(Tier.L1, 0, node.num_blocks)
-            found = NodeFound(node=number, name=f"n{index}", sizes=(size,))
+            number = NodeId(index)
+            found = NodeFound(node=number, name=f"n{index}")
             news = KvNews(events=(_stored(node.blocks),), is_whole=True)
             for event in (found, NodeNews(node=number, news=news)):
                 ingress.handle(event, self._clock.now_s)
@@ -232,7 +232,6 @@ class Ingresses:
     def _report(self, index: int, ingress: Ingress, delay_s: float) -> None:
         for number, node in enumerate(self._nodes):
             report = NodeReport(
-                node=NodeId(number),
                 num_seen=self._num_seen.get((id(ingress), number), 0),
                 busy_s=node.busy_s(),
                 num_requests=node.num_waiting,
@@ -242,12 +241,14 @@ class Ingresses:
                 prefill=node.prefill(),
                 load=Line(0.0, 0.0),
                 pull=self._pull,
+                page_size=BLOCK_TOKENS,
                 interval_s=REPORT_S,
             )
+            reported = NodeReported(node=NodeId(number), report=report)
             if delay_s:
-                self._clock.after(delay_s, _tell(ingress, report, self._clock))
+                self._clock.after(delay_s, _tell(ingress, reported, self._clock))
             else:
-                ingress.handle(report, self._clock.now_s)
+                ingress.handle(reported, self._clock.now_s)
 
 
 def _stored(blocks: Collection[int]) -> PagesStored:
@@ -258,5 +259,5 @@ def _short_keys(blocks: Collection[int]) -> ShortKeys:
     return ShortKeys(b"".join(key_of(block)[:MIRROR_KEY_BYTES] for block in blocks))
 
 
-def _tell(ingress: Ingress, report: NodeReport, clock: VirtualClock) -> Callable[[], None]:
+def _tell(ingress: Ingress, report: NodeReported, clock: VirtualClock) -> Callable[[], None]:
     return lambda: (ingress.handle(report, clock.now_s), None)[1]

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable
 
 from raydix.ids import ClientId
-from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.messages.client import FromClient, RequestDelta
+from raydix.runtime.messages.routing import EngineNews
 from raydix.runtime.scheduler.events import ClientGone, ClientMessage
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,11 @@ class ClientLinks:
         if outbox is not None:
             outbox.add_tokens(askings, token_ids)
             self._unsent.add(client_id)
+
+    def tell(self, client_id: ClientId, news: EngineNews) -> None:
+        """Tell a client what it has asked for, unless it has gone."""
+        outbox = self._outboxes.get(client_id)
+        send_if_open(None if outbox is None else outbox.link, news)
 
     def send_news(self) -> bool:
         """Send each client its news: one frame, unless that would be a large one.

@@ -52,6 +52,7 @@ from raydix.runtime.scheduler.events import (
     RefuseRequests,
     SendClient,
     SendHost,
+    SendNews,
     SendPlan,
     SendTokens,
     TellFollower,
@@ -332,6 +333,8 @@ class SchedulerActor:
 
             case TellFollower():
                 self._followers.add(effect)
+            case SendNews():
+                self._clients.tell(effect.client_id, effect.news)
 
             case SendPlan():
                 for connection in effect.connections:

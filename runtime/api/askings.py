@@ -27,6 +27,8 @@ from raydix.runtime.messages.client import (
     TokenFrame,
     UnpinPrompt,
 )
+from raydix.runtime.messages.routing import EngineNews
+from raydix.runtime.routing.events import Route
 
 OnLoss = Callable[[str], None]
 """Told which engine's link is lost."""
@@ -41,11 +43,12 @@ class Askings:
     listens any more.
     """
 
-    def __init__(self, on_loss: OnLoss | None, choose: ChooseLine) -> None:
+    def __init__(self, on_loss: OnLoss | None, choice: ChooseLine) -> None:
         self._on_loss = on_loss
         self.names = RequestNames()
         self._num_askings = 0
-        self._lines = EngineLines(choose)
+        self._choice = choice
+        self._lines = EngineLines(choice)
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._live = LiveRequests()
         self._prefetches = OpenPrefetches()
@@ -78,6 +81,10 @@ class Askings:
     def give_up(self, error: RaydixError) -> None:
         """There will be no other link: what waits fails with `error`."""
         self._fail(self._waiting(), lambda: error)
+
+    def route_of(self, asking: AskingId) -> Route | None:
+        """Why an asking goes where it goes; None if nothing was reckoned."""
+        return self._choice.route_of(asking)
 
     def next(self) -> AskingId:
         """The number of one more asking."""
@@ -174,6 +181,9 @@ class Askings:
         try:
             while True:
                 frame = await link.receive()
+                if isinstance(frame, EngineNews):
+                    self._choice.hear(line, frame)
+                    continue
                 assert isinstance(frame, TokenFrame), (
                     f"the Scheduler sent a client a {type(frame).__name__}"
                 )
@@ -217,6 +227,10 @@ class Askings:
         is_stopped = live is not None and self._live.push(live, delta, now_s)
 
         is_last = delta.finished is not None or delta.failure is not None
+        if len(delta.token_ids):
+            self._choice.answered(delta.asking, is_last=False)
+        if is_left or is_last:
+            self._choice.answered(delta.asking, is_last=True)
         if is_left or is_last:
             line.answered(delta.asking)
         if is_last:
@@ -245,6 +259,7 @@ class Askings:
     def _lose(self, line: EngineLine, text: str) -> None:
         """Ask elsewhere, now or later, for what was asked over a link."""
         lost = line.lose()
+        self._choice.lost(line)
         self._end_waiting_aborted()
         self._prefetches.fail(lost, lambda: EngineDead(text))
         if self._on_loss is None:

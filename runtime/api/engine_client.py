@@ -15,7 +15,7 @@ from raydix.ids import RequestId
 from raydix.runtime.actors.links.link import Link
 from raydix.runtime.api.askings import Askings, OnLoss
 from raydix.runtime.api.engine_line import ChooseLine
-from raydix.runtime.api.line_choice import by_session
+from raydix.runtime.api.line_choice import SessionLines
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.open_requests import OnNews, OpenRequest, RequestGroup
 from raydix.runtime.api.outputs import RequestOutput
@@ -50,12 +50,14 @@ class EngineClient:
         limits: ModelLimits,
         tokenizer: Tokenizer | None,
         on_loss: OnLoss | None = None,
-        choose: ChooseLine = by_session,
+        choice: ChooseLine | None = None,
     ) -> None:
-        """`on_loss`: told which engine's link is lost; what waits needs another, or `give_up`."""
+        """`on_loss`: told which engine's link is lost; what waits needs another, or `give_up`.
+        `choice`: of the engine of each request; None: by session.
+        """
         self.limits = limits
         self.texts = TextDesk(tokenizer, limits.max_model_len)
-        self._askings = Askings(on_loss, choose)
+        self._askings = Askings(on_loss, choice or SessionLines())
 
     @property
     def is_closed(self) -> bool:
@@ -162,6 +164,7 @@ class EngineClient:
         submitted_s = time.monotonic()
         # Sent first, as that may fail; and what is made below then delays the request by nothing.
         self._askings.submit(submission)
+        route = self._askings.route_of(submission.asking)
 
         deadline_s = math.inf if submission.deadline_s is None else submission.deadline_s
         streamed = StreamedRequest(
@@ -174,7 +177,12 @@ class EngineClient:
         )
         stream = RequestStream(streamed, self.texts.tokenizer)
         request = OpenRequest(
-            submission, stream, on_news, self._askings.leave, ends_s=submitted_s + deadline_s
+            submission,
+            stream,
+            on_news,
+            self._askings.leave,
+            ends_s=submitted_s + deadline_s,
+            route=route,
         )
         self._askings.listen(request)
         return request

@@ -9,13 +9,19 @@ from typing import Any
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.engine_line import ChooseLine
 from raydix.runtime.api.engine_place import EnginePlace, open_link
 from raydix.runtime.api.first_outcomes import first_outcomes
 from raydix.runtime.api.found_engine import FoundEngine
 from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.known_tokenizers import KnownTokenizers
+from raydix.runtime.api.line_choice import SessionLines
+from raydix.runtime.api.line_router import LineRouter
 from raydix.runtime.api.model_limits import ModelLimits
+from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.api.served_model import OtherModel, ServedModel
+from raydix.runtime.config.policies import RoutingPolicyName
+from raydix.runtime.routing.policies import policy_of
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 5.0
@@ -43,8 +49,16 @@ class EngineConnection:
     of several engines, in any case. Requests wait until that works or no engine is left.
     """
 
-    def __init__(self, places: Sequence[EnginePlace], members: "FindMembers | None" = None) -> None:
+    def __init__(
+        self,
+        places: Sequence[EnginePlace],
+        members: "FindMembers | None" = None,
+        routing: RoutingPolicyName = RoutingPolicyName.KV,
+    ) -> None:
         """`members`: finds the places of a service, whose engines come and go."""
+        self._routing = routing
+        self.routing_figures = RoutingFigures(place.name for place in places)
+        """What has become of requests that were routed; nothing is where there is one engine."""
         self.engines = [FoundEngine(place) for place in places]
         is_near = members is None and all(each.address is None for each in places)
         self.tokenizers = KnownTokenizers(is_near=is_near)
@@ -270,13 +284,19 @@ class EngineConnection:
             )
             client = None
         if client is None:
-            client = self._client = EngineClient(limits, tokenizer, self._note_loss)
+            client = self._client = EngineClient(limits, tokenizer, self._note_loss, self._choice())
         self._gone.pop(engine.name, None)
         if client.has_link(engine.name):
             link.close()
         else:
             client.use(engine.name, link)
             self._tell(engine.name, "is used", logging.INFO)
+
+    def _choice(self) -> ChooseLine:
+        """What chooses the engine of each request. One that is the only one is not followed."""
+        if self._is_alone:
+            return SessionLines()
+        return LineRouter(policy_of(self._routing), self.routing_figures)
 
     def _tell(self, name: str, news: str, level: int = logging.WARNING) -> None:
         """Log what has become of one of several engines, unless that was told last."""

@@ -8,6 +8,8 @@ from raydix.errors import EngineDead
 from raydix.ids import AskingId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.client import FromClient, PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.routing import EngineNews
+from raydix.runtime.routing.events import Route
 
 _CLOSED = "The connection to the engine is closed. Connect again."
 
@@ -86,20 +88,37 @@ class EngineLine:
 
 
 class ChooseLine(Protocol):
-    """Which engine gets a request."""
+    """Chooses which engine gets a request, by what it hears of the engines."""
 
-    def __call__(
+    def opened(self, line: EngineLine) -> None:
+        """There is a new link to an engine."""
+
+    def lost(self, line: EngineLine) -> None:
+        """The link to an engine is lost, and with it what was asked over it."""
+
+    def hear(self, line: EngineLine, news: EngineNews) -> None:
+        """An engine tells what it was asked for, over the link that there is."""
+
+    def choose(
         self, lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt
     ) -> EngineLine:
         """One of the lines that have a link, of which there is one at least."""
-        ...
+
+    def joins(self, line: EngineLine, message: SubmitRequest | PrefetchPrompt) -> None:
+        """What is asked goes where something is that it belongs to."""
+
+    def answered(self, asking: AskingId, *, is_last: bool) -> None:
+        """Tokens of an asking have come, or its last delta; told again, nothing happens."""
+
+    def route_of(self, asking: AskingId) -> Route | None:
+        """Why an asking goes where it goes, until it is answered; None if nothing was reckoned."""
 
 
 class EngineLines:
     """Owns: the lines to the engines of one model, by the engines' names."""
 
-    def __init__(self, choose: ChooseLine) -> None:
-        self._choose = choose
+    def __init__(self, choice: ChooseLine) -> None:
+        self._choice = choice
         self._lines: dict[str, EngineLine] = {}
 
     @property
@@ -130,6 +149,7 @@ class EngineLines:
         """Use a link to this engine from now on."""
         line = self._lines.setdefault(engine, EngineLine(engine))
         line.open(link)
+        self._choice.opened(line)
         return line
 
     def of(self, asking: AskingId) -> EngineLine | None:
@@ -142,7 +162,11 @@ class EngineLines:
         up = self.taking or self.up
         near = [line for line in up if any(line.has(asking) for asking in beside)]
         while up:
-            line = near.pop() if near else self._choose(up, message)
+            if near:
+                line = near.pop()
+                self._choice.joins(line, message)
+            else:
+                line = self._choice.choose(up, message)
             try:
                 return line.ask(message)
             except EngineDead:

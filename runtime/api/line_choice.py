@@ -1,17 +1,20 @@
-"""Which of several engines of one model gets a request. Pure."""
+"""Which of several engines of one model gets a request, where nothing is known of them."""
 
 import hashlib
 from collections.abc import Sequence
 
+from raydix.ids import AskingId
 from raydix.runtime.api.engine_line import EngineLine
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.routing import EngineNews
+from raydix.runtime.routing.events import Route
 
 _PREFIX_TOKENS = 256
 """The tokens at the beginning of a prompt that stand for what it shares with others."""
 
 
 def by_session(lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt) -> EngineLine:
-    """The engine whose turn the session's name draws, and the same as long as that is there.
+    """The engine whose turn the session's name draws, and the same as long as that is there. Pure.
 
     Without a session, what the prompt begins with stands for it. When an engine comes or goes, only
     what that one drew goes elsewhere (rendezvous hashing).
@@ -22,6 +25,35 @@ def by_session(lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPro
     salt = message.cache_salt or ""
     told = name.encode() if name is not None else message.token_ids[:_PREFIX_TOKENS].tobytes()
     return max(lines, key=lambda line: _draw(line.engine, salt, told))
+
+
+class SessionLines:
+    """Chooses by session, and follows no engine: there is but one, or nobody wants to know more."""
+
+    def opened(self, line: EngineLine) -> None:
+        """There is nothing to know of it."""
+
+    def lost(self, line: EngineLine) -> None:
+        """Nothing was known of it."""
+
+    def hear(self, line: EngineLine, news: EngineNews) -> None:
+        """Nobody has asked for it."""
+
+    def choose(
+        self, lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt
+    ) -> EngineLine:
+        """The engine that `by_session` names."""
+        return by_session(lines, message)
+
+    def joins(self, line: EngineLine, message: SubmitRequest | PrefetchPrompt) -> None:
+        """Nothing is counted."""
+
+    def answered(self, asking: AskingId, *, is_last: bool) -> None:
+        """Nothing was predicted."""
+
+    def route_of(self, asking: AskingId) -> Route | None:
+        """Nothing was reckoned."""
+        return None
 
 
 def _draw(engine: str, salt: str, told: bytes) -> bytes:

@@ -13,6 +13,7 @@ from raydix.runtime.api.pins import Pins
 from raydix.runtime.api.prompts import Prompt, variables_of
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.retention import hint_for, retention_of
+from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.api.sampling_params import SamplingParams
 
 
@@ -23,6 +24,11 @@ class ModelHandle(ABC):
         self._connection = connection
         self.pins = Pins(self)
         """Prompts whose pages stay in L2 for a while."""
+
+    @property
+    def routing_figures(self) -> RoutingFigures:
+        """Where requests went of those that were sent to one of several engines."""
+        return self._connection.routing_figures
 
     @abstractmethod
     async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:

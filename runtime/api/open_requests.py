@@ -17,6 +17,7 @@ from raydix.ids import AskingId, RequestId
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.request_stream import RequestStream
 from raydix.runtime.messages.client import SubmitRequest
+from raydix.runtime.routing.events import Route
 
 _LEAST_REST_S = 1e-3
 """What is left of a deadline that has passed: the engine says that it has."""
@@ -42,6 +43,7 @@ class OpenRequest:
         leave: Callable[["OpenRequest"], None],
         *,
         ends_s: float,
+        route: Route | None = None,
     ) -> None:
         """`leave`: what is to be done when the caller listens no more. `ends_s`: its deadline, by
         the monotonic clock; infinite for none.
@@ -49,6 +51,8 @@ class OpenRequest:
         self._submission = submission
         self._ends_s = ends_s
         self.stream = stream
+        self.route = route
+        """Why it was sent where it was sent first; None if nothing was reckoned."""
         self._on_news = on_news
         self._leave = leave
         self._is_noted = False
@@ -177,6 +181,11 @@ class RequestGroup(AbstractContextManager["RequestGroup"]):
     def is_over(self) -> bool:
         """The last news of every request has been taken."""
         return self._num_over == len(self._requests)
+
+    @property
+    def route(self) -> Route | None:
+        """Why the first request was sent where it was; None if nothing was reckoned."""
+        return self._requests[0].route if self._requests else None
 
     def add(self, open_request: Callable[[OnNews], OpenRequest]) -> None:
         """Open one more request; whatever that raises is raised."""

@@ -14,13 +14,14 @@ from raydix.runtime.api.model_handle import ModelHandle
 from raydix.runtime.api.request_options import check_switch
 from raydix.runtime.api.service_name import ServiceName, find_places
 from raydix.runtime.config.paths import require_absolute_l3
+from raydix.runtime.config.policies import RoutingPolicyName
 
 
 class AsyncService(ModelHandle):
     """A handle on several engines that serve one model, known by their names.
 
-    The requests of a session go to one engine, and those without a session by what their prompts
-    begin with, for as long as that engine is there. When it ends, its requests go on at another
+    A request goes where its first token is predicted to come soonest: by what each engine tells of
+    what it caches, and of what it has to do. When an engine ends, its requests go on at another
     one, which gives the tokens that it would have given; it is used again once it is back. The
     first named engine that answers decides which model it is; an engine of another one is left out,
     which the log says. Control calls go to all others, and their answers come by the engines'
@@ -33,12 +34,15 @@ class AsyncService(ModelHandle):
         engines: Sequence[str] | Mapping[str, str | None] | ServiceName,
         secret_file: str | Path | None = None,
         cluster: str | None = None,
+        routing: RoutingPolicyName | str = RoutingPolicyName.KV,
     ) -> None:
         """A handle that connects when first used; the arguments are those of `connect`."""
-        self._arguments = (engines, secret_file, cluster)
+        self._arguments = (engines, secret_file, cluster, routing)
+        policy = _routing_of(routing)
         if isinstance(engines, ServiceName):
             self.name = engines.name
-            super().__init__(EngineConnection([], partial(find_places, engines.name, cluster)))
+            members = partial(find_places, engines.name, cluster)
+            super().__init__(EngineConnection([], members, policy))
             return
         addresses = dict(engines if isinstance(engines, Mapping) else dict.fromkeys(engines))
         if isinstance(engines, str) or not addresses:
@@ -47,7 +51,7 @@ class AsyncService(ModelHandle):
                 "or as a dict that says at which HOST:PORT each listens."
             )
         places = [EnginePlace(each, at, secret_file, cluster) for each, at in addresses.items()]
-        super().__init__(EngineConnection(places))
+        super().__init__(EngineConnection(places, routing=policy))
         self.name = "+".join(addresses)
 
     @classmethod
@@ -68,13 +72,16 @@ class AsyncService(ModelHandle):
         *,
         secret_file: str | Path | None = None,
         cluster: str | None = None,
+        routing: RoutingPolicyName | str = RoutingPolicyName.KV,
     ) -> Self:
         """Reach running engines. Raises EngineDead if none of them can be reached.
 
         engines: their names, or for each the `HOST:PORT` where it listens, None if it is on this
-        host. secret_file, cluster: as of `AsyncLLM.connect`.
+        host. secret_file, cluster: as of `AsyncLLM.connect`. routing: how the engine of a request
+        is chosen: `kv`, where its first token is predicted to come soonest, `session` or
+        `round_robin`.
         """
-        reached = cls(engines, secret_file, cluster)
+        reached = cls(engines, secret_file, cluster, routing)
         await reached.connected()
         return reached
 
@@ -140,3 +147,12 @@ class AsyncService(ModelHandle):
         """The first answer that is one."""
         answers = await self._call_all(method, *arguments)
         return next((each for each in answers.values() if each is not None), None)
+
+
+def _routing_of(name: RoutingPolicyName | str) -> RoutingPolicyName:
+    """Raises BadRequest for a name of no policy."""
+    try:
+        return RoutingPolicyName(name)
+    except ValueError:
+        names = ", ".join(RoutingPolicyName)
+        raise BadRequest(f"routing is {name!r}; expected one of {names}.") from None

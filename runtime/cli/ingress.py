@@ -26,6 +26,7 @@ from raydix.runtime.cli.options import Address
 from raydix.runtime.cli.serve import LogJson
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.paths import model_label
+from raydix.runtime.config.policies import RoutingPolicyName
 
 if TYPE_CHECKING:
     from raydix.runtime.api.service import AsyncService
@@ -51,6 +52,15 @@ IngressDrainS = Annotated[
     float,
     typer.Option("--drain-s", min=0.0, help="Seconds for requests to end after Ctrl-C."),
 ]
+RoutingOption = Annotated[
+    RoutingPolicyName,
+    typer.Option(
+        "--routing",
+        help="How the engine of a request is chosen: kv, by what each caches and has to do; "
+        "session, by the session's name or how the prompt begins; round_robin, one after the "
+        "other.",
+    ),
+]
 
 
 def ingress(
@@ -62,17 +72,19 @@ def ingress(
     keys: KeyFile = None,
     model_name: ModelName = None,
     cors_origins: CorsOrigins = None,
+    routing: RoutingOption = RoutingPolicyName.KV,
     drain_s: IngressDrainS = DRAIN_S,
     log_json: LogJson = False,
 ) -> None:
     """Serve HTTP for several engines of one model until Ctrl-C.
 
     The first named engine that answers decides which model it is; those of others are left out. A
-    session stays with one engine. If an engine ends, its streams go on at another one; once it is
+    request goes to the engine whose first token is predicted to come soonest, by what it caches
+    and has to do. If an engine ends, its streams go on at another one; once it is
     back, it is used again. Any number of ingresses may serve the same engines.
     """
     options = HttpOptions(http, None, keys, model_name, tuple(cors_origins or ()))
-    service = service_of(engines, address, secret_file)
+    service = service_of(engines, address, secret_file, routing)
     require_packages(options)
     with (
         logging_to_console(format_json if log_json else format_text, "ingress"),
@@ -82,7 +94,10 @@ def ingress(
 
 
 def service_of(
-    engines: list[str], cluster: str | None, secret_file: "SecretFile"
+    engines: list[str],
+    cluster: str | None,
+    secret_file: "SecretFile",
+    routing: RoutingPolicyName = RoutingPolicyName.KV,
 ) -> "AsyncService":
     """The handle on engines that are named so. Raises ConfigError."""
     from raydix.runtime.api.service import AsyncService
@@ -92,7 +107,7 @@ def service_of(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"{', '.join(twice)} is named twice; expected each engine once.")
-    return AsyncService(dict(places), secret_file, cluster)
+    return AsyncService(dict(places), secret_file, cluster, routing)
 
 
 async def _serve_until_stopped(

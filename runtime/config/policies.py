@@ -112,3 +112,15 @@ class ReasoningFormatName(StrEnum):
     KIMI = "kimi"
     MISTRAL = "mistral"
     HARMONY = "harmony"
+
+
+class RoutingPolicyName(StrEnum):
+    """How one of several engines is chosen for a request."""
+
+    KV = "kv"
+    """Where its first token is predicted to come soonest, by what each engine holds and has to do.
+    """
+    SESSION = "session"
+    """Where the session's name says, or else what the prompt begins with."""
+    ROUND_ROBIN = "round_robin"
+    """One after the other."""

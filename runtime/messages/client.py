@@ -14,6 +14,7 @@ from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.plan import DeviceSampling, PromptLogprobs, TokenLogprobs
 from raydix.runtime.messages.retention import Retention
+from raydix.runtime.messages.routing import FollowEngine
 
 
 class FinishReason(StrEnum):
@@ -146,7 +147,13 @@ class StopRequest:
 
 
 FromClient = (
-    SubmitRequest | PrefetchPrompt | UnpinPrompt | RetainSession | AbortRequest | StopRequest
+    SubmitRequest
+    | PrefetchPrompt
+    | UnpinPrompt
+    | RetainSession
+    | AbortRequest
+    | StopRequest
+    | FollowEngine
 )
 """What a client says to the Scheduler."""
 

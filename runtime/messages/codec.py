@@ -42,6 +42,7 @@ from raydix.runtime.messages.plan import (
 )
 from raydix.runtime.messages.pulls import OpenStreams, PullPages, TellKeys
 from raydix.runtime.messages.retention import RetainObjects
+from raydix.runtime.messages.routing import EngineNews, FollowEngine
 from raydix.runtime.messages.schema import schema_digest
 
 Message = (
@@ -52,7 +53,9 @@ Message = (
     | UnpinPrompt
     | AbortRequest
     | StopRequest
+    | FollowEngine
     | TokenFrame
+    | EngineNews
     | KvNews
     | StepPlan
     | StepResult

@@ -33,11 +33,20 @@ def _described(hint: Any) -> str:
         return str(hint)
     if issubclass(hint, Enum):
         return f"{hint.__name__}{[member.value for member in hint]}"
-    if is_dataclass(hint) or issubclass(hint, msgspec.Struct):
+    names = _field_names(hint)
+    if names is not None:
         hints = get_type_hints(hint)
-        names = (
-            [each.name for each in fields(hint)] if is_dataclass(hint) else hint.__struct_fields__
-        )
         inner = (f"{name}: {_described(hints[name])}" for name in names)
         return f"{hint.__name__}({', '.join(inner)})"
     return hint.__name__
+
+
+def _field_names(cls: type) -> list[str] | None:
+    """The fields of what is made of several values, in order; None for a single value."""
+    if is_dataclass(cls):
+        return [each.name for each in fields(cls)]
+    if issubclass(cls, msgspec.Struct):
+        return list(cls.__struct_fields__)
+    # Those of a named tuple.
+    names: tuple[str, ...] | None = getattr(cls, "_fields", None)
+    return None if names is None else list(names)

@@ -4,24 +4,16 @@ A node is numbered when it is found. Its number never comes again, so what is st
 has gone is stale, and concerns nobody who has come back under its name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from raydix.ids import NodeId, RequestId
-from raydix.runtime.messages.kv_events import KvNews, Tier
-from raydix.runtime.messages.line import Line
+from raydix.runtime.messages.kv_events import KvNews
+from raydix.runtime.messages.routing import NodeReport
 
-
-@dataclass(frozen=True, slots=True)
-class CacheSize:
-    """How many pages a tier of a node holds at most.
-
-    There is none of what storage holds: all nodes reach it alike.
-    """
-
-    tier: Tier
-    lane: int | None
-    """The lane whose L1 it is; None for the tier that all lanes share."""
-    max_pages: int
+ROUTED_TIERS = ("l1", "l2", "peer")
+"""Where a prompt's tokens are expected to come from, if they are not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +22,6 @@ class NodeFound:
 
     node: NodeId
     name: str
-    sizes: tuple[CacheSize, ...]
-    group: int = 0
-    """The KV group by which prompts are found: one that keeps all pages, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +50,14 @@ class NodeNews:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    """What a node has to do, and how quickly it does that. An older one is stale."""
+class NodeReported:
+    """What the node tells of its load."""
 
     node: NodeId
-    num_seen: int
-    """How many of the requests that this ingress has sent to the node are part of what follows."""
-    busy_s: float
-    """The time that a request waits there for others."""
-    num_requests: int
-    """How many are there."""
-    arrivals_per_s: float
-    """How many requests have come of late, per second."""
-    busy_fraction: float
-    """The part of the time in which it has computed prompts of late: 0 to 1."""
-    num_ingresses: int
-    """How many ingresses send requests there, this one included: of others it hears by reports."""
-    prefill: Line
-    """The time to compute tokens of a prompt."""
-    load: Line
-    """The time to load pages from L2 to L1."""
-    pull: Line | None
-    """The time to fetch pages from another node; None: that is not possible."""
-    interval_s: float
-    """The time until the next report."""
+    report: NodeReport
 
 
-NodeEvent = NodeFound | NodeGone | FollowingBegun | NodeNews | NodeReport
+NodeEvent = NodeFound | NodeGone | FollowingBegun | NodeNews | NodeReported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +65,8 @@ class Asking:
     """A request that is to be sent to a node."""
 
     request_id: RequestId
-    keys: bytes
-    """Keys of the full pages of its prompt, 32 bytes each."""
+    keys: Mapping[int, bytes]
+    """Keys of the full pages of its prompt, 32 bytes each, by each page size of the nodes."""
     num_tokens: int
     """The length of its prompt."""
     session_id: str | None = None
@@ -114,17 +84,21 @@ class Route:
     """The predicted time to its first token."""
     num_cached_tokens: int
     """How many of its tokens are there already, or will be when its turn comes."""
+    num_near_tokens: int
+    """How many of them need not be loaded from L2."""
     num_pulled_tokens: int
     """How many of its tokens another node has, from which they come sooner than computed."""
 
     @property
+    def tokens_by_tier(self) -> dict[str, int]:
+        """How many of its tokens are expected to come from each tier that is not computed."""
+        num_loaded = self.num_cached_tokens - self.num_near_tokens
+        nums = (self.num_near_tokens, num_loaded, self.num_pulled_tokens)
+        return dict(zip(ROUTED_TIERS, nums, strict=True))
+
+    @property
     def header(self) -> str:
-        """The value of a response's header `x-raydix-route`."""
-        parts = [
-            f"node={self.name}",
-            f"predicted_ms={1000 * self.first_token_s:.0f}",
-            f"cached={self.num_cached_tokens}",
-        ]
-        if self.num_pulled_tokens:
-            parts.append(f"pulled={self.num_pulled_tokens}")
+        """The value of a response's header `x-raydix-routing`."""
+        tiers = [f"{tier}={tokens}" for tier, tokens in self.tokens_by_tier.items()]
+        parts = [f"engine={quote(self.name)}", f"predicted_s={self.first_token_s:.3f}", *tiers]
         return ", ".join(parts)

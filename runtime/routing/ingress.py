@@ -4,6 +4,7 @@ Ingresses say nothing to each other: each follows the same nodes, and hears of t
 others in their reports.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from raydix.ids import NodeId, RequestId
@@ -14,26 +15,13 @@ from raydix.runtime.routing.events import (
     NodeFound,
     NodeGone,
     NodeNews,
-    NodeReport,
+    NodeReported,
     Route,
 )
-from raydix.runtime.routing.key_filter import words_of
+from raydix.runtime.routing.key_filter import Words, words_of
 from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.routing.node import Holding, Need, Node
 from raydix.runtime.routing.policies import RoutingPolicy
-
-
-@dataclass(slots=True)
-class RoutingFigures:
-    """Counts of one ingress since it began."""
-
-    num_routed: int = 0
-    num_first_tokens: int = 0
-    """First tokens that have come of what was routed."""
-    first_token_s: float = 0.0
-    """The time that they took, summed up."""
-    error_s: float = 0.0
-    """Seconds by which predictions were wrong, in either direction, summed up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +30,26 @@ class _Sent:
     sent_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A node that can be asked, and what it has of a prompt."""
+
+    number: NodeId
+    node: Node
+    page_size: int
+    holding: Holding
+
+
 class Ingress:
     """Owns: the nodes that one ingress knows, and the requests it has sent whose first token has
     not come.
     """
 
-    def __init__(self, policy: RoutingPolicy, *, page_size: int) -> None:
+    def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
-        self._page_size = page_size
         self._nodes: dict[NodeId, Node] = {}
         self._sent: dict[RequestId, _Sent] = {}
         self._last_nodes = LastPlaces()
-        self.figures = RoutingFigures()
 
     def handle(self, event: NodeEvent, now_s: float) -> tuple[RequestId, ...]:
         """Follow what is told of a node; what concerns one that is not known is stale.
@@ -73,8 +69,8 @@ class Ingress:
                 node.begin_following()
             case NodeNews():
                 node.follow(event.news)
-            case NodeReport():
-                node.hear(event, now_s)
+            case NodeReported():
+                node.hear(event.report, now_s)
             case NodeGone():
                 del self._nodes[event.node]
                 lost = [name for name, sent in self._sent.items() if sent.route.node == event.node]
@@ -83,49 +79,76 @@ class Ingress:
                 return tuple(lost)
         return ()
 
-    def route(self, asking: Asking, now_s: float) -> Route | None:
-        """Choose a node for a request, and count it there; None: no node can be asked now."""
-        known = [(number, node) for number, node in self._nodes.items() if node.is_known()]
-        if not known:
-            return None
-        # The last token is computed in any case, and with it its page.
-        num_pages = max(0, asking.num_tokens - 1) // self._page_size
-        words = words_of(asking.keys)[:num_pages]
-        needs = self._needs(asking, [(node, node.find(words)) for _, node in known], now_s)
+    @property
+    def page_sizes(self) -> frozenset[int]:
+        """The page sizes of the nodes that have reported."""
+        sizes = (node.page_size for node in self._nodes.values())
+        return frozenset(size for size in sizes if size is not None)
 
+    def num_keys(self, node: NodeId) -> int:
+        """How many pages are known of a node that is there, in all its tiers."""
+        return self._nodes[node].num_keys
+
+    def route_of(self, request_id: RequestId) -> Route | None:
+        """Where a request was sent, as long as its first token has not come."""
+        sent = self._sent.get(request_id)
+        return None if sent is None else sent.route
+
+    def note_sent(self, node: NodeId) -> None:
+        """A request is sent to a node that was not chosen here: those of all are counted there."""
+        if node in self._nodes:
+            self._nodes[node].note_sent()
+
+    def route(
+        self, asking: Asking, now_s: float, among: Collection[NodeId] | None = None
+    ) -> Route | None:
+        """Choose a node for a request, and count it there; None: no node can be asked now.
+
+        `among`: the nodes that can be asked, as far as is known here; None: all of them.
+        """
+        found = [
+            _Found(number, node, node.page_size, node.find(_usable_words(asking, node.page_size)))
+            for number, node in self._nodes.items()
+            if node.page_size is not None and (among is None or number in among)
+        ]
+        if not found:
+            return None
+        needs = _needs(asking, found, now_s)
         last = self._last_nodes.place_of(asking.session_id)
         places = [
-            replace(need.place, is_preferred=number == last)
-            for (number, _), need in zip(known, needs, strict=True)
+            replace(need.place, is_preferred=each.number == last)
+            for each, need in zip(found, needs, strict=True)
         ]
-        chosen = self._policy.choose(asking, [node.name for _, node in known], places)
-        (number, node), need = known[chosen], needs[chosen]
+        index = self._policy.choose(asking, [each.node.name for each in found], places)
+        chosen, need = found[index], needs[index]
         if asking.session_id is not None:
-            self._last_nodes.remember(asking.session_id, number)
+            self._last_nodes.remember(asking.session_id, chosen.number)
 
         self.release(asking.request_id)
+        words, page_size = _usable_words(asking, chosen.page_size), chosen.page_size
         route = Route(
-            node=number,
-            name=node.name,
-            number=node.book(asking.request_id, words, need, now_s),
+            node=chosen.number,
+            name=chosen.node.name,
+            number=chosen.node.book(asking.request_id, words, need, now_s),
             first_token_s=need.place.first_token_s,
-            num_cached_tokens=need.num_cached_pages * self._page_size,
-            num_pulled_tokens=need.num_pulled_pages * self._page_size,
+            num_cached_tokens=need.num_cached_pages * page_size,
+            num_near_tokens=need.place.num_near_pages * page_size,
+            num_pulled_tokens=need.num_pulled_pages * page_size,
         )
         self._sent[asking.request_id] = _Sent(route, now_s)
-        self.figures.num_routed += 1
         return route
 
-    def note_first_token(self, request_id: RequestId, now_s: float) -> None:
-        """The first token of a request has come, which shows how wrong the prediction was."""
+    def note_first_token(self, request_id: RequestId, now_s: float) -> float | None:
+        """The first token of a request has come, which shows how wrong the prediction was.
+
+        Returns by how many seconds it was later than predicted; None if nobody waits for it.
+        """
         sent = self._sent.get(request_id)
         if sent is None:
-            return
+            return None
         took_s = now_s - sent.sent_s
-        self.figures.num_first_tokens += 1
-        self.figures.first_token_s += took_s
-        self.figures.error_s += abs(took_s - sent.route.first_token_s)
         self.release(request_id)
+        return took_s - sent.route.first_token_s
 
     def release(self, request_id: RequestId) -> None:
         """A request has ended, or its first token has come; others change nothing."""
@@ -133,25 +156,34 @@ class Ingress:
         if sent is not None and (node := self._nodes.get(sent.route.node)) is not None:
             node.release(request_id)
 
-    def _needs(self, asking: Asking, found: list[tuple[Node, Holding]], now_s: float) -> list[Need]:
-        """What it takes to serve a request on each of these nodes."""
-        most = Holding(
-            num_near=max(holding.num_near for _, holding in found),
-            num_held=max(holding.num_held for _, holding in found),
-            num_there=max(holding.num_there for _, holding in found),
-        )
-        return [
-            node.need(
-                holding,
-                num_tokens=asking.num_tokens,
-                page_size=self._page_size,
-                elsewhere=most,
-                now_s=now_s,
-            )
-            for node, holding in found
-        ]
-
     def check(self) -> None:
         """Raise AccountingError unless every owner's figures agree."""
         for node in self._nodes.values():
             node.check()
+
+
+def _usable_words(asking: Asking, page_size: int) -> Words:
+    """The words of the pages that a cache can serve: the last token is computed in any case."""
+    num_pages = max(0, asking.num_tokens - 1) // page_size
+    return words_of(asking.keys.get(page_size, b""))[:num_pages]
+
+
+def _needs(asking: Asking, found: Sequence[_Found], now_s: float) -> list[Need]:
+    """What it takes to serve a request on each of these nodes."""
+    most = {
+        page_size: Holding(
+            num_near=max(each.holding.num_near for each in found if each.page_size == page_size),
+            num_held=max(each.holding.num_held for each in found if each.page_size == page_size),
+            num_there=max(each.holding.num_there for each in found if each.page_size == page_size),
+        )
+        for page_size in {each.page_size for each in found}
+    }
+    return [
+        each.node.need(
+            each.holding,
+            num_tokens=asking.num_tokens,
+            elsewhere=most[each.page_size],
+            now_s=now_s,
+        )
+        for each in found
+    ]

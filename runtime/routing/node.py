@@ -24,16 +24,18 @@ from raydix.runtime.messages.kv_events import (
     TierCleared,
 )
 from raydix.runtime.messages.line import Line
+from raydix.runtime.messages.routing import NodeReport
 from raydix.runtime.routing.choice import Place
-from raydix.runtime.routing.events import NodeFound, NodeReport
-from raydix.runtime.routing.key_filter import KeyFilter, Words, words_of
+from raydix.runtime.routing.events import NodeFound
+from raydix.runtime.routing.growing_filter import GrowingFilter
+from raydix.runtime.routing.key_filter import Words, words_of
 from raydix.runtime.routing.load_average import AVERAGED_S
 
 _TIMES_COMPUTED = 2.0
 """What is computed takes the room of as many other pages, which have to be computed again, too, if
 anybody comes back to them.
 """
-_Keys = dict[tuple[Tier, int | None], KeyFilter]
+_Keys = dict[tuple[Tier, int | None], GrowingFilter]
 """The pages of each tier, and lane."""
 
 
@@ -73,8 +75,6 @@ class Node:
 
     def __init__(self, found: NodeFound) -> None:
         self.name = found.name
-        self._sizes = {(size.tier, size.lane): size for size in found.sizes}
-        self._group = found.group
         self._keys: _Keys = {}
         self._told: _Keys | None = None
         """The keys as they are told anew, until that is whole."""
@@ -122,9 +122,10 @@ class Node:
         self._brought = []
         self._count_unseen()
 
-    def is_known(self) -> bool:
-        """Whether it has reported, so that something can be predicted."""
-        return self._report is not None
+    @property
+    def page_size(self) -> int | None:
+        """Tokens per page; None: it has not reported yet, and nothing can be predicted."""
+        return None if self._report is None else self._report.page_size
 
     def find(self, words: Words) -> Holding:
         """How much of a prompt is there; `words` are those of its keys."""
@@ -139,9 +140,7 @@ class Node:
         # What is computed there before is in L1 then.
         return Holding(num_near + num_there - num_held, num_held, num_there)
 
-    def need(
-        self, holding: Holding, *, num_tokens: int, page_size: int, elsewhere: Holding, now_s: float
-    ) -> Need:
+    def need(self, holding: Holding, *, num_tokens: int, elsewhere: Holding, now_s: float) -> Need:
         """What it takes to serve a prompt of which the node has `holding`.
 
         `elsewhere`: the most that any node has of it. Raises ValueError before the first report.
@@ -149,7 +148,7 @@ class Node:
         report = self._report
         if report is None:
             raise ValueError(f"node {self.name} has not reported yet; ask only nodes that have")
-        num_there = holding.num_there
+        page_size, num_there = report.page_size, holding.num_there
         load_s = _predict_s(report.load, num_there - holding.num_near)
         num_missing = num_tokens - num_there * page_size
         fetch_s, num_pulled = 0.0, max(0, elsewhere.num_held - num_there)
@@ -173,7 +172,7 @@ class Node:
     def book(self, request_id: RequestId, words: Words, need: Need, now_s: float) -> int:
         """Count a request that is sent to the node; returns its number, from 1 on."""
         self.release(request_id)
-        self._num_sent += 1
+        self.note_sent()
         coming = tuple(words[need.num_cached_pages :].tolist())
         for word in coming:
             self._coming.setdefault(word, request_id)
@@ -181,6 +180,10 @@ class Node:
         self._bookings[request_id] = _Booking(self._num_sent, need.place.own_s, due_s, coming)
         self._count_unseen()
         return self._num_sent
+
+    def note_sent(self) -> None:
+        """One more request is sent to the node, which will tell how many of them it has seen."""
+        self._num_sent += 1
 
     def release(self, request_id: RequestId) -> None:
         """The prompt of a request has been computed, or never will be; others change nothing."""
@@ -206,17 +209,14 @@ class Node:
         self._num_unseen, self._unseen_s = len(unseen), sum(unseen)
 
     def _follow(self, event: KvEvent, keys: _Keys) -> None:
-        """Follow one event; what concerns another KV group, or no tier of the node, is passed."""
+        """Follow one event."""
         place = event.tier, event.lane
         match event:
             case TierCleared():
                 keys.pop(place, None)
-            case PagesStored() | PagesRemoved() if event.group != self._group:
-                pass
             case PagesStored():
-                if place in self._sizes:
-                    held = keys.setdefault(place, KeyFilter(self._sizes[place].max_pages))
-                    held.add(words_of(event.keys, MIRROR_KEY_BYTES))
+                held = keys.setdefault(place, GrowingFilter())
+                held.add(words_of(event.keys, MIRROR_KEY_BYTES))
             case PagesRemoved():
                 if place in keys:
                     keys[place].remove(words_of(event.keys, MIRROR_KEY_BYTES))

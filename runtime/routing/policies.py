@@ -2,10 +2,15 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
+from raydix.runtime.cache.page_key import KEY_BYTES
+from raydix.runtime.config.policies import RoutingPolicyName
 from raydix.runtime.routing.choice import Place, choose_place
 from raydix.runtime.routing.events import Asking
+
+_PREFIX_TOKENS = 256
+"""The tokens at the beginning of a prompt that stand for what it shares with others."""
 
 
 class RoutingPolicy(Protocol):
@@ -32,7 +37,7 @@ class SessionHash:
 
     def choose(self, asking: Asking, names: Sequence[str], places: Sequence[Place]) -> int:
         """The node with the highest draw."""
-        session = asking.keys[:32] if asking.session_id is None else asking.session_id.encode()
+        session = _beginning(asking) if asking.session_id is None else asking.session_id.encode()
 
         def draw(index: int) -> bytes:
             return hashlib.sha256(names[index].encode() + b"\x00" + session).digest()
@@ -50,3 +55,25 @@ class RoundRobin:
         """One after the other."""
         self._num_chosen += 1
         return (self._num_chosen - 1) % len(names)
+
+
+def policy_of(name: RoutingPolicyName) -> RoutingPolicy:
+    """The policy of this name."""
+    match name:
+        case RoutingPolicyName.KV:
+            return SoonestNode()
+        case RoutingPolicyName.SESSION:
+            return SessionHash()
+        case RoutingPolicyName.ROUND_ROBIN:
+            return RoundRobin()
+        case _:
+            assert_never(name)
+
+
+def _beginning(asking: Asking) -> bytes:
+    """What stands for how a prompt begins; of one without a full page its own name."""
+    for page_size, keys in asking.keys.items():
+        stop = KEY_BYTES * max(1, _PREFIX_TOKENS // page_size)
+        if keys:
+            return keys[:stop][-KEY_BYTES:]
+    return asking.request_id.encode()

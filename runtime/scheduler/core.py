@@ -3,7 +3,7 @@
 from typing import Any, assert_never
 
 from raydix.ids import RequestId
-from raydix.runtime.messages import client
+from raydix.runtime.messages import client, routing
 from raydix.runtime.scheduler import checks, events, figures
 from raydix.runtime.scheduler.counters import Count, Counters, Timings
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
@@ -15,6 +15,7 @@ from raydix.runtime.scheduler.life.admission_turns import AdmissionTurns
 from raydix.runtime.scheduler.life.attempts import Attempts
 from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
+from raydix.runtime.scheduler.life.expiry import Expiry
 from raydix.runtime.scheduler.life.explanations import Explanations
 from raydix.runtime.scheduler.life.facts import Looks
 from raydix.runtime.scheduler.life.grammars import Grammars
@@ -35,6 +36,7 @@ from raydix.runtime.scheduler.ranks.expert_events import on_experts_planned
 from raydix.runtime.scheduler.ranks.lanes import make_lanes
 from raydix.runtime.scheduler.ranks.step_group import step_groups
 from raydix.runtime.scheduler.rates import Rates
+from raydix.runtime.scheduler.routing_news import RoutingNews
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.fetch_choice import FetchChoice
 from raydix.runtime.scheduler.sources.kv_source import KvSource
@@ -45,9 +47,6 @@ from raydix.runtime.scheduler.steps.planning import Planner
 from raydix.runtime.scheduler.steps.step_results import StepResults
 from raydix.runtime.scheduler.steps.transfer_results import TransferResults
 from raydix.runtime.scheduler.timers import Timers
-
-_MAX_DUE = 256
-"""The most deadlines that one tick looks at; if more are due, the next tick comes at once."""
 
 
 class SchedulerCore:
@@ -88,17 +87,26 @@ class SchedulerCore:
         self._grammars = Grammars(
             requests=self._requests, life=self._life, endings=self._endings, outbox=self._outbox
         )
+        self._expiry = Expiry(self._requests, self._lanes, self._endings, self._timers)
         self._flush = L1Flush(self._lanes, self._pieces, self._outbox)
         self._hints = self._make_hints()
         self._submission = self._make_submission()
         self._placing = self._make_placing()
         self._host = self._make_host_messages()
         self._ranks = self._make_rank_events()
-        self._late_ranks = self._make_late_ranks()
+        self._late_ranks = LateRanks(
+            settings,
+            lanes=self._lanes,
+            step_groups=self._step_groups,
+            rates=self._rates,
+            outbox=self._outbox,
+            timers=self._timers,
+        )
         self._planner = self._make_planner()
         self._followers = Followers(
             settings, self._page_news, self._lanes, self._source.view, self._outbox
         )
+        self._routing_news = self._make_routing_news()
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event; the effects are to be carried out in order."""
@@ -129,6 +137,7 @@ class SchedulerCore:
 
         if self._page_news.has_more and self._followers.tell():
             self._timers.add(now_s)
+        self._routing_news.tell(now_s)
         # Plans go first, over links of their own: devices may wait for them.
         return [*sent, *self._outbox.take()]
 
@@ -174,6 +183,7 @@ class SchedulerCore:
         checks.check_requests(self._requests, self._lanes, self._source, self._timers)
         self._life.retention.check()
         self._grammars.check()
+        self._page_news.keys.check()
         if self.is_idle:
             checks.check_idle(self._lanes, self._source)
 
@@ -184,6 +194,7 @@ class SchedulerCore:
             case events.ClientGone():
                 self._endings.orphan(event.client_id)
                 self._hints.drop_all(event.client_id)
+                self._routing_news.forget(event.client_id)
             case events.RankAttached():
                 self._ranks.attach(event)
             case events.RankMessage():
@@ -215,11 +226,14 @@ class SchedulerCore:
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
         match event.message:
             case client.SubmitRequest():
+                self._routing_news.note_request(event.client_id, now_s)
                 self._submission.submit(event.client_id, event.message, now_s)
             case client.PrefetchPrompt() | client.UnpinPrompt():
                 self._hints.take(event.client_id, event.message)
             case client.RetainSession():
                 self._life.retention.hint(event.message)
+            case routing.FollowEngine():
+                self._routing_news.ask(event.client_id, now_s)
             case client.AbortRequest() | client.StopRequest():
                 self._hints.abort(event.client_id, event.message)
                 self._endings.stop(event.client_id, event.message)
@@ -233,22 +247,21 @@ class SchedulerCore:
         answered.
         """
         self._pieces.advance()
-        self._expire(now_s)
+        self._expiry.advance(now_s)
         self._host.time_out(now_s)
         self._late_ranks.condemn(now_s)
 
-    def _expire(self, now_s: float) -> None:
-        """End requests whose deadline has passed, and look again at those that waited until now."""
-        for entry in self._timers.take_due(now_s, _MAX_DUE):
-            request = None if entry is None else self._requests.living.get(entry[0])
-            # The name may belong to a later request by now.
-            if entry is None or request is None or request.serial != entry[1]:
-                continue
-
-            if request.deadline_s is not None and request.deadline_s <= now_s:
-                self._endings.expire(request)
-            else:
-                self._lanes[request.lane].waiting.wake(request)
+    def _make_routing_news(self) -> RoutingNews:
+        return RoutingNews(
+            self.settings,
+            keys=self._page_news.keys,
+            requests=self._requests,
+            lanes=self._lanes,
+            source=self._source,
+            rates=self._rates,
+            timers=self._timers,
+            outbox=self._outbox,
+        )
 
     def _make_hints(self) -> Hints:
         return Hints(
@@ -330,16 +343,6 @@ class SchedulerCore:
             endings=self._endings,
             outbox=self._outbox,
             counters=self._counters,
-        )
-
-    def _make_late_ranks(self) -> LateRanks:
-        return LateRanks(
-            self.settings,
-            lanes=self._lanes,
-            step_groups=self._step_groups,
-            rates=self._rates,
-            outbox=self._outbox,
-            timers=self._timers,
         )
 
     def _make_planner(self) -> Planner:

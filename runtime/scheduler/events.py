@@ -10,6 +10,7 @@ from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.kv_events import KvEvent
 from raydix.runtime.messages.plan import FromRank, StepPlan
+from raydix.runtime.messages.routing import EngineNews
 from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
 
 
@@ -209,6 +210,14 @@ class TellFollower:
     """Whether it has been told by then of all that there was when it came."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendNews:
+    """Tell a client that routes what it has asked for: once for each time that it asks."""
+
+    client_id: ClientId
+    news: EngineNews
+
+
 class KillCause(Enum):
     """Why a rank's process is to end."""
 
@@ -269,6 +278,7 @@ Effect = (
     | SendClient
     | SendTokens
     | TellFollower
+    | SendNews
     | KillRank
     | PlanExperts
     | CompileGrammar

@@ -27,11 +27,10 @@ class Followers:
         self._outbox = outbox
 
     def take(self, event: FollowerAttached | FollowerLost) -> None:
-        """Take a follower in, or forget it. Without `tells_pages` none is told anything."""
+        """Take a follower in, or forget it."""
         match event:
             case FollowerAttached():
-                if self._settings.tells_pages:
-                    self._news.begin(event.connection, self._state())
+                self._news.begin(event.connection, self._state())
             case FollowerLost():
                 self._news.end(event.connection)
 

@@ -14,6 +14,7 @@ from raydix.runtime.messages.kv_events import (
     TierCleared,
 )
 from raydix.runtime.scheduler.events import TellFollower
+from raydix.runtime.scheduler.key_news import KeyNews
 
 _PIECE_BYTES = 256 << 10
 """The keys and tokens that a follower is told with one event, unless one alone has more."""
@@ -28,6 +29,8 @@ class PageNews:
     """
 
     def __init__(self) -> None:
+        self.keys = KeyNews()
+        """What clients that route are told of the same, when they ask."""
         self._left: dict[ConnectionId, deque[KvEvent]] = {}
         """What each follower is still to be told, but for the latest changes."""
         self._changes: list[KvEvent] = []
@@ -37,7 +40,7 @@ class PageNews:
     @property
     def is_followed(self) -> bool:
         """Whether anybody is to be told of changes."""
-        return bool(self._left)
+        return bool(self._left) or self.keys.is_followed
 
     @property
     def has_more(self) -> bool:
@@ -57,7 +60,7 @@ class PageNews:
 
     def note(self, event: KvEvent) -> None:
         """Note a change of what is followed."""
-        if self._left:
+        if self.is_followed:
             self._changes.append(event)
 
     def note_shared(
@@ -91,6 +94,7 @@ class PageNews:
         changes, self._changes = tuple(self._changes), []
         for connection in self._behind:
             self._left[connection].extend(changes)
+        self.keys.note(changes)
         return changes
 
 

@@ -83,8 +83,6 @@ class SchedulerSettings:
     max_keep_s: float = 3600.0
     """Seconds for which a hint counts at most."""
     prefix_caching: bool = True
-    tells_pages: bool = False
-    """Whether others may follow which pages the caches have."""
     few_pages_part: int = 256
     """The most pages of a pool that are published late together, or evicted ahead of need together:
     one in so many of the pool.

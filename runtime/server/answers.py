@@ -1,15 +1,16 @@
 """JSON answers and how they are written."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import Response
 from pydantic import BaseModel
 
 
-def json_answer(value: BaseModel) -> Response:
+def json_answer(value: BaseModel, headers: Mapping[str, str] | None = None) -> Response:
     """An answer by its model, written once: FastAPI would check and convert it again."""
-    return Response(value.model_dump_json(), media_type="application/json")
+    return Response(value.model_dump_json(), media_type="application/json", headers=headers)
 
 
 def json_figures(values: dict[str, Any]) -> Response:

@@ -98,8 +98,9 @@ def anthropic_routes(served: Served) -> APIRouter:
         answer = _Answer(served, generation, writer)
         if body.stream:
             opening = partial(open_choices, served.engine, generation)
-            return EventStream(opening, _Events(writer))
-        return json_answer(await while_connected(request.receive, answer.whole()))
+            return EventStream(opening, _Events(writer), generation.headers)
+        whole = await while_connected(request.receive, answer.whole())
+        return json_answer(whole, generation.headers)
 
     @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=_REFUSALS)
     async def count_tokens(body: CountRequest, request: Request) -> Response:

@@ -19,6 +19,7 @@ from raydix.runtime.server.http_metrics import CountRequests, HttpMetrics, metri
 from raydix.runtime.server.key_check import KeyCheck
 from raydix.runtime.server.keys import KeyJudge
 from raydix.runtime.server.responses import response_routes
+from raydix.runtime.server.routing_metrics import RoutingCollector
 from raydix.runtime.server.served import Served
 from raydix.runtime.server.sessions import session_routes
 from raydix.runtime.server.status import status_routes
@@ -41,6 +42,7 @@ def build_app(
     """
     served = Served(engine, model_name, int(wall_clock()), wall_clock)
     metrics = HttpMetrics(replica)
+    metrics.registry.register(RoutingCollector(engine, replica))
     app = FastAPI(
         title="Raydix",
         version=raydix.__version__,

@@ -236,8 +236,10 @@ def chat_routes(served: Served) -> APIRouter:
 
         answer = _Answer(served, body, generation, reader, served.now())
         if body.stream:
-            return EventStream(partial(open_choices, served.engine, generation), _Events(answer))
-        return json_answer(await while_connected(request.receive, answer.whole()))
+            opening = partial(open_choices, served.engine, generation)
+            return EventStream(opening, _Events(answer), generation.headers)
+        whole = await while_connected(request.receive, answer.whole())
+        return json_answer(whole, generation.headers)
 
     return router
 

@@ -193,7 +193,8 @@ def completion_routes(served: Served) -> APIRouter:
         answer = _Answer(served, body, generation, served.now())
         if body.stream:
             opening = partial(open_choices, served.engine, generation)
-            return EventStream(opening, _Events(answer))
-        return json_answer(await while_connected(request.receive, answer.whole()))
+            return EventStream(opening, _Events(answer), generation.headers)
+        whole = await while_connected(request.receive, answer.whole())
+        return json_answer(whole, generation.headers)
 
     return router

@@ -5,12 +5,18 @@ from typing import Any, Protocol
 
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.model_limits import ModelLimits
+from raydix.runtime.api.routing_figures import RoutingFigures
 
 
 class ServedEngine(Protocol):
     """The part of `AsyncLLM` that the server uses; its docstrings hold here, too."""
 
     name: str
+
+    @property
+    def routing_figures(self) -> RoutingFigures:
+        """Where requests went of those that were sent to one of several engines."""
+        ...
 
     async def connected(self) -> EngineClient:
         """The open connection, for requests and for text; a new one if there is none."""

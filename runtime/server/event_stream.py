@@ -78,9 +78,14 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, open_choices: Callable[[OnNews], Awaitable[RequestGroup]], writer: EventWriter
+        self,
+        open_choices: Callable[[OnNews], Awaitable[RequestGroup]],
+        writer: EventWriter,
+        headers: Mapping[str, str],
     ) -> None:
+        """`headers`: more of the answer, which are there once the choices are open."""
         super().__init__()
+        self._more_headers = headers
         self._open_choices = open_choices
         self._writer = writer
 
@@ -132,7 +137,9 @@ class EventStream(Response):
                 if failure is not None and not part:
                     raise failure
                 is_begun = True
-                headers = self.raw_headers
+                more = self._more_headers.items()
+                told = [(name.encode(), value.encode("latin-1")) for name, value in more]
+                headers = [*self.raw_headers, *told]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             if failure is not None:
                 part += self._writer.failure(failure_of(failure))

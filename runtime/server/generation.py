@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from raydix.errors import RaydixError
@@ -25,6 +25,8 @@ from raydix.runtime.server.wire.generation import (
 )
 from raydix.runtime.server.wire.retention import asked_retention
 
+ROUTING_HEADER = "x-raydix-routing"
+"""The header that tells to which of several engines a request went first, and why."""
 Choices = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
@@ -41,6 +43,8 @@ class Generation:
     options: RequestOptions
     tenant: str | None
     """The tenant whose turn it is to tokenise; None: no tenants are in use."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers of the answer, which are known once the engine is asked."""
 
     @property
     def num_choices(self) -> int:
@@ -91,6 +95,8 @@ async def open_choices(
     except BaseException:
         group.close()
         raise
+    if group.route is not None:
+        generation.headers[ROUTING_HEADER] = group.route.header
     return group
 
 

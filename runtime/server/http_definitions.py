@@ -36,4 +36,38 @@ DURATION = histogram(
     labels=_ROUTE,
 )
 
-HTTP_GROUPS = (MetricGroup("HTTP", (REQUESTS, IN_PROGRESS, FIRST_BYTE, DURATION)),)
+ROUTED = counter(
+    "routing_requests_total",
+    Unit.COUNT,
+    "Requests that went to each of several engines, by what it has and has to do.",
+    labels=("engine", "replica"),
+)
+ROUTED_TOKENS = counter(
+    "routing_expected_tokens_total",
+    Unit.TOKENS,
+    "Tokens of their prompts that were expected not to be computed, by the tier that has them.",
+    labels=("engine", "tier", "replica"),
+)
+ROUTED_KEYS = gauge(
+    "routing_known_pages",
+    Unit.PAGES,
+    "Pages of each engine that are known, of L1 and of L2: none while it is away.",
+    labels=("engine", "replica"),
+)
+ROUTED_LATE = histogram(
+    "routing_late_seconds",
+    REQUEST_BOUNDS_S,
+    "By how much first tokens came later than predicted, of those that did.",
+    labels=("replica",),
+)
+ROUTED_EARLY = histogram(
+    "routing_early_seconds",
+    REQUEST_BOUNDS_S,
+    "By how much first tokens came sooner than predicted, of those that did.",
+    labels=("replica",),
+)
+
+HTTP_GROUPS = (
+    MetricGroup("HTTP", (REQUESTS, IN_PROGRESS, FIRST_BYTE, DURATION)),
+    MetricGroup("Routing", (ROUTED, ROUTED_TOKENS, ROUTED_KEYS, ROUTED_LATE, ROUTED_EARLY)),
+)

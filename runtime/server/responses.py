@@ -97,8 +97,9 @@ def response_routes(served: Served) -> APIRouter:
         answer = _Answer(served, generation, writer)
         if body.stream:
             opening = partial(open_choices, served.engine, generation)
-            return EventStream(opening, _Events(writer))
-        return json_answer(await while_connected(request.receive, answer.whole()))
+            return EventStream(opening, _Events(writer), generation.headers)
+        whole = await while_connected(request.receive, answer.whole())
+        return json_answer(whole, generation.headers)
 
     return router
 

@@ -9,6 +9,7 @@ from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.testing.engine import InProcessEngine
 
@@ -30,6 +31,11 @@ class InProcessLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt, as `AsyncLLM` does."""
         return self._client.generate(prompt, sampling_params, request_id, RequestOptions(**options))
+
+    @property
+    def routing_figures(self) -> RoutingFigures:
+        """Nothing is routed: there is one engine."""
+        return RoutingFigures([self.name])
 
     async def connected(self) -> EngineClient:
         """The engine's client, which is connected from the start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from raydix.ids import ConnectionId
+from raydix.ids import ClientId, ConnectionId
 from raydix.runtime.cache.kv_index import KvIndex, Place
 from raydix.runtime.cache.page_key import (
     MIRROR_KEY_BYTES,
@@ -18,6 +18,7 @@ from raydix.runtime.cache.page_key import (
 )
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.kv_events import PagesStored, Tier
+from raydix.runtime.messages.routing import EngineNews, FollowEngine
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from tests.simulation.modelled_tokens import kv_of, prefix_hashes
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 _JOIN_INTERVAL = 40
 """Every so many events of a Scheduler somebody begins to follow it."""
+
+
+_ASK_INTERVAL = 7
+"""Every so many events of a Scheduler clients that route ask for news."""
 
 
 class EventBeforePage(AssertionError):
@@ -131,12 +136,57 @@ class Follower:
             raise EventBeforePage(f"{len(names - was_there)} pages are told to be in {event.tier}")
 
 
+class Router:
+    """Owns: what a client that routes believes of the keys. It asks now and then."""
+
+    def __init__(self, core: SchedulerCore, number: int) -> None:
+        self._core = core
+        self.client_id = ClientId(f"router-{number}")
+        self._index = KvIndex()
+        self._is_whole = False
+
+    def ask(self) -> events.ClientMessage:
+        """What it says to be told the next news."""
+        return events.ClientMessage(client_id=self.client_id, message=FollowEngine())
+
+    def hear(self, news: EngineNews) -> None:
+        """Take what it is told: keys alone, and a load that can be."""
+        if news.is_anew:
+            self._index, self._is_whole = KvIndex(), False
+        for event in news.events:
+            self._index.follow(event)
+            if isinstance(event, PagesStored) and event.run is not None:
+                raise WrongIndex("a client that routes is told what pages hold")
+        self._is_whole = news.is_whole
+        report = news.report
+        if report is not None and not (report.busy_s >= 0 and 0 <= report.busy_fraction <= 1):
+            raise WrongIndex(f"a load that cannot be: {report}")
+
+    def compare(self) -> None:
+        """Raise WrongIndex unless this is what the core itself knows now, if all was told."""
+        keys = self._core._page_news.keys
+        if not self._is_whole or not keys.follows(self.client_id) or keys.has_more(self.client_id):
+            return
+        if self._core._page_news.has_more:
+            return
+        by_which = self._core._routing_news._group
+        for place, group, held in _held(self._core):
+            if place[0] is Tier.L3 or group != by_which:
+                continue
+            told = self._index.keys(place, group)
+            if told != held:
+                raise WrongIndex(f"{place}: {len(told)} told a router, {len(held)} held")
+
+
 class Followers:
-    """Owns: one follower that has been there from the start, and those who join for a moment."""
+    """Owns: one follower that has been there from the start, and those who join for a moment;
+    and so of the clients that route.
+    """
 
     def __init__(self, cluster: Cluster, core: SchedulerCore) -> None:
         self._cluster, self._core = cluster, core
         self._followers: dict[ConnectionId, Follower] = {}
+        self._routers: list[Router] = []
         self._num_joined = self._num_events = 0
 
     def join(self) -> ConnectionId:
@@ -152,23 +202,36 @@ class Followers:
         if (follower := self._followers.get(effect.connection)) is not None:
             follower.hear(effect)
 
+    def hear_news(self, effect: events.SendNews) -> None:
+        """The core tells a client that routes what that has asked for."""
+        for router in self._routers:
+            if router.client_id == effect.client_id:
+                router.hear(effect.news)
+
     def due(self) -> list[events.Event]:
-        """Who comes and goes after this event."""
+        """Who comes, asks and goes after this event."""
         self._num_events += 1
         if self._num_events == 1:
-            return [events.FollowerAttached(connection=self.join())]
+            self._routers.append(Router(self._core, 1))
+            return [events.FollowerAttached(connection=self.join()), self._routers[0].ask()]
         if self._num_events % _JOIN_INTERVAL:
-            return []
+            # Not in answer to what they are told, or it would go on for ever.
+            asks = not self._num_events % _ASK_INTERVAL
+            return [router.ask() for router in self._routers] if asks else []
         gone: list[events.Event] = []
         for connection in [*self._followers][1:]:
             del self._followers[connection]
             gone.append(events.FollowerLost(connection=connection))
-        return [*gone, events.FollowerAttached(connection=self.join())]
+        for router in self._routers[1:]:
+            gone.append(events.ClientGone(client_id=router.client_id))
+        self._routers[1:] = [Router(self._core, self._num_joined + 1)]
+        asked = [router.ask() for router in self._routers]
+        return [*gone, events.FollowerAttached(connection=self.join()), *asked]
 
     def compare(self) -> None:
         """Raise WrongIndex unless each that was told all knows what the core knows."""
-        for follower in self._followers.values():
-            follower.compare()
+        for each in (*self._followers.values(), *self._routers):
+            each.compare()
 
 
 def _held(core: SchedulerCore) -> Iterator[tuple[Place, int, set[bytes]]]:

@@ -228,6 +228,8 @@ class SchedulerProcess:
                     client.add_tokens(effect.askings.tolist(), effect.token_ids.tolist())
             case events.TellFollower():
                 self.followers.hear(effect)
+            case events.SendNews():
+                self.followers.hear_news(effect)
             case events.KillRank():
                 self._cluster.after(0.0, partial(self._cluster.kill_condemned, effect))
             case events.PlanExperts():

@@ -1,5 +1,6 @@
 """Broken rules about what followers are told, each found as in `test_mutants`."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from raydix.runtime.cache.host.stored_objects import StoredObjects
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, short_keys, split_keys
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.messages.kv_events import KvEvent, Tier
-from raydix.runtime.scheduler import page_news
+from raydix.runtime.messages.kv_events import KvEvent, PagesRemoved, Tier
+from raydix.runtime.scheduler import key_news, page_news
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.host_messages import HostMessages
+from raydix.runtime.scheduler.key_news import KeyNews
 from raydix.runtime.scheduler.page_news import PageNews
 from raydix.runtime.scheduler.pages.l1_news import L1News
 from raydix.runtime.scheduler.request.chain import Chain
@@ -85,6 +87,28 @@ def changes_overtake_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PageNews, "_hand_on_changes", hand_on_first)
 
 
+def routers_are_told_of_nothing_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that route hear of pages that come, and not of those that leave."""
+    note = KeyNews.note
+
+    def note_what_comes(self: KeyNews, changes: Iterable[KvEvent]) -> None:
+        note(self, [each for each in changes if not isinstance(each, PagesRemoved)])
+
+    monkeypatch.setattr(KeyNews, "note", note_what_comes)
+
+
+def routers_are_told_changes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes overtake what there was when a client that routes came."""
+
+    def note_first(self: KeyNews, changes: Iterable[KvEvent]) -> None:
+        told = list(key_news._keys_alone(changes, self._group))
+        for client in self._clients.values():
+            client.left.extendleft(reversed(told))
+
+    monkeypatch.setattr(key_news, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(KeyNews, "note", note_first)
+
+
 CASES = [
     Case(mutant=pages_are_told_with_their_commit, workload=BUSY),
     Case(mutant=evictions_are_kept_quiet, workload=BUSY),
@@ -93,6 +117,8 @@ CASES = [
     Case(mutant=deaths_of_storage_are_kept_quiet, workload=replace(BUSY, num_storage_kills=2)),
     Case(mutant=duplicates_are_told_again, workload=BUSY),
     Case(mutant=changes_overtake_what_there_is, workload=replace(BUSY, span_s=0.5)),
+    Case(mutant=routers_are_told_of_nothing_that_goes, workload=BUSY),
+    Case(mutant=routers_are_told_changes_first, workload=replace(BUSY, span_s=0.5)),
 ]
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from raydix.runtime.cache.host import fetch_turns, fetching, lookups, reads
-from raydix.runtime.scheduler import core, pieces
+from raydix.runtime.scheduler import pieces
+from raydix.runtime.scheduler.life import expiry
 from raydix.runtime.scheduler.queue import waiting
 from tests.simulation.checks import sources_of, storage_share
 from tests.simulation.layouts import least_pages
@@ -35,7 +36,7 @@ def test_random_workloads_end_exactly_in_the_smallest_pieces(
 ) -> None:
     for module in (pieces, waiting, lookups, fetch_turns, fetching):
         monkeypatch.setattr(module, "_PIECE", 1)
-    monkeypatch.setattr(core, "_MAX_DUE", 1)
+    monkeypatch.setattr(expiry, "_MAX_DUE", 1)
     monkeypatch.setattr(reads, "_CROWD", 1)
     for seed in range(_NUM_SEEDS, _NUM_SEEDS + _NUM_IN_PIECES):
         run_workload(draw_workload(seed))

@@ -46,7 +46,6 @@ from tests.simulation.world import World
 STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3, max_told_objects=50)
 BASE_SETTINGS = SchedulerSettings(
     layout=LAYOUT,
-    tells_pages=True,
     num_lanes=2,
     num_pages=(40,),
     max_model_len=120,

@@ -99,7 +99,6 @@ def scheduler_settings(
         max_kept_fraction=cache.retention.max_kept_fraction,
         max_keep_s=cache.retention.max_keep_s,
         prefix_caching=cache.prefix_caching,
-        tells_pages=cache.events is not None,
         has_host_memory=config.has_l2,
         launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],

@@ -37,7 +37,6 @@ class L1News:
     def __init__(
         self, settings: SchedulerSettings, news: PageNews, lane: int, forest: RadixForest
     ) -> None:
-        self._is_on = settings.tells_pages
         self._news, self._lane, self._forest = news, lane, forest
         self._page_bytes = settings.page_size * TOKEN_BYTES
         reaches, groups = settings.reaches, range(settings.num_groups)
@@ -50,8 +49,6 @@ class L1News:
 
     def inserted(self, chain: Chain, start: int, own: PageIds, kept: PageIds) -> None:
         """Tell which of the given pages of a chain, from `start` on, the tree has taken over."""
-        if not self._is_on:
-            return
         self._note_salt(chain)
         if not self._news.is_followed or not len(own[0]):
             return

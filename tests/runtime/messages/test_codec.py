@@ -23,6 +23,7 @@ from raydix.runtime.messages.client import (
 from raydix.runtime.messages.codec import MESSAGE_TYPES, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.messages.host import ProcessDrained
+from raydix.runtime.messages.line import Line
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, TransfersDone
 
 _INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -50,6 +51,8 @@ def _strategy(hint: Any) -> st.SearchStrategy[Any]:
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = get_type_hints(hint)
         return st.builds(hint, **{name: _strategy(hints[name]) for name in hint.__struct_fields__})
+    if hint is Line:
+        return st.builds(Line, st.floats(allow_nan=False), st.floats(allow_nan=False))
 
     scalars: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(-(2**63), 2**63 - 1),

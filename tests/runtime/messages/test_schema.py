@@ -2,7 +2,7 @@
 
 from dataclasses import make_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,6 +21,8 @@ def digest(*field_types: Any, name: str = "Said") -> bytes:
 
 
 Inner = make_dataclass("Inner", [("a", int)])
+Pair = NamedTuple("Both", [("a", int), ("b", int)])  # noqa: UP014 - both have one name
+Triple = NamedTuple("Both", [("a", int), ("b", int), ("c", int)])  # noqa: UP014
 InnerWithMore = make_dataclass("Inner", [("a", int), ("b", int)])
 
 
@@ -35,6 +37,7 @@ InnerWithMore = make_dataclass("Inner", [("a", int), ("b", int)])
         ((Colour,), (MoreColour,)),
         ((tuple[Inner, ...],), (tuple[InnerWithMore, ...],)),
         ((Int32Array,), (int,)),
+        ((Pair,), (Triple,)),
     ],
 )
 def test_whatever_changes_a_message_changes_the_digest(one: Any, other: Any) -> None:

@@ -23,13 +23,13 @@ from raydix.runtime.messages.kv_events import (
     Tier,
 )
 from raydix.runtime.messages.line import Line
+from raydix.runtime.messages.routing import NodeReport
 from raydix.runtime.routing.events import (
     Asking,
-    CacheSize,
     NodeFound,
     NodeGone,
     NodeNews,
-    NodeReport,
+    NodeReported,
 )
 from raydix.runtime.routing.ingress import Ingress
 from raydix.runtime.routing.policies import RoutingPolicy
@@ -68,7 +68,7 @@ class FaultyService:
     def __init__(
         self, policy: RoutingPolicy, names: Sequence[str], clock: VirtualClock, *, news_s: float
     ) -> None:
-        self.ingress = Ingress(policy, page_size=BLOCK_TOKENS)
+        self.ingress = Ingress(policy)
         self.clock = clock
         self.answered: dict[int, float] = {}
         self.routes: list[tuple[float, NodeId]] = []
@@ -87,7 +87,7 @@ class FaultyService:
         self._requests[number] = request
         asking = Asking(
             request_id=RequestId(str(number)),
-            keys=b"".join(map(key_of, request.blocks)),
+            keys={BLOCK_TOKENS: b"".join(map(key_of, request.blocks))},
             num_tokens=request.num_tokens,
             session_id=str(request.session),
         )
@@ -122,8 +122,7 @@ class FaultyService:
 
         node = RoutedNode(number, SPEED, self.clock, tell)
         self._lives[number] = _Life(number, name, node)
-        sizes = (CacheSize(Tier.L1, 0, NUM_BLOCKS),)
-        self.ingress.handle(NodeFound(node=number, name=name, sizes=sizes), self.clock.now_s)
+        self.ingress.handle(NodeFound(node=number, name=name), self.clock.now_s)
         self._report(number)
 
     def _tell(self, number: NodeId, news: KeyNews) -> None:
@@ -143,7 +142,6 @@ class FaultyService:
         if life.fault in (None, Fault.LIAR):
             busy_s = 0.0 if life.fault else life.node.busy_s()
             report = NodeReport(
-                node=number,
                 num_seen=self._num_seen.get(number, 0),
                 busy_s=busy_s,
                 num_requests=life.node.num_waiting,
@@ -153,9 +151,10 @@ class FaultyService:
                 prefill=life.node.prefill(),
                 load=Line(0.0, 0.0),
                 pull=None,
+                page_size=BLOCK_TOKENS,
                 interval_s=REPORT_S,
             )
-            self.ingress.handle(report, self.clock.now_s)
+            self.ingress.handle(NodeReported(node=number, report=report), self.clock.now_s)
             unrouted, self._unrouted = self._unrouted, []
             for request in unrouted:
                 self.send(request, self._requests[request])

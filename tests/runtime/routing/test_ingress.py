@@ -26,7 +26,7 @@ POLICIES: tuple[type[RoutingPolicy], ...] = (SoonestNode, SessionHash, RoundRobi
 
 def ingress_of(num_nodes: int = 2, policy: RoutingPolicy | None = None) -> Ingress:
     """An ingress of idle nodes."""
-    ingress = Ingress(policy or SoonestNode(), page_size=PAGE_SIZE)
+    ingress = Ingress(policy or SoonestNode())
     for node in range(num_nodes):
         ingress.handle(found(node), 0.0)
         ingress.handle(reported(node), 0.0)
@@ -50,7 +50,7 @@ def test_a_request_goes_where_its_prefix_is() -> None:
     assert route.node == 1
     assert route.num_cached_tokens == 10 * PAGE_SIZE
     assert route.first_token_s == pytest.approx(2.5 * PAGE_SIZE * TOKEN_S)
-    assert route.header == "node=n1, predicted_ms=40, cached=160"
+    assert route.header == "engine=n1, predicted_s=0.040, l1=160, l2=0, peer=0"
 
 
 def test_the_last_token_is_computed_whatever_is_there() -> None:
@@ -178,7 +178,7 @@ def test_pages_of_another_node_are_pulled_if_that_is_quicker() -> None:
     pulled = sent(ingress, "a", range(20))
     assert (pulled.node, pulled.num_pulled_tokens) == (1, 20 * PAGE_SIZE)
     assert pulled.first_token_s == pytest.approx(0.03 + 0.5 * PAGE_SIZE * TOKEN_S)
-    assert pulled.header.endswith("pulled=320")
+    assert pulled.header.endswith("l1=0, l2=0, peer=320")
 
     ingress.release(RequestId("a"))
     ingress.handle(reported(1, pull=slow, num_seen=1), 0.0)
@@ -244,12 +244,10 @@ def test_what_is_told_anew_takes_the_place_of_what_was_known_once_it_is_whole() 
     assert sent(ingress, "b", range(20)).num_cached_tokens == 8 * PAGE_SIZE
 
 
-def test_events_of_other_groups_tiers_and_unknown_pages_change_nothing() -> None:
+def test_events_of_unknown_pages_change_nothing() -> None:
     ingress = ingress_of(1)
     ingress.handle(stored(0, range(5)), 0.0)
 
-    ingress.handle(stored(0, range(5, 9), group=1), 0.0)
-    ingress.handle(stored(0, range(5, 9), Tier.L3, None), 0.0)
     ingress.handle(removed(0, range(50, 60)), 0.0)
     ingress.handle(stored(0, range(5)), 0.0)
     assert sent(ingress, "a", range(9)).num_cached_tokens == 5 * PAGE_SIZE
@@ -261,16 +259,17 @@ def test_events_of_other_groups_tiers_and_unknown_pages_change_nothing() -> None
     assert sent(ingress, "b", range(9)).num_cached_tokens == 0
 
 
-def test_the_error_of_predictions_is_counted() -> None:
+def test_the_error_of_a_prediction_is_told_once() -> None:
     ingress = ingress_of(1)
     route = sent(ingress, "a", range(10))
-    ingress.note_first_token(RequestId("a"), route.first_token_s + 0.25)
-    ingress.note_first_token(RequestId("a"), 9.0)
-    ingress.note_first_token(RequestId("stranger"), 9.0)
+    assert ingress.route_of(RequestId("a")) == route
 
-    assert ingress.figures.num_first_tokens == 1
-    assert ingress.figures.error_s == pytest.approx(0.25)
-    assert ingress.figures.first_token_s == pytest.approx(route.first_token_s + 0.25)
+    late_s = ingress.note_first_token(RequestId("a"), route.first_token_s + 0.25)
+
+    assert late_s == pytest.approx(0.25)
+    assert ingress.note_first_token(RequestId("a"), 9.0) is None
+    assert ingress.note_first_token(RequestId("stranger"), 9.0) is None
+    assert ingress.route_of(RequestId("a")) is None
 
 
 def test_sessions_move_only_with_their_node() -> None:

@@ -59,7 +59,7 @@ class IngressMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ingress = Ingress(SoonestNode(), page_size=PAGE_SIZE)
+        self.ingress = Ingress(SoonestNode())
         self.nodes: dict[int, Model] = {}
         self.num_found = 0
         self.num_sent = 0
@@ -165,7 +165,7 @@ class IngressMachine(RuleBasedStateMachine):
     def look(self, family: int) -> None:
         """What is believed of every node, whichever would be chosen."""
         pages = pages_of(family, 0, 8)
-        words = words_of(asking("look", pages).keys)
+        words = words_of(asking("look", pages).keys[PAGE_SIZE])
         for node, model in self.nodes.items():
             found = self.ingress._nodes[NodeId(node)].find(words)
             assert found.num_there == model.num_there(pages)

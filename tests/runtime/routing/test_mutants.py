@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from raydix.ids import NodeId, RequestId
 from raydix.runtime.messages.kv_events import KvNews
-from raydix.runtime.routing.events import NodeEvent, NodeGone, NodeReport
+from raydix.runtime.messages.routing import NodeReport
+from raydix.runtime.routing.events import NodeEvent, NodeGone
 from raydix.runtime.routing.ingress import Ingress
 from raydix.runtime.routing.key_filter import KeyFilter, Words
 from raydix.runtime.routing.node import Node

@@ -8,12 +8,12 @@ from raydix.ids import NodeId, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.messages.kv_events import KvNews, PagesRemoved, PagesStored, ShortKeys, Tier
 from raydix.runtime.messages.line import Line
-from raydix.runtime.routing.events import Asking, CacheSize, NodeFound, NodeNews, NodeReport
+from raydix.runtime.messages.routing import NodeReport
+from raydix.runtime.routing.events import Asking, NodeFound, NodeNews, NodeReported
 
 PAGE_SIZE = 16
 TOKEN_S = 0.001
 LOAD_PAGE_S = 0.002
-SIZES = (CacheSize(Tier.L1, 0, 500), CacheSize(Tier.L1, 1, 500), CacheSize(Tier.L2, None, 2_000))
 
 
 def key(page: int) -> bytes:
@@ -28,14 +28,12 @@ def short_keys(pages: Iterable[int]) -> ShortKeys:
 
 def found(node: int, name: str | None = None) -> NodeFound:
     """A node that has come."""
-    return NodeFound(node=NodeId(node), name=name or f"n{node}", sizes=SIZES)
+    return NodeFound(node=NodeId(node), name=name or f"n{node}")
 
 
-def stored(
-    node: int, pages: Iterable[int], tier: Tier = Tier.L1, lane: int | None = 0, group: int = 0
-) -> NodeNews:
+def stored(node: int, pages: Iterable[int], tier: Tier = Tier.L1, lane: int | None = 0) -> NodeNews:
     """Pages that have come to a node."""
-    event = PagesStored(tier=tier, lane=lane, group=group, keys=short_keys(pages))
+    event = PagesStored(tier=tier, lane=lane, group=0, keys=short_keys(pages))
     return NodeNews(node=NodeId(node), news=KvNews(events=(event,), is_whole=True))
 
 
@@ -47,10 +45,9 @@ def removed(
     return NodeNews(node=NodeId(node), news=KvNews(events=(event,), is_whole=True))
 
 
-def reported(node: int, **changes: object) -> NodeReport:
+def reported(node: int, **changes: object) -> NodeReported:
     """An idle node's report, or one with changes."""
     idle = NodeReport(
-        node=NodeId(node),
         num_seen=0,
         busy_s=0.0,
         num_requests=0,
@@ -60,9 +57,11 @@ def reported(node: int, **changes: object) -> NodeReport:
         prefill=Line(0.0, TOKEN_S),
         load=Line(0.0, LOAD_PAGE_S),
         pull=None,
+        page_size=PAGE_SIZE,
         interval_s=0.5,
     )
-    return replace(idle, **changes)  # type: ignore[arg-type]
+    report = replace(idle, **changes)  # type: ignore[arg-type]
+    return NodeReported(node=NodeId(node), report=report)
 
 
 def asking(name: str, pages: Iterable[int], session_id: str | None = None) -> Asking:
@@ -70,7 +69,7 @@ def asking(name: str, pages: Iterable[int], session_id: str | None = None) -> As
     keys = [key(page) for page in pages]
     return Asking(
         request_id=RequestId(name),
-        keys=b"".join(keys),
+        keys={PAGE_SIZE: b"".join(keys)},
         num_tokens=len(keys) * PAGE_SIZE + PAGE_SIZE // 2,
         session_id=session_id,
     )

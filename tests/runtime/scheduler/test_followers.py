@@ -47,7 +47,7 @@ class FollowedDriver(CoreDriver):
 
 def followed(**changes: Any) -> FollowedDriver:
     """A Scheduler that is followed from its start."""
-    driver = FollowedDriver(tells_pages=True, **changes)
+    driver = FollowedDriver(**changes)
     driver.send(events.FollowerAttached(connection=ConnectionId(900)))
     return driver
 
@@ -171,7 +171,7 @@ def test_who_comes_late_is_told_what_there_is_before_what_changes(
 
 
 def test_nothing_is_kept_for_nobody() -> None:
-    driver = FollowedDriver(tells_pages=True)
+    driver = FollowedDriver()
     driver.send(events.FollowerAttached(connection=ConnectionId(900)))
     driver.send(events.FollowerLost(connection=ConnectionId(900)))
     driver.told.clear()
@@ -179,14 +179,6 @@ def test_nothing_is_kept_for_nobody() -> None:
     driver.run()
     assert not driver.told
     assert not driver.core._page_news._changes
-
-
-def test_without_the_setting_nobody_is_told_anything() -> None:
-    driver = FollowedDriver()
-    driver.send(events.FollowerAttached(connection=ConnectionId(900)))
-    driver.submit(PROMPT, max_tokens=1)
-    driver.run()
-    assert not driver.told
 
 
 def test_salts_of_chains_that_are_gone_are_forgotten() -> None:

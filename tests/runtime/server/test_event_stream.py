@@ -145,7 +145,7 @@ async def served(*, has_direct: bool = True, writer: Any = None) -> Served:
     client = client_over(link, LIMITS)
     connection = Connection(has_direct)
     connection.is_read.set()
-    stream = EventStream(partial(opened, client), writer or Numbers())
+    stream = EventStream(partial(opened, client), writer or Numbers(), {})
     answering = asyncio.create_task(
         stream(connection.scope, connection.receive, connection.send)  # type: ignore[arg-type]
     )

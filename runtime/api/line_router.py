@@ -1,0 +1,129 @@
+"""Chooses among several engines by what each of them tells of its keys and its load."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+from raydix.errors import EngineDead
+from raydix.ids import AskingId, NodeId, RequestId
+from raydix.runtime.api.engine_line import EngineLine
+from raydix.runtime.api.line_choice import by_session
+from raydix.runtime.api.routing_figures import RoutingFigures
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.kv_events import KvNews
+from raydix.runtime.messages.routing import EngineNews, FollowEngine
+from raydix.runtime.routing.events import (
+    Asking,
+    FollowingBegun,
+    NodeFound,
+    NodeGone,
+    NodeNews,
+    NodeReported,
+    Route,
+)
+from raydix.runtime.routing.ingress import Ingress
+from raydix.runtime.routing.policies import RoutingPolicy
+
+
+class LineRouter:
+    """Owns: the ingress that follows the engines, and which number each link has there.
+
+    A link is a node of its own: what was known of an engine ends with its link.
+    """
+
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        figures: RoutingFigures,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ingress = Ingress(policy)
+        self._figures = figures
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._nodes: dict[str, NodeId] = {}
+        """The number of the link to each engine, by the engine's name."""
+
+    def opened(self, line: EngineLine) -> None:
+        """Follow an engine from now on."""
+        number = self._nodes[line.engine] = NodeId(next(self._numbers))
+        self._ingress.handle(NodeFound(node=number, name=line.engine), self._clock())
+        _ask(line)
+
+    def lost(self, line: EngineLine) -> None:
+        """Forget what was known of an engine."""
+        number = self._nodes.pop(line.engine, None)
+        if number is not None:
+            self._ingress.handle(NodeGone(node=number), self._clock())
+        self._figures.forget(line.engine)
+
+    def hear(self, line: EngineLine, news: EngineNews) -> None:
+        """Take in what an engine tells, and ask for what comes next."""
+        node, now_s = self._nodes[line.engine], self._clock()
+        if news.is_anew:
+            self._ingress.handle(FollowingBegun(node=node), now_s)
+        keys = KvNews(events=news.events, is_whole=news.is_whole)
+        self._ingress.handle(NodeNews(node=node, news=keys), now_s)
+        if news.report is not None:
+            self._ingress.handle(NodeReported(node=node, report=news.report), now_s)
+        self._figures.note_keys(line.engine, self._ingress.num_keys(node))
+        _ask(line)
+
+    def choose(
+        self, lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt
+    ) -> EngineLine:
+        """The engine where the answer comes soonest; while none has told its load, by session.
+
+        So are prefetches, which nobody waits for.
+        """
+        if isinstance(message, PrefetchPrompt):
+            return by_session(lines, message)
+        by_node = {self._nodes[line.engine]: line for line in lines}
+        route = self._ingress.route(self._asking(message), self._clock(), by_node.keys())
+        if route is None:
+            line = by_session(lines, message)
+            self.joins(line, message)
+            return line
+        self._figures.count(route)
+        return by_node[route.node]
+
+    def joins(self, line: EngineLine, message: SubmitRequest | PrefetchPrompt) -> None:
+        """Count what goes to an engine that was not chosen here, such as a further sample."""
+        if isinstance(message, SubmitRequest):
+            self._ingress.note_sent(self._nodes[line.engine])
+
+    def answered(self, asking: AskingId, *, is_last: bool) -> None:
+        """The first tokens of an asking have come, or there will be none."""
+        if is_last:
+            self._ingress.release(_name(asking))
+            return
+        late_s = self._ingress.note_first_token(_name(asking), self._clock())
+        if late_s is not None:
+            self._figures.observe(late_s)
+
+    def route_of(self, asking: AskingId) -> Route | None:
+        """Why an asking has gone where it has, until its first token has come."""
+        return self._ingress.route_of(_name(asking))
+
+    def _asking(self, message: SubmitRequest) -> Asking:
+        packed, root = pack_tokens(message.token_ids), root_key(cache_salt=message.cache_salt)
+        keys = {size: extend_keys(root, packed, size) for size in sorted(self._ingress.page_sizes)}
+        return Asking(
+            request_id=_name(message.asking),
+            keys=keys,
+            num_tokens=len(message.token_ids),
+            session_id=message.session_id,
+        )
+
+
+def _ask(line: EngineLine) -> None:
+    """Ask for news; of a link that is lost its reader tells."""
+    with contextlib.suppress(EngineDead):
+        line.send(FollowEngine())
+
+
+def _name(asking: AskingId) -> RequestId:
+    """What the ingress calls an asking: a request's own name may come again in another one."""
+    return RequestId(str(asking))

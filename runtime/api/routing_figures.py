@@ -1,0 +1,44 @@
+"""What a handle on several engines has counted of where its requests went, and why."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from raydix.runtime.metrics import REQUEST_BOUNDS_S, Histogram
+from raydix.runtime.routing.events import ROUTED_TIERS, Route
+
+
+class RoutingFigures:
+    """Owns: the counts of one handle, by the engines' names; they outlive its connections."""
+
+    def __init__(self, engines: Iterable[str]) -> None:
+        names = tuple(engines)
+        self.num_routed: Counter[str] = Counter(dict.fromkeys(names, 0))
+        """Requests that were sent to each engine."""
+        self.num_tokens: Counter[tuple[str, str]] = Counter(
+            {(name, tier): 0 for name in names for tier in ROUTED_TIERS}
+        )
+        """Prompt tokens that were expected to be found, by engine and tier."""
+        self.num_keys = dict.fromkeys(names, 0)
+        """Pages that are known of each engine."""
+        self.late = Histogram(REQUEST_BOUNDS_S)
+        """The delays of first tokens that came later than predicted."""
+        self.early = Histogram(REQUEST_BOUNDS_S)
+        """The time by which the others came sooner."""
+
+    def count(self, route: Route) -> None:
+        """A request is sent to an engine."""
+        self.num_routed[route.name] += 1
+        for tier, tokens in route.tokens_by_tier.items():
+            self.num_tokens[route.name, tier] += tokens
+
+    def observe(self, late_s: float) -> None:
+        """A first token has come so much later than predicted; less than 0: sooner."""
+        (self.late if late_s > 0 else self.early).observe(abs(late_s))
+
+    def note_keys(self, engine: str, num_keys: int) -> None:
+        """Note how many pages of an engine are known."""
+        self.num_keys[engine] = num_keys
+
+    def forget(self, engine: str) -> None:
+        """Nothing is known of an engine any more."""
+        self.num_keys[engine] = 0

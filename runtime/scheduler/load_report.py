@@ -1,0 +1,38 @@
+"""What is reported of a replica's load, and when that is worth telling. Pure."""
+
+from raydix.runtime.messages.routing import NodeReport
+
+INTERVAL_S = 1.0
+"""Seconds after which a report is made whatever has changed: a client notices silence."""
+LEAST_S = 0.05
+"""Seconds between two messages to one client, once it has been told all that there was."""
+_LEAST_CHANGE_S = 0.01
+_CHANGE = 0.1
+"""The part of a time by which it may differ from what a client believes; no less than 10 ms of what
+is queued.
+"""
+_PROMPT_TOKENS = 1024
+"""The tokens of the prompt by which rates are compared."""
+
+
+def is_worth_telling(told: NodeReport, report: NodeReport, age_s: float) -> bool:
+    """Whether a client that was told `told` so long ago is to hear a report.
+
+    It believes that what is queued is worked off as time passes, and that rates stay.
+    """
+    if age_s >= INTERVAL_S:
+        return True
+    believed_s = max(0.0, told.busy_s - age_s)
+    if abs(report.busy_s - believed_s) > max(_LEAST_CHANGE_S, _CHANGE * believed_s):
+        return True
+    num_pages = _PROMPT_TOKENS / report.page_size
+    pairs = [
+        (told.prefill.predict_s(_PROMPT_TOKENS), report.prefill.predict_s(_PROMPT_TOKENS)),
+        (told.load.predict_s(num_pages), report.load.predict_s(num_pages)),
+    ]
+    if told.pull is not None and report.pull is not None:
+        pairs.append((told.pull.predict_s(num_pages), report.pull.predict_s(num_pages)))
+    can_pull = (told.pull is None, report.pull is None)
+    return can_pull[0] != can_pull[1] or any(
+        abs(new_s - old_s) > _CHANGE * old_s for old_s, new_s in pairs
+    )
