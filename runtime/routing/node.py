@@ -8,6 +8,7 @@ so it is asked less and less, and again once it is heard or has answered. Too ba
 reported counts as done with time, up to the next report.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,7 @@ _TIMES_COMPUTED = 2.0
 """What is computed takes the room of as many other pages, which have to be computed again, too, if
 anybody comes back to them.
 """
+_FIRST_PAGES = 8
 _Keys = dict[tuple[Tier, int | None], GrowingFilter]
 """The pages of each tier, and lane."""
 
@@ -129,10 +131,9 @@ class Node:
 
     def find(self, words: Words) -> Holding:
         """How much of a prompt is there; `words` are those of its keys."""
-        lanes = [keys.has(words) for (tier, _), keys in self._keys.items() if tier is Tier.L1]
-        others = [keys.has(words) for (tier, _), keys in self._keys.items() if tier is not Tier.L1]
-        num_near = max(map(_leading, lanes), default=0)
-        num_held = _leading(np.logical_or.reduce([*lanes, *others])) if lanes or others else 0
+        lanes = [keys for (tier, _), keys in self._keys.items() if tier is Tier.L1]
+        num_near = max((_num_leading(words, [each]) for each in lanes), default=0)
+        num_held = _num_leading(words, list(self._keys.values()))
 
         num_there = num_held
         while num_there < len(words) and int(words[num_there]) in self._coming:
@@ -246,10 +247,20 @@ def _caused_s(report: NodeReport, wait_s: float, compute_s: float) -> float:
     return _TIMES_COMPUTED * report.arrivals_per_s * until_idle_s * compute_s
 
 
-def _leading(found: "np.typing.NDArray[np.bool_]") -> int:
-    """How many are true before the first that is not."""
-    gaps = np.flatnonzero(~found)
-    return int(gaps[0]) if len(gaps) else len(found)
+def _num_leading(words: Words, filters: Sequence[GrowingFilter]) -> int:
+    """How many pages are in any of these before the first that is not.
+
+    Most nodes have nothing of most prompts: few pages are looked at first, then four times as many.
+    """
+    start, num_looked_at = 0, _FIRST_PAGES
+    while filters and start < len(words):
+        part = words[start : start + num_looked_at]
+        gaps = np.flatnonzero(~np.logical_or.reduce([each.has(part) for each in filters]))
+        if len(gaps):
+            return start + int(gaps[0])
+        start += len(part)
+        num_looked_at *= 4
+    return start
 
 
 def _predict_s(line: Line, amount: int) -> float:
