@@ -82,10 +82,15 @@ class RadixEviction:
         self.num_locked_pages += run.num_pages
 
     def split(self, node: RadixNode, end: int) -> RadixNode:
-        """Part a node; the lower part keeps its place in the order. Returns the upper part."""
+        """Part a node; the lower part keeps its place in the order. Returns the upper part.
+
+        A lower part goes at once if no group holds a page of it and nothing else keeps it.
+        """
         upper = self._forest.split(node, end)
         if self._windows is not None:
             self._windows.split(upper, node)
+        if not self._whole and node.ticket and node.is_hollow:
+            self._remove(node)
         return upper
 
     def inspect_ahead(self, num_pages: int) -> Iterator[list[RadixNode]]:

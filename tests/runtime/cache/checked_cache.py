@@ -80,6 +80,13 @@ class CheckedCache:
         lock = self.tree.lock(match, num_pages, now_s=self.cache.tick())
         self.running.append(Request(identity, tokens, lock, match))
         self.model.locks.append((identity, tuple(tokens)))
+        self.forget_hollow(identity, self.tokens_of(found.symbols))
+
+    def forget_hollow(self, identity: PageKey, tokens: Sequence[int]) -> None:
+        """Forget the end of a chain that has gone from the tree, which held nothing of it."""
+        left = self.cache.match(tokens, identity).num_pages
+        gone = self.model.chains(identity, tokens)[left:]
+        self.model.forget_hollow([chain for chain in gone if chain in self.model.page_ids])
 
     def extend(
         self,
@@ -103,6 +110,8 @@ class CheckedCache:
         self.insert(chains, request.own, insertion.page_ids)
         assert request.lock.num_pages == num_before + len(symbols)
         self.model.locks[index] = (request.identity, tuple(request.tokens))
+        for identity, parted in [key for key, ids in self.model.page_ids.items() if not any(ids)]:
+            self.forget_hollow(identity, parted)
 
     def heal(self, index: int, num_pages: int, num_behind: int) -> None:
         """Give the tree what it lacks of the last pages of a lock."""
@@ -126,9 +135,7 @@ class CheckedCache:
         self.model.locks.pop(index)
 
         # What holds nothing may go with its last lock.
-        chains = self.model.chains(request.identity, request.tokens)
-        left = self.cache.match(request.tokens, request.identity).num_pages
-        self.model.forget_hollow(chains[left:])
+        self.forget_hollow(request.identity, request.tokens)
 
     def serve(self, symbols: Sequence[int], identity: PageKey, priority: int) -> None:
         """A whole request."""

@@ -285,3 +285,20 @@ def test_check_finds_pins_and_orders_that_disagree_with_the_tree() -> None:
     for what in ("locks reach", "or other numbers", "counted", "wait to lose"):
         with pytest.raises(AccountingError, match=what):
             damaged(what).tree.check()
+
+
+def test_the_end_of_a_chain_that_a_lock_parts_from_it_goes_if_nothing_is_held_there() -> None:
+    cache = Cache(reaches=(2,))
+    request = cache.start([])
+    cache.extend(request, tokens(1, 4))
+    cache.extend(request, tokens(5, 6), num_behind=2)
+    cache.tree.unlock(request.lock, last_step=0)
+    assert cache.num_matched(tokens(1, 6)) == 6
+
+    lock = cache.tree.lock(cache.match(tokens(1, 6)), 4, now_s=cache.tick())
+
+    cache.check()
+    assert cache.num_matched(tokens(1, 6)) == 4
+    cache.tree.unlock(lock, last_step=0)
+    cache.check()
+    assert live(cache, tokens(1, 6), 0) == [0, 1, 2, 3]
