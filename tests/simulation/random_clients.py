@@ -62,7 +62,9 @@ class RandomClients:
 
     def are_done(self) -> bool:
         """Everything was sent and has ended, or there is nobody any more to send it to."""
-        return not self._num_pending or self._cluster.is_ended
+        if self._cluster.is_ended:
+            return all(answer.ending is not None for answer in self._cluster.history)
+        return not self._num_pending
 
     def lose_one(self) -> None:
         """The second client vanishes; what it sends later is sent by a new one of the same name."""
