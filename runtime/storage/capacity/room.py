@@ -34,9 +34,9 @@ class Reservation:
 class Room:
     """Owns: what a bounded store holds, in its order, and room for what is written. Thread-safe.
 
-    An object that cannot be deleted stays on record, as if it had just been used: its bytes are
-    taken, and others are tried before it is tried again. That it is stuck is thus tested with each
-    round of evictions; that it is there although somebody else has deleted it, with its own.
+    An object that cannot be deleted stays on record: its bytes are taken, and others are tried
+    before it is tried again, whatever the policy. That it is stuck is thus tested with each round
+    of evictions; that it is there although somebody else has deleted it, with its own.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Room:
                 stuck = self._remove(tuple(victims))
         finally:
             with self._changing() as objects:
-                objects.add({name: victims[name] for name in stuck})
+                objects.put_aside({name: victims[name] for name in stuck})
                 self._num_stuck += len(stuck)
                 self._num_evicted += len(victims) - len(stuck)
         return len(victims) - len(stuck)

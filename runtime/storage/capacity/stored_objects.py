@@ -68,6 +68,10 @@ class StoredObjects:
         """A heap of objects by their keys; of former entries, too, which are passed by."""
         self._hinted: dict[UserId, dict[str, None]] = {}
         """The objects of which each user's hint says something."""
+        self._aside: dict[str, int] = {}
+        """The objects that could not be given up and have no place in the order, and the number of
+        the entry with which each gets one again.
+        """
         self._num_entries = 0
         self._now_s = 0.0
         self._last_use_s = 0.0
@@ -91,8 +95,12 @@ class StoredObjects:
 
     def names(self) -> tuple[str, ...]:
         """All objects, in the order in which they would go."""
-        placed = ((self._key(found), found.entry, name) for name, found in self._objects.items())
-        return tuple(name for *_, name in sorted(placed))
+        placed = [
+            (self._key(found), found.entry, name)
+            for name, found in self._objects.items()
+            if name not in self._aside
+        ]
+        return (*[name for *_, name in sorted(placed)], *self._aside)
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None if it is unknown."""
@@ -137,6 +145,7 @@ class StoredObjects:
             and len(victims) < max_objects
             and self._objects
         ):
+            self._take_back()
             entry = heapq.heappop(self._order)
             if not self._is_present(entry):
                 continue
@@ -150,6 +159,16 @@ class StoredObjects:
             self.remove(name)
         return victims
 
+    def _take_back(self) -> None:
+        """Give objects that were put aside their places, once it is time; all if they alone are
+        left.
+        """
+        are_alone = len(self._aside) == len(self._objects)
+        for name, until in list(self._aside.items()):
+            if not are_alone and until > self._num_entries:
+                break
+            self._place(name, self._objects[name])
+
     def _is_present(self, entry: _Entry) -> bool:
         """Whether an entry of the order is that of an object now."""
         found = self._objects.get(entry[2])
@@ -161,6 +180,7 @@ class StoredObjects:
 
     def _place(self, name: str, placed: StoredObject) -> None:
         """Give an object its place in the order, behind its equals."""
+        self._aside.pop(name, None)
         self._num_entries += 1
         placed.entry = (self._key(placed), self._num_entries, name)
         heapq.heappush(self._order, placed.entry)
@@ -217,16 +237,30 @@ class StoredObjects:
     def add(self, sizes: Mapping[str, int]) -> None:
         """Enter objects as the most recently used, in this order, in place of their namesakes."""
         for name, size_bytes in sizes.items():
-            self.remove(name)
-            now_s = self._next_use_s()
-            new = StoredObject(size_bytes=size_bytes, created_s=now_s, used_s=now_s)
-            self._objects[name] = new
-            self._total_bytes += size_bytes
-            self._place(name, new)
+            self._place(name, self._enter(name, size_bytes))
+
+    def put_aside(self, sizes: Mapping[str, int]) -> None:
+        """Enter objects that could not be given up: whatever the policy, others go before them.
+
+        They get a place again after as many uses as there are objects.
+        """
+        for name, size_bytes in sizes.items():
+            self._enter(name, size_bytes)
+            self._aside[name] = self._num_entries + len(self._objects)
+
+    def _enter(self, name: str, size_bytes: int) -> StoredObject:
+        """Put an object on record, which gets a place in the order yet."""
+        self.remove(name)
+        now_s = self._next_use_s()
+        new = StoredObject(size_bytes=size_bytes, created_s=now_s, used_s=now_s)
+        self._objects[name] = new
+        self._total_bytes += size_bytes
+        return new
 
     def remove(self, name: str) -> None:
         """Forget an object; nothing happens if it is unknown."""
         found = self._objects.pop(name, None)
+        self._aside.pop(name, None)
         if found is not None:
             self._total_bytes -= found.size_bytes
             self._end_hint(name, found)
@@ -256,8 +290,11 @@ class StoredObjects:
                 f"{self._reserved_bytes} bytes are reserved"
             )
         num_placed = sum(map(self._is_present, self._order))
-        if num_placed != len(self._objects):
-            raise AccountingError(f"{num_placed} of {len(self._objects)} objects have a place")
+        if num_placed + len(self._aside) != len(self._objects):
+            raise AccountingError(
+                f"{num_placed} of {len(self._objects)} objects have a place; {len(self._aside)} "
+                "are put aside"
+            )
         hinted = {(each.user, name) for name, each in self._objects.items() if each.standing}
         on_record = {(user, name) for user, names in self._hinted.items() for name in names}
         if hinted != on_record:

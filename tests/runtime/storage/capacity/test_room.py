@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.storage.capacity.room import Reservation, Room
 
 
@@ -49,11 +50,58 @@ def test_object_that_cannot_be_deleted_counts_and_others_are_tried_before_it() -
     store.stuck = {"a"}
     assert store.write("e", "f") == 1, "a is still there"
     assert store.evicted == ["b"]
-    assert store.room.names() == ("c", "d", "a", "e")
+    assert store.room.names() == ("c", "d", "e", "a")
     assert store.write("g", "h") == 2
     assert store.evicted == ["b", "c", "d"]
     assert store.room.figures()["evictions_failed"] == 1
     store.room.check()
+
+
+@pytest.mark.parametrize("policy", sorted(EvictionPolicy))
+def test_one_object_that_cannot_be_deleted_stops_no_writes_under_any_policy(
+    policy: EvictionPolicy,
+) -> None:
+    room = Room(10, lambda names: [name for name in names if name == "stuck"], policy)
+    room.add({"stuck": 1})
+    room.add({f"old {number}": 1 for number in range(8)})
+    room.touch([f"old {number}" for number in range(8)])
+    room.add({"last": 1})
+    num_written = 0
+    for number in range(100):
+        with room.reserve([1]) as reservation:
+            written = {f"new {number}": 1} if reservation.sizes else {}
+            room.settle(reservation, written)
+        num_written += len(written)
+        room.check()
+    assert num_written >= 90
+    assert "stuck" in room.names()
+
+
+@pytest.mark.parametrize("policy", sorted(EvictionPolicy))
+def test_what_was_stuck_goes_once_it_can(policy: EvictionPolicy) -> None:
+    stuck = {"a", "b"}
+    room = Room(2, lambda names: [name for name in names if name in stuck], policy)
+    room.add({"a": 1, "b": 1})
+    with room.reserve([2]) as reservation:
+        assert not reservation.sizes
+    stuck.clear()
+    with room.reserve([2]) as reservation:
+        assert reservation.sizes == [2]
+    assert len(room) == 0
+    room.check()
+
+
+def test_a_stuck_object_that_is_used_has_its_place_again() -> None:
+    stuck = {"a"}
+    room = Room(3, lambda names: [name for name in names if name in stuck])
+    room.add({"a": 1, "b": 1, "c": 1})
+    with room.reserve([1]):
+        pass
+    assert room.names() == ("b", "c", "a")
+    room.touch(["a", "b", "c"])
+    assert room.names() == ("a", "b", "c")
+    room.forget(["a"])
+    room.check()
 
 
 def test_store_that_cannot_delete_at_all_refuses_and_recovers_in_full() -> None:
