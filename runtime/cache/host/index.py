@@ -46,10 +46,7 @@ class HostIndex:
         generations: Int32Array | None = None,
         eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
-        """Start with every page FREE.
-
-        `generations` continues those of an arena that was in use before.
-        """
+        """Start with every page FREE. `generations`: of the arena, if it was in use before."""
         self._pages = HostPages(geometry, generations)
         self.page_bytes = geometry.page_bytes
         """The bytes of a page of each KV group."""
@@ -220,6 +217,10 @@ class HostIndex:
         self._coming.note(lacking, user, self._now_s)
         self._use(group, found, user, InUse(self._now_s))
 
+    def begin_use(self, user: UserId) -> None:
+        """Note that a user has a request: if it had ended, it goes on."""
+        self._evictable.begin_use(user, self._now_s)
+
     def end_use(self, group: int, keys: Sequence[PageKey], user: UserId) -> None:
         """Note that a user has ended its use of these pages, the last of a chain."""
         ready = _ready(self.find_all(group, keys))
@@ -329,10 +330,7 @@ class HostIndex:
         self._groups[group].free.extend(reversed(page_ids))
 
     def check(self) -> None:
-        """Prove that pages, names and lists agree; O(pages).
-
-        Raises AccountingError with the figures.
-        """
+        """Raise AccountingError unless pages, names and lists agree; O(pages)."""
         for part in (self._pages, self._evictable, self._coming):
             part.check()
         for group in range(len(self._groups)):

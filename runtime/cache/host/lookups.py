@@ -106,6 +106,7 @@ class HostLookups:
                 f"L2 has {self._index.num_groups}"
             )
 
+        self._index.begin_use(message.user)
         keys = split_keys(message.keys)
         self._num_arrived += 1
         lookup = OpenLookup(

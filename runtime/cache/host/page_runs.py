@@ -33,9 +33,7 @@ from raydix.runtime.cache.standing import (
 
 _NOWHERE = -1
 _MAX_NEWCOMERS = 1024
-"""The most pages that come into one run one by one: to leave out those that have left it takes as
-long as it is.
-"""
+"""The most pages that come into one run one by one: to leave some out takes as long as it is."""
 
 
 class PageRuns:
@@ -200,6 +198,10 @@ class PageRuns:
                     group, user=owner, reader=user, created_s=created_s, num_hits=num_hits
                 )
                 self._add(origin, pages[::-1].tolist(), standing, now_s)
+
+    def begin_use(self, user: UserId, now_s: float) -> None:
+        """Note that a user goes on, though all its pages may be with readers now."""
+        self._ended.note(user, InUse(now_s))
 
     def last_used_by(self, user: UserId, pages: Items) -> Items:
         """The pages among these that nobody has used since the user did, in the order given."""

@@ -201,6 +201,18 @@ def test_hints_leave_the_pages_of_a_chain_in_order(standing: Standing) -> None:
     assert going(runs, 3.0) == [3, 2, 1, 0]
 
 
+def test_a_user_that_has_ended_and_goes_on_gets_its_pages_back_from_readers() -> None:
+    runs = runs_with(1, 2, 3)
+    runs.use(0, pages(1, 2), A, Idle(1.0), 1.0)
+    runs.retain(A, Over(), 2.0)
+    for page in (1, 2):
+        runs.set_aside(0, page)
+    runs.begin_use(A, 3.0)
+    for page in (2, 1):
+        runs.put_back(0, page, 4.0)
+    assert going(runs, 5.0) == [3, 2, 1]
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_the_end_of_a_keep_leaves_alone_what_the_next_request_has_in_use(is_shared: bool) -> None:
     runs = runs_with(1, 2)

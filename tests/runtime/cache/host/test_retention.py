@@ -171,6 +171,20 @@ def test_what_l2_keeps_no_longer_l3_does_not_keep_either() -> None:
     assert said(host) == []
 
 
+def test_a_session_that_has_ended_and_goes_on_is_in_use_again() -> None:
+    host = attached(16)
+    serve(host, A, ["a1", "a2"])
+    host.say(EndUse(user=A, tenant=TENANT, retention=END))
+    serve(host, B, ["b1", "b2"])
+    host.now_s += 1.0
+    host.lookup("again", ["a1", "a2"], user=A)
+    host.lease(7, ["a1", "a2"])
+    host.release(7)
+    for number in range(10):
+        host.commit([f"x{number}"])
+    assert left_of(host, ["a1", "a2"]) == ["a1", "a2"]
+
+
 def test_a_keep_that_is_given_up_takes_nothing_from_the_sessions_next_request() -> None:
     host = attached(16)
     keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
