@@ -24,20 +24,31 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MIB = 1 << 20
 PATIENCE_S = 120.0
+KEEP_S = 600.0
 
 
-def start(name: str, model: Path, room_mib: int) -> EngineHandle:
-    """Start an engine that wants 24 MiB, 8 at least, of so many beside what others have."""
-    l2 = {"bytes_per_node": "24MiB", "floor_bytes": "8MiB", "total_bytes_per_node": room_mib * MIB}
+def start(name: str, model: Path, room_bytes: int, keep_s: float) -> EngineHandle:
+    """Start an engine that wants 24 MiB, 8 at least, of so much beside what others have."""
+    l2 = {
+        "bytes_per_node": "24MiB",
+        "floor_bytes": "8MiB",
+        "total_bytes_per_node": room_bytes,
+        "keep_s": keep_s,
+    }
     cache = {"page_size": 16, "l1": {"num_pages": 64}, "l2": l2}
     config = load_config({"model": {"path": str(model)}, "cache": cache})
     return start_engine(config, own_name(name), supervision=IMPATIENT)
 
 
 def taken() -> dict[str, int]:
-    """MiB of each model's L2 on this node, by the model's folder."""
+    """Bytes of each model's L2 on this node, by the model's folder."""
     node = ray.get_runtime_context().get_node_id()
-    return {Path(each.model_path).name: each.size_bytes // MIB for each in l2_claims(node)}
+    return {Path(each.model_path).name: each.size_bytes for each in l2_claims(node)}
+
+
+def mib(size_bytes: int) -> int:
+    """The nearest number of MiB: an arena has whole pages."""
+    return round(size_bytes / MIB)
 
 
 async def end_unused() -> None:
@@ -86,26 +97,27 @@ async def test_models_share_a_nodes_bytes_with_a_floor_each(
         for name, seed in (("one", 51), ("two", 52), ("three", 53))
     )
     await end_unused()
-    room = sum(taken().values()) + 32
+    room = sum(taken().values()) + 32 * MIB
 
-    first = await asyncio.to_thread(start, "one", one, room)
-    second = await asyncio.to_thread(start, "two", two, room)
-    try:
-        assert (taken()[one.name], taken()[two.name]) == (24, 8)
-        refused = rf"of {room}MiB others have taken .*{one} 24MiB.* Lower cache.l2.floor_bytes"
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def serving(name: str, model: Path, keep_s: float) -> EngineHandle:
+            handle = await asyncio.to_thread(start, name, model, room, keep_s)
+            stack.push_async_callback(handle.shutdown)
+            return handle
+
+        # What the others leave is to be in no later test's way.
+        first = await serving("one", one, KEEP_S)
+        await serving("two", two, 0.0)
+        assert (mib(taken()[one.name]), mib(taken()[two.name])) == (24, 8)
+        refused = rf"others have taken .*{one} .*Lower cache.l2.floor_bytes"
         with pytest.raises(ConfigError, match=refused):
-            await asyncio.to_thread(start, "three", three, room)
+            await serving("three", three, 0.0)
 
         # What nobody uses makes room for all that the next one wants.
         await fill(first)
         await first.shutdown()
         await kept_unused(one)
-        third = await asyncio.to_thread(start, "three", three, room)
-        try:
-            assert one.name not in taken()
-            assert (taken()[two.name], taken()[three.name]) == (8, 24)
-        finally:
-            await third.shutdown()
-    finally:
-        await first.shutdown()
-        await second.shutdown()
+        await serving("three", three, 0.0)
+        assert one.name not in taken()
+        assert (mib(taken()[two.name]), mib(taken()[three.name])) == (8, 24)
