@@ -1,4 +1,4 @@
-"""A set of page keys in 5.3 bytes a key, which tells at once how many of a chain's pages it has.
+"""A set of page keys in 5.3 bytes a key, which tells at once which pages of a chain it has.
 
 Of each key 32 bits are kept, in one of two buckets that the key says (Azar et al., "Balanced
 allocations", 1994, with the buckets of a cuckoo filter: Fan et al., 2014; as buckets have eight
@@ -64,11 +64,6 @@ class KeyFilter:
             for place in np.flatnonzero(~found).tolist():
                 found[place] = int(words[place]) in self._homeless
         return found
-
-    def num_leading(self, words: Words) -> int:
-        """How many of a chain's pages are there, up to the first gap."""
-        gaps = np.flatnonzero(~self.has(words))
-        return int(gaps[0]) if len(gaps) else len(words)
 
     def add(self, words: Words) -> None:
         """Add keys; those that are there already stay as they are."""

@@ -278,12 +278,17 @@ async def test_engines_of_a_service_come_and_go(cluster, members):
         assert pickle.loads(pickle.dumps(service)).name == "made-up"
 
 
+def fall_silent(cluster):
+    """No engine answers any more."""
+    cluster.answer = never
+    for link in cluster.links:
+        link._answer = never
+
+
 async def test_requests_wait_while_a_service_has_no_engine(cluster, members):
     members.join("a")
     async with await AsyncService.find("made-up") as service:
-        cluster.answer = never
-        for link in cluster.links:
-            link._answer = never
+        fall_silent(cluster)
         task = asyncio.create_task(last(service.generate([5, 6])))
         await until(lambda: asked(cluster, "a"))
         members.leave("a")
@@ -303,9 +308,7 @@ async def test_a_service_without_an_engine_for_long_fails_its_requests(
         await AsyncService.find("made-up")
     members.join("a")
     async with await AsyncService.find("made-up") as service:
-        cluster.answer = never
-        for link in cluster.links:
-            link._answer = never
+        fall_silent(cluster)
         task = asyncio.create_task(last(service.generate([5, 6])))
         await until(lambda: asked(cluster, "a"))
         members.leave("a")

@@ -51,7 +51,6 @@ class FilterMachine(RuleBasedStateMachine):
         there = [number in self.model for number in numbers]
 
         assert self.filter.has(words(numbers)).tolist() == there
-        assert self.filter.num_leading(words(numbers)) == (there + [False]).index(False)
 
     @invariant()
     def is_counted(self) -> None:
