@@ -19,12 +19,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.cores.cache_limits import hit_fractions, infinite_hit_fraction
-from benchmarks.cores.tier_replay import Hints, HostTier, Tier, TreeTier, hit_fraction
-from benchmarks.cores.trace_requests import TraceRequest, read_trace
+from benchmarks.cores.tier_replay import Hints, hit_fraction
 from benchmarks.records.command_line import add_results, make_parser, run
 from benchmarks.records.record import Figure, report
 from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.foresight.plan.limits import hit_fractions, infinite_hit_fraction
+from raydix.runtime.foresight.plan.quick import HostTier, Tier, TreeTier
+from raydix.runtime.foresight.traces import TraceRequest, read_trace
 
 TRACES = Path(__file__).parent / "traces"
 CONVERSATION_BLOCKS = 10_000

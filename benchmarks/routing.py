@@ -29,14 +29,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cores.cache_limits import infinite_hit_fraction
 from benchmarks.cores.routed_nodes import NodeSpeed, VirtualClock
 from benchmarks.cores.routed_traffic import Ingresses, Outcome, Router, drive
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest, read_trace
 from benchmarks.records.command_line import add_keep, count, make_parser, positive, run
 from benchmarks.records.record import Figure, report
 from benchmarks.rivals.dynamo_selection import DynamoSelection
 from benchmarks.rivals.ray_affinity import RayAffinity
+from raydix.runtime.foresight.plan.limits import infinite_hit_fraction
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest, read_trace
 from raydix.runtime.messages.line import Line
 from raydix.runtime.routing.key_filter import KeyFilter
 from raydix.runtime.routing.policies import RoundRobin, RoutingPolicy, SessionHash, SoonestNode

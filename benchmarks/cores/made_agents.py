@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
 
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 
 _PREFILL_TOKENS_PER_S = 20_000
 _DECODE_TOKENS_PER_S = 60

@@ -14,12 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import root_key, split_keys
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import RadixTree
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.line import Line
 from raydix.runtime.routing.load_average import LoadAverage
 from raydix.runtime.scheduler.predictors import TimePredictor

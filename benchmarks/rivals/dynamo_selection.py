@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cores.routed_nodes import KeyNews, RoutedNode, VirtualClock
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 
 _SCRIPT = Path(__file__).with_name("selection_process.py")
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from unittest import mock
 
 from benchmarks.cores.routed_nodes import KeyNews, RoutedNode, VirtualClock
-from benchmarks.cores.trace_requests import TraceRequest
+from raydix.runtime.foresight.traces import TraceRequest
 
 _FIRST_CHARACTER = 0xE000
 """Above the surrogates, which are no characters."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
 
 _GIB = 1 << 30
-_GPUS = {
+GPUS = {
     "L4": 22 * _GIB,
     "L40S": 44 * _GIB,
     "A100 40GB": 39 * _GIB,
@@ -179,7 +179,7 @@ def _lines(
         yield "cache.events.curve is not read here, where the engine will not run"
 
     if config.model.device == "cuda":
-        for name, num_bytes in _GPUS.items():
+        for name, num_bytes in GPUS.items():
             yield f"  {name}: {_fit(config, model, num_bytes)}"
 
 

@@ -21,6 +21,7 @@ from raydix.runtime.cli.doctor import doctor
 from raydix.runtime.cli.endings import plain_endings
 from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.ingress import ingress
+from raydix.runtime.cli.plan import plan
 from raydix.runtime.cli.serve import serve
 from raydix.runtime.cli.status import status, stop
 from raydix.runtime.cli.warm_up import warm_up
@@ -52,7 +53,19 @@ def before_every_verb(version: Version = False) -> None:
     """Options of `raydix` itself."""
 
 
-for verb in (serve, ingress, status, stop, generate, demo, bench, doctor, dashboards, warm_up):
+for verb in (
+    serve,
+    ingress,
+    status,
+    stop,
+    generate,
+    demo,
+    bench,
+    doctor,
+    plan,
+    dashboards,
+    warm_up,
+):
     app.command()(verb)
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cores.routed_nodes import KeyNews, NodeSpeed, RoutedNode, Served, VirtualClock
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
 from benchmarks.routing import TRACES
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.line import Line
 
 FAST = NodeSpeed(num_blocks=10, prefill_tokens_per_s=1024.0, start_tokens_per_s=1024.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.cores.made_agents import Shape, make_trace
-from benchmarks.cores.trace_requests import BLOCK_TOKENS
+from raydix.runtime.foresight.traces import BLOCK_TOKENS
 
 SMALL = Shape(num_sessions=6, mean_turns=5.0, child_fraction=0.2)
 

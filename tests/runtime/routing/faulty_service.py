@@ -12,9 +12,9 @@ from benchmarks.cores.routed_nodes import (
     VirtualClock,
     key_of,
 )
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
 from raydix.ids import NodeId, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.kv_events import (
     KvNews,
     PagesRemoved,

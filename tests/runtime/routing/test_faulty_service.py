@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cores.routed_nodes import VirtualClock
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.routing.policies import RoundRobin, RoutingPolicy, SessionHash, SoonestNode
 from tests.runtime.routing.faulty_service import Fault, FaultyService
 

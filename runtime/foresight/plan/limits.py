@@ -7,8 +7,10 @@ none that the running request uses.
 import heapq
 from collections.abc import Sequence
 
-from benchmarks.cores.trace_requests import BLOCK_TOKENS, TraceRequest
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 
+Chain = tuple[int, ...]
+"""The blocks of a prompt."""
 _NEVER = 1 << 60
 _Key = tuple[int, int]
 
@@ -63,40 +65,53 @@ def hit_fractions(requests: Sequence[TraceRequest], num_blocks: int) -> dict[str
     As in the traces' table a last block that is not whole takes room, too: `lru` and `min`. Raydix
     keeps whole pages alone, as in `lru_whole`.
     """
-    whole = [request.blocks for request in requests]
-    every = [_with_partial(request) for request in requests]
-    last_uses = [[index] * len(blocks) for index, blocks in enumerate(every)]
-    ranks = {
-        "lru": (every, last_uses),
-        "lru_whole": (whole, last_uses),
-        "min": (every, [[-use for use in uses] for uses in _next_uses(every)]),
+    every = chains_of(requests, with_partial=True)
+    found = {
+        "lru": lru_blocks(every, num_blocks),
+        "lru_whole": lru_blocks(chains_of(requests, with_partial=False), num_blocks),
+        "min": min_blocks(every, num_blocks),
     }
     num_tokens = sum(request.num_tokens for request in requests)
-    return {
-        name: _replay(chains, num_blocks, rank) * BLOCK_TOKENS / num_tokens
-        for name, (chains, rank) in ranks.items()
-    }
+    return {name: sum(counts) * BLOCK_TOKENS / num_tokens for name, counts in found.items()}
 
 
-def _with_partial(request: TraceRequest) -> tuple[int, ...]:
-    return (
-        request.blocks
-        if request.partial_block is None
-        else (*request.blocks, request.partial_block)
-    )
+def chains_of(requests: Sequence[TraceRequest], *, with_partial: bool) -> list[Chain]:
+    """The blocks of each prompt; with or without a last one that is not whole."""
+    return [
+        (*request.blocks, request.partial_block)
+        if with_partial and request.partial_block is not None
+        else request.blocks
+        for request in requests
+    ]
 
 
 def infinite_hit_fraction(requests: Sequence[TraceRequest]) -> float:
     """The share that a cache without bounds would have."""
+    found = infinite_blocks(chains_of(requests, with_partial=False))
+    return sum(found) * BLOCK_TOKENS / sum(request.num_tokens for request in requests)
+
+
+def infinite_blocks(chains: Sequence[Chain]) -> list[int]:
+    """How many of each prompt's blocks a cache without bounds has."""
     seen: set[int] = set()
-    num_hits = 0
-    for request in requests:
-        num_hits += sum(block in seen for block in request.blocks)
-        seen.update(request.blocks)
-    return num_hits * BLOCK_TOKENS / sum(request.num_tokens for request in requests)
+    found = []
+    for chain in chains:
+        found.append(sum(block in seen for block in chain))
+        seen.update(chain)
+    return found
 
 
-def _next_uses(chains: Sequence[Sequence[int]]) -> list[list[int]]:
+def lru_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
+    """How many of each prompt's blocks are there, if the least recently used leaf goes."""
+    return _replay(chains, num_blocks, [[index] * len(each) for index, each in enumerate(chains)])
+
+
+def min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
+    """How many of each prompt's blocks are there, if the leaf goes that is used last (MIN)."""
+    return _replay(chains, num_blocks, [[-use for use in uses] for uses in _next_uses(chains)])
+
+
+def _next_uses(chains: Sequence[Chain]) -> list[list[int]]:
     coming: dict[int, int] = {}
     found = []
     for index in range(len(chains) - 1, -1, -1):
@@ -105,18 +120,16 @@ def _next_uses(chains: Sequence[Sequence[int]]) -> list[list[int]]:
     return found[::-1]
 
 
-def _replay(
-    chains: Sequence[Sequence[int]], num_blocks: int, ranks: Sequence[Sequence[int]]
-) -> int:
-    """The number of blocks that are there when they are asked for; the lowest rank goes first."""
+def _replay(chains: Sequence[Chain], num_blocks: int, ranks: Sequence[Sequence[int]]) -> list[int]:
+    """Per prompt, the blocks that are there when they are asked for; the lowest rank goes first."""
     leaves = _Leaves()
-    num_hits = 0
+    found = []
     for blocks, rank in zip(chains, ranks, strict=True):
         in_use = set(blocks)
         num_known = 0
         while num_known < len(blocks) and blocks[num_known] in leaves.parents:
             num_known += 1
-        num_hits += num_known
+        found.append(num_known)
 
         parent = -1
         for place, block in enumerate(blocks):
@@ -127,4 +140,4 @@ def _replay(
             # Of equals the deepest goes first.
             leaves.set_key(block, (rank[place], -place))
             parent = block
-    return num_hits
+    return found

@@ -1,0 +1,140 @@
+"""The requests of a trace of block ids, with their sessions and what comes next of them.
+
+A trace is in Mooncake's format: one JSON object a line with `timestamp` (ms), `input_length`,
+`output_length` and `hash_ids`, one id per block of the prompt, each of which stands for its block
+and all before it. The last block may be partial. Of agents it may also name `session_id` and
+`delay`, the ms from the answer before.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydix.errors import BadRequest
+
+BLOCK_TOKENS = 512
+"""Tokens per block of Mooncake's own traces."""
+_PREFILL_TOKENS_PER_S = 20_000
+_DECODE_TOKENS_PER_S = 60
+"""How long an answer takes: as the agentic trace was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceRequest:
+    """A request, and the truth about its session."""
+
+    blocks: tuple[int, ...]
+    """Whole blocks, each named with all that comes before it."""
+    partial_block: int | None
+    """The last block, if it is not whole."""
+    num_tokens: int
+    """The length of the whole prompt."""
+    num_answer_tokens: int
+    arrival_s: float
+    end_s: float
+    """When its answer ends, if nothing has to wait."""
+    session: int
+    next_s: float | None
+    """When the session's next request comes; None: none does."""
+
+
+def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
+    """All requests of a trace, in order; the file may be compressed (`.gz`).
+
+    A trace that names no sessions has those that its chains tell: a request goes on with the one
+    that last used the deepest block they share, if that is more than what all begin with. Raises
+    BadRequest, which names the line, if the file is no such trace.
+    """
+    rows = list(_rows(path, block_tokens))
+    if not rows:
+        raise BadRequest(f"{path} holds no request; expected one JSON object per line.")
+    numbers: dict[Any, int] = {}
+    ids = [[numbers.setdefault(each, len(numbers)) for each in row["hash_ids"]] for row in rows]
+    num_whole = [row["input_length"] // block_tokens for row in rows]
+    blocks = [tuple(each[:num]) for each, num in zip(ids, num_whole, strict=True)]
+    named = [row.get("session_id") for row in rows]
+    sessions = _by_chains(blocks) if None in named else _numbered(named)
+    arrivals = [row["timestamp"] / 1000 for row in rows]
+    next_s = _next_arrivals(sessions, arrivals)
+
+    requests, seen = [], set[int]()
+    for index, row in enumerate(rows):
+        num_new = sum(block not in seen for block in blocks[index])
+        seen.update(blocks[index])
+        answer_s = row["output_length"] / _DECODE_TOKENS_PER_S
+        requests.append(
+            TraceRequest(
+                blocks=blocks[index],
+                partial_block=None if len(ids[index]) == num_whole[index] else ids[index][-1],
+                num_tokens=row["input_length"],
+                num_answer_tokens=row["output_length"],
+                arrival_s=arrivals[index],
+                end_s=arrivals[index] + num_new * block_tokens / _PREFILL_TOKENS_PER_S + answer_s,
+                session=sessions[index],
+                next_s=next_s[index],
+            )
+        )
+    return requests
+
+
+def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
+    try:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as file:
+            lines = [line for line in file if line.strip()]
+    except (OSError, ValueError, EOFError) as error:
+        # Of what the system refuses the text names the file again.
+        reason = getattr(error, "strerror", None) or error
+        raise BadRequest(f"{path} cannot be read: {reason}.") from None
+
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+            num_tokens, num_ids = int(row["input_length"]), len(row["hash_ids"])
+            float(row["timestamp"]), int(row["output_length"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRequest(
+                f"{place}: {type(error).__name__}: {error}; expected an object with timestamp, "
+                f"input_length, output_length and hash_ids."
+            ) from None
+        num_expected = -(-num_tokens // block_tokens)
+        if num_ids != num_expected:
+            raise BadRequest(
+                f"{place} has {num_ids} hash_ids for {num_tokens} tokens; expected {num_expected} "
+                f"of {block_tokens} tokens. Say with --block-tokens how large its blocks are."
+            )
+        yield row
+
+
+def _numbered(names: Sequence[object]) -> list[int]:
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(name, len(numbers) + 1) for name in names]
+
+
+def _by_chains(chains: Sequence[tuple[int, ...]]) -> list[int]:
+    last_user: dict[int, int] = {}
+    sessions: list[int] = []
+    num_sessions = 0
+    for blocks in chains:
+        known = [block for block in blocks[1:] if block in last_user]
+        if known:
+            session = last_user[known[-1]]
+        else:
+            num_sessions += 1
+            session = num_sessions
+        last_user.update(dict.fromkeys(blocks, session))
+        sessions.append(session)
+    return sessions
+
+
+def _next_arrivals(sessions: Sequence[int], arrivals: Sequence[float]) -> list[float | None]:
+    coming: dict[int, float] = {}
+    found: list[float | None] = []
+    for session, arrival_s in zip(reversed(sessions), reversed(arrivals), strict=True):
+        found.append(coming.get(session))
+        coming[session] = arrival_s
+    return found[::-1]

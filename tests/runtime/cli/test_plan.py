@@ -1,0 +1,77 @@
+"""`raydix plan` tells people and programs what sizes of the tiers would find of a trace."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydix.runtime.model.families.table import Family
+from tests.checkpoints import make_checkpoint
+
+Run = Callable[..., int]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Ten sessions of three turns, in turn; blocks of 16 tokens."""
+    path: Path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    rows = []
+    for turn in range(3):
+        for session in range(10):
+            ids = [0, *[1 + 100 * session + each for each in range(4 * (turn + 1))]]
+            rows.append(
+                {
+                    "timestamp": 1000 * len(rows),
+                    "input_length": 16 * len(ids),
+                    "output_length": 4,
+                    "hash_ids": ids,
+                }
+            )
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return str(path)
+
+
+def test_people_read_a_table_and_what_is_worth_most(
+    run: Run, capsys: Capture, trace: str, tmp_path: Path
+) -> None:
+    png = tmp_path / "plan.png"
+    arguments = ["--token-bytes", "1KiB", "--l1", "256KiB,1MiB", "--l2", "0,2MiB"]
+    arguments += ["--block-tokens", "16", "--euro-per-gib", "60,6,0.2", "--png", str(png)]
+    assert run("plan", trace, *arguments) == 0
+    out = capsys.readouterr().out
+    for words in ("Quick depth", "MIN", "unbounded", "L2 of 2MiB: +", "per euro"):
+        assert words in out
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_and_a_gpu_say_how_many_blocks_fit(
+    run: Run, capsys: Capture, trace: str, tmp_path: Path
+) -> None:
+    folder: Path = make_checkpoint(tmp_path / "model", Family.QWEN3, seed=3)
+    arguments = ["--model", str(folder), "--gpu", "H200", "--block-tokens", "16", "--json"]
+    assert run("plan", trace, *arguments) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["choice"]["l1_bytes"] > 100 << 30
+    [smallest, *_] = [point for point in figures["tiers"] if point["tier"] == "L1"]
+    assert smallest["num_blocks"] > 10**6
+    assert figures["mixes"][0]["total"] == pytest.approx(figures["infinite"]), "all fits"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "either --model or --token-bytes"),
+        (["--token-bytes", "1KiB"], "nothing says how large L1 is"),
+        (["--token-bytes", "1KiB", "--l1", "much"], "--l1 has 'much'"),
+        (["--token-bytes", "1KiB", "--gpu", "H200"], "say something of a --model"),
+        (["--token-bytes", "1KiB", "--l1", "1MiB", "--count-after", "1"], "--count-after is 1"),
+        (["--token-bytes", "1KiB", "--l1", "1MiB", "--euro-per-gib", "1,2"], "three prices"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(
+    run: Run, capsys: Capture, trace: str, arguments: list[str], words: str
+) -> None:
+    assert run("plan", trace, "--block-tokens", "16", *arguments) == 1
+    assert words in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""Plans are what production tiers find of a trace, beside the limits of any policy."""
+
+import random
+
+import pytest
+
+from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.foresight.plan.limits import (
+    chains_of,
+    infinite_blocks,
+    lru_blocks,
+    min_blocks,
+)
+from raydix.runtime.foresight.plan.planning import (
+    Plan,
+    Question,
+    Sizes,
+    TierSize,
+    make_plan,
+)
+from raydix.runtime.foresight.traces import TraceRequest
+
+BLOCK = 4
+
+
+def made_trace(seed: int, num_requests: int) -> list[TraceRequest]:
+    """Sessions of chains that grow, behind one block that all have; some have a partial end."""
+    draw = random.Random(seed)
+    chains: list[list[int]] = []
+    names = iter(range(1, 10**6))
+    requests = []
+    for index in range(num_requests):
+        if chains and draw.random() < 0.6:
+            chain = draw.choice(chains[-8:])
+        else:
+            chain = [0]
+            chains.append(chain)
+        chain += [next(names) for _ in range(draw.randint(1, 5))]
+        partial = next(names) if draw.random() < 0.5 else None
+        requests.append(
+            TraceRequest(
+                blocks=tuple(chain),
+                partial_block=partial,
+                num_tokens=len(chain) * BLOCK + (partial is not None),
+                num_answer_tokens=1,
+                arrival_s=float(index),
+                end_s=index + 0.5,
+                session=1 + index,
+                next_s=None,
+            )
+        )
+    return requests
+
+
+def sizes(num_blocks: tuple[int, ...]) -> list[TierSize]:
+    return [TierSize(num_bytes=10 * each, num_blocks=each) for each in num_blocks]
+
+
+def plan_of(seed: int, eviction: EvictionPolicy = EvictionPolicy.LRU, after: float = 0.0) -> Plan:
+    question = Question(
+        requests=made_trace(seed, 150),
+        block_tokens=BLOCK,
+        eviction=eviction,
+        count_after=after,
+    )
+    return make_plan(
+        question,
+        Sizes(l1=sizes((0, 40, 80)), l2=sizes((0, 60, 200)), l3=[*sizes((0,)), None]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_policy_finds_more_than_min_and_min_no_more_than_a_cache_without_bounds(
+    seed: int,
+) -> None:
+    for eviction in (EvictionPolicy.LRU, EvictionPolicy.FIFO, EvictionPolicy.LFU):
+        found = plan_of(seed, eviction)
+        assert len(found.points) == 4
+        for point in found.points:
+            assert 0 < point.chosen <= point.min + 1e-9
+            assert point.min <= found.infinite + 1e-9
+
+
+def test_both_tiers_find_what_the_model_of_lru_finds() -> None:
+    requests = made_trace(1, 150)
+    asked = sum(request.num_tokens for request in requests)
+    chains = chains_of(requests, with_partial=False)
+    for point in plan_of(1).points:
+        expected = 100 * BLOCK * sum(lru_blocks(chains, point.num_blocks)) / asked
+        assert point.lru == pytest.approx(expected, abs=1.0), point.tier
+
+
+def test_tiers_add_up_and_none_loses_for_being_larger() -> None:
+    found = plan_of(2)
+    by_sizes = {(mix.l1_bytes, mix.l2_bytes, mix.l3_bytes): mix for mix in found.mixes}
+    assert len(by_sizes) == 18
+    for (l1, l2, l3), mix in by_sizes.items():
+        assert min(mix.l1, mix.l2, mix.l3) >= 0
+        assert (mix.l1 > 0) == (l1 > 0)
+        if l3 is None:
+            assert mix.total == pytest.approx(found.infinite)
+        if l2 == 600:
+            assert mix.total >= by_sizes[l1, 0, l3].total
+
+
+def test_the_next_size_gains_what_the_totals_differ_by() -> None:
+    found = plan_of(2)
+    choice = next(mix for mix in found.mixes if mix.l1_bytes == 400)
+    gains = {gain.tier: gain for gain in found.gains(choice)}
+    assert set(gains) == {"L1", "L2"}, "an L3 without a bound has no price per GiB"
+    larger = next(mix for mix in found.mixes if mix.l1_bytes == 800)
+    assert gains["L1"].points == pytest.approx(larger.total - choice.total)
+    assert gains["L1"].points_per_gib == pytest.approx(gains["L1"].points * 2**30 / 400)
+
+
+def test_requests_that_fill_the_tiers_are_not_counted() -> None:
+    requests = made_trace(3, 150)
+    found = infinite_blocks(chains_of(requests, with_partial=False))
+    counted = slice(75, None)
+    asked = sum(request.num_tokens for request in requests[counted])
+    expected = 100 * BLOCK * sum(found[counted]) / asked
+    assert plan_of(3, after=0.5).infinite == pytest.approx(expected)
+
+
+def test_min_keeps_what_comes_back_first() -> None:
+    chains = [(1,), (2,), (3,), (2,), (1,)]
+    assert sum(min_blocks(chains, 2)) == 1
+    assert sum(lru_blocks(chains, 2)) == 1
+    assert sum(min_blocks([(1,), (2,), (3,), (1,), (1,)], 2)) == 2
+    assert sum(lru_blocks([(1,), (2,), (3,), (1,), (1,)], 2)) == 1

@@ -1,0 +1,69 @@
+"""Traces of any block size are read as they are, and what is none is refused by its line."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from raydix.errors import BadRequest
+from raydix.runtime.foresight.traces import read_trace
+
+
+def row(at_ms: int, num_tokens: int, ids: list[object], **more: object) -> dict[str, object]:
+    return {
+        "timestamp": at_ms,
+        "input_length": num_tokens,
+        "output_length": 6,
+        "hash_ids": ids,
+        **more,
+    }
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    text = "".join(json.dumps(each) + "\n" for each in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_blocks_of_any_size_and_names_are_read(tmp_path: Path, name: str) -> None:
+    rows = [row(0, 40, ["a", "b", "c"]), row(1500, 32, ["a", "b"])]
+    first, second = read_trace(write(tmp_path / name, rows), block_tokens=16)
+    assert first.blocks == second.blocks == (0, 1)
+    assert (first.partial_block, second.partial_block) == (2, None)
+    assert second.arrival_s == 1.5
+    assert first.next_s == 1.5, "the second goes on with what the first began"
+
+
+def test_sessions_are_those_that_are_named(tmp_path: Path) -> None:
+    rows = [row(at, 16, [at], session_id=name) for at, name in enumerate("xyx")]
+    requests = read_trace(write(tmp_path / "trace.jsonl", rows), block_tokens=16)
+    assert [request.session for request in requests] == [1, 2, 1]
+    assert [request.next_s for request in requests] == [0.002, None, None]
+
+
+def test_a_wrong_block_size_is_told_with_the_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", [row(0, 512, [1]), row(1, 1024, [1])])
+    with pytest.raises(BadRequest, match=r"line 2 has 1 hash_ids for 1024 tokens; expected 2"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"timestamp": 1}', "3"])
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadRequest, match="line 1"):
+        read_trace(path)
+
+
+def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="cannot be read"):
+        read_trace(tmp_path / "none.jsonl")
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(BadRequest, match="holds no request"):
+        read_trace(empty)
