@@ -16,7 +16,9 @@ The parts are timed one by one beside that: the median of runs of 10. On a GPU t
 by its parts alone, for the thread spins while it waits for the device.
 """
 
+import os
 import queue
+import select
 import sys
 import threading
 import time
@@ -102,11 +104,16 @@ class WireLink:
 
     def __init__(self) -> None:
         self._plans: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._arrived = os.eventfd(0)
         self.results: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def plan(self, plan: bytes) -> None:
         """Hand a plan to the actor."""
+        self._put(plan)
+
+    def _put(self, plan: bytes | None) -> None:
         self._plans.put(plan)
+        os.eventfd_write(self._arrived, 1)
 
     def receive(self) -> Message:
         """The next plan."""
@@ -119,6 +126,19 @@ class WireLink:
         """Whether a plan waits."""
         return not self._plans.empty()
 
+    def wait_message_or(self, descriptor: int) -> bool:
+        """Wait for a plan, or for a descriptor."""
+        arrivals = select.poll()
+        for each in (self._arrived, descriptor):
+            arrivals.register(each, select.POLLIN)
+        while self._plans.empty():
+            ready = [each for each, _ in arrivals.poll()]
+            if self._arrived in ready:
+                os.eventfd_read(self._arrived)
+            if descriptor in ready:
+                break
+        return self.has_message()
+
     def send(self, message: Message) -> None:
         """Take a result."""
         self.results.put(encode(message))
@@ -129,7 +149,7 @@ class WireLink:
 
     def close(self) -> None:
         """End what waits for a plan."""
-        self._plans.put(None)
+        self._put(None)
 
 
 def make_idle(runner: Any, vocab_size: int) -> None:

@@ -23,8 +23,8 @@ class PlanFeed:
         """
         if self._standing.may_repeat:
             # Whatever is enqueued by then, a plan that comes has to wait for.
-            self._results.wait_until_few()
-            if not link.has_message():
+            has_come = self._results.wait_until_few(link)
+            if not has_come:
                 return self._standing.repeat()
 
         plan = link.receive()

@@ -1,5 +1,6 @@
 """The steps that a rank has enqueued: their results are reported in order, once they are there."""
 
+import os
 import queue
 import threading
 import time
@@ -51,6 +52,10 @@ class StepResults:
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         """An entry for each step that has ended and that the thread which adds steps still counts.
         """
+        self._woken: int | None = None
+        """A descriptor at which there is something to read once a step has ended; None: the thread
+        that adds steps has not waited for that yet.
+        """
         self._num_open = 0
         """The steps that this thread counts as under way."""
         self._ahead = StepsAhead()
@@ -62,8 +67,7 @@ class StepResults:
     def add(self, step: EnqueuedStep) -> None:
         """Report this step in its turn. Waits while as many as may be are in flight."""
         self._places.get()
-        for _ in range(self._ended.qsize()):
-            self._note_ended()
+        self._count_ended()
         self._num_open += 1
         self._steps.put(step)
 
@@ -71,14 +75,32 @@ class StepResults:
         """Tell, once the steps added so far are reported, that these will not be added."""
         self._steps.put(_LeftOut(link, message))
 
-    def wait_until_few(self) -> None:
-        """Wait until so few steps are under way that the device may soon have none left."""
+    def wait_until_few(self, link: BlockingLink) -> bool:
+        """Wait until so few steps are under way that the device may soon have none left.
+
+        Returns whether a message has come, which ends the wait: what it loads may begin at once.
+        """
+        if self._woken is None:
+            self._woken = os.eventfd(0)
+        # Counted behind that: steps that end from now on are told of at the descriptor.
+        self._count_ended()
         while self._num_open > self._ahead.num_steps:
-            self._note_ended()
+            if link.wait_message_or(self._woken):
+                return True
+            os.eventfd_read(self._woken)
+            self._count_ended()
+        return link.has_message()
+
+    def _count_ended(self) -> None:
+        """Count the steps that have ended since the last time as under way no more."""
+        for _ in range(self._ended.qsize()):
+            self._ended.get()
+            self._num_open -= 1
 
     def _note_ended(self) -> None:
-        self._ended.get()
-        self._num_open -= 1
+        self._ended.put(None)
+        if self._woken is not None:
+            os.eventfd_write(self._woken, 1)
 
     def close(self) -> None:
         """No step comes any more: `report` returns after the last one."""
@@ -103,11 +125,15 @@ class StepResults:
                 self._report_step(step, experts)
             finally:
                 self._places.put(None)
+        # Whoever adds steps waits no more.
+        if self._woken is not None:
+            os.close(self._woken)
+            self._woken = None
 
     def _wait(self, step: EnqueuedStep) -> float:
         """Wait until a step has ended; returns the time that its rows took."""
         if step.timer is None:
-            self._ended.put(None)
+            self._note_ended()
             return 0.0
         began_s = time.monotonic()
         try:
@@ -116,7 +142,7 @@ class StepResults:
             return compute_s
         finally:
             # Who waits for it may enqueue another one: even before this one is reported.
-            self._ended.put(None)
+            self._note_ended()
 
     def _report_step(self, step: EnqueuedStep, experts: Experts) -> None:
         compute_s = self._wait(step)

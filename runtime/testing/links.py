@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +25,10 @@ class ThreadInbox:
         self._bodies: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._is_ended = False
+        self._arrived: int | None = None
+        """A descriptor at which there is something to read once something has changed; None: nobody
+        has waited for that.
+        """
 
     def put(self, body: bytes) -> None:
         """Add a body; after the end it is dropped."""
@@ -29,7 +36,7 @@ class ThreadInbox:
             if not self._is_ended:
                 self._bodies.append(body)
                 self.num_bytes += len(body)
-                self._changed.notify_all()
+                self._note_change()
 
     def take(self) -> bytes:
         """Wait for the oldest body. Raises LinkClosed after the last one."""
@@ -47,6 +54,29 @@ class ThreadInbox:
         with self._changed:
             return bool(self._bodies) or self._is_ended
 
+    def wait_body_or(self, descriptor: int) -> bool:
+        """Wait until `take` would not, or there is something to read at a descriptor."""
+        with self._changed:
+            if self._arrived is None:
+                self._arrived = os.eventfd(0)
+                weakref.finalize(self, os.close, self._arrived)
+            arrived = self._arrived
+        arrivals = select.poll()
+        for each in (arrived, descriptor):
+            arrivals.register(each, select.POLLIN)
+        while not self.has_body():
+            ready = [each for each, _ in arrivals.poll()]
+            if arrived in ready:
+                os.eventfd_read(arrived)
+            if descriptor in ready:
+                break
+        return self.has_body()
+
+    def _note_change(self) -> None:
+        self._changed.notify_all()
+        if self._arrived is not None:
+            os.eventfd_write(self._arrived, 1)
+
     def wait_ended(self) -> None:
         """Return once nothing more will come."""
         with self._changed:
@@ -56,7 +86,7 @@ class ThreadInbox:
         """Nothing more will come."""
         with self._changed:
             self._is_ended = True
-            self._changed.notify_all()
+            self._note_change()
 
     def drop(self) -> None:
         """End, and forget what is here."""
@@ -64,7 +94,7 @@ class ThreadInbox:
             self._bodies.clear()
             self.num_bytes = 0
             self._is_ended = True
-            self._changed.notify_all()
+            self._note_change()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +209,10 @@ class InProcessBlockingLink:
     def has_message(self) -> bool:
         """Whether something is in the inbox, or an end has closed."""
         return self.inbox.has_body()
+
+    def wait_message_or(self, descriptor: int) -> bool:
+        """Wait for the inbox and for a descriptor."""
+        return self.inbox.wait_body_or(descriptor)
 
     def wait_ended(self) -> None:
         """Return once an end has closed."""

@@ -83,6 +83,17 @@ class BlockingSocketLink:
         """Whether something has come over the socket, or it was closed."""
         return self._is_closed or self._reader.has_body or bool(self._arrivals.poll(0))
 
+    def wait_message_or(self, descriptor: int) -> bool:
+        """Wait for the socket and for another descriptor."""
+        # `close` waits for the lock: a descriptor that is polled must not become another's.
+        with self._receive_lock:
+            if self._is_closed or self._reader.has_body:
+                return True
+            arrivals = select.poll()
+            arrivals.register(self._connection, select.POLLIN)
+            arrivals.register(descriptor, select.POLLIN)
+            return any(ready != descriptor for ready, _ in arrivals.poll())
+
     def descriptor(self) -> int | None:
         """Where there is something to read once the next message has come, or the end.
 

@@ -106,6 +106,12 @@ class BlockingLink(Protocol):
         For the thread that receives.
         """
 
+    def wait_message_or(self, descriptor: int) -> bool:
+        """Wait until `receive` would not wait, or there is something to read at a descriptor.
+
+        Returns whether `receive` would not wait. For the thread that receives.
+        """
+
     def wait_ended(self) -> None:
         """Return once an end has closed, though messages may be left to receive. Thread-safe."""
 

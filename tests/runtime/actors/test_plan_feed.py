@@ -2,13 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
 
 from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.gpu_model import (
+    GpuModel,
+    HostTimer,
+    LoadedGpuModel,
+    RankPlace,
+    StepTimer,
+)
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
@@ -28,6 +34,8 @@ class GatedRunner:
 
     def __init__(self, held: int) -> None:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
+        self.has_replaced = threading.Event()
+        """Set with the first step that is no repetition of the one before it."""
         self.starts: list[tuple[int, list[int]]] = []
         """The steps that were made, and where their rows begin."""
         self._held = held
@@ -37,6 +45,8 @@ class GatedRunner:
         """Nothing to do."""
 
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> SleepingOutput:
+        if self.starts and plan.step != self.starts[-1][0] + 1:
+            self.has_replaced.set()
         self.starts.append((plan.step, plan.row_starts.tolist()))
         if plan.step == self._held:
             self.has_begun.set()
@@ -47,8 +57,9 @@ class GatedRunner:
 class RepeatingRank:
     """A GPU actor, and the Schedulers that it finds one after the other."""
 
-    def __init__(self, held: int) -> None:
+    def __init__(self, held: int, make_timer: Callable[[], StepTimer] = HostTimer) -> None:
         self.runner = GatedRunner(held)
+        self._make_timer = make_timer
         self.actor = GpuActor(
             config=CONFIG, name="t", rank=0, incarnation=1, build_model=self._build, on_fatal=int
         )
@@ -59,7 +70,8 @@ class RepeatingRank:
         loaded = build_sleeping_model(config, place, step_s=0.0)
 
         def prepare(num_pages: tuple[int, ...]) -> GpuModel:
-            return replace(loaded.prepare(num_pages), runner=self.runner)
+            model = loaded.prepare(num_pages)
+            return replace(model, runner=self.runner, make_timer=self._make_timer)
 
         return replace(loaded, prepare=prepare)
 
@@ -136,3 +148,32 @@ async def test_nothing_is_repeated_for_a_scheduler_that_is_gone(rank: RepeatingR
 
     assert (await receive(second, StepResult)).step == 1
     assert rank.runner.starts == [(1, [0]), (2, [1]), (3, [2]), (1, [30])]
+
+
+class HeldTimer(HostTimer):
+    """Steps of a device that does not get on until it is let go."""
+
+    may_end = threading.Event()
+
+    def wait_s(self) -> float:
+        assert self.may_end.wait(WAIT_S)
+        return super().wait_s()
+
+
+async def test_a_plan_that_comes_is_enqueued_while_the_device_is_in_the_step_before() -> None:
+    """Its loads begin then, and not when that step has ended."""
+    rank = RepeatingRank(held=2, make_timer=HeldTimer)
+    await rank.start()
+    link = rank.new_scheduler()
+    link.send(rows(1, [1], row_repeats=int32_array([7])))
+    await rank.wait_held()
+
+    # One step runs on the device and one is queued behind it: no further one is enqueued.
+    rank.runner.may_end.set()
+    link.send(rows(9, [1], row_starts=int32_array([18]), row_write_starts=int32_array([18])))
+    has_begun = await asyncio.to_thread(rank.runner.has_replaced.wait, WAIT_S / 4)
+
+    HeldTimer.may_end.set()
+    await rank.actor.shutdown()
+    assert has_begun
+    assert [step for step, _ in rank.runner.starts] == [1, 2, 9]

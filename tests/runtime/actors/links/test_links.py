@@ -1,6 +1,7 @@
 """One conformance suite for every kind of link."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import numpy as np
@@ -283,6 +284,35 @@ async def test_thread_knows_whether_it_would_wait_for_a_message(pair: Pair) -> N
     with pytest.raises(LinkClosed):
         await far.receive()
     assert blocking.has_message()
+
+
+async def test_thread_waits_for_a_message_or_for_a_descriptor(pair: Pair) -> None:
+    near, far = pair
+    if not isinstance(far, ThreadedLink):
+        return
+    other = os.eventfd(0)
+
+    def waiting() -> asyncio.Task[bool]:
+        return asyncio.create_task(asyncio.to_thread(far.blocking.wait_message_or, other))
+
+    wait = waiting()
+    done, _ = await asyncio.wait([wait], timeout=0.05)
+    assert not done
+    os.eventfd_write(other, 1)
+    assert not await asyncio.wait_for(wait, 20)
+    os.eventfd_read(other)
+
+    wait = waiting()
+    near.send(numbered(1))
+    assert await asyncio.wait_for(wait, 20)
+    assert await far.receive() == numbered(1)
+
+    wait = waiting()
+    near.close()
+    assert await asyncio.wait_for(wait, 20)
+    await far.close()
+    assert await asyncio.wait_for(waiting(), 20)
+    os.close(other)
 
 
 async def test_a_link_that_is_cut_ends_at_its_peer(pair: Pair) -> None:
