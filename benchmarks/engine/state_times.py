@@ -74,7 +74,7 @@ FULL_LOAD = Load(
     page_size=64,
     batch=64,
     prompt_tokens=256,
-    output_tokens=128,
+    output_tokens=512,
 )
 TINY_LOAD = Load(
     contexts=Contexts(

@@ -93,6 +93,7 @@ class TouchOrderWatch:
                 self._use(end.keys)
                 groups = {group for group, _ in self._uses}
                 self._note_user([_names(group, end.keys) for group in groups], end.user)
+                self._forget_coming(end.user)
             case host_events.FromReader(reader, PullPages() as pull):
                 self._sent[reader, pull.batch_id] = _names(pull.group, pull.keys)
                 self._pin(self._sent[reader, pull.batch_id])
@@ -143,6 +144,12 @@ class TouchOrderWatch:
         for chain in chains:
             for name in chain:
                 self._users[name].add(user)
+
+    def _forget_coming(self, user: UserId) -> None:
+        """Pages of an ended request that are committed only now come as nobody's."""
+        for name, users in self._users.items():
+            if name not in self._ready:
+                users.discard(user)
 
     def _touch(self, chains: list[list[_Name]]) -> None:
         for chain in chains:
