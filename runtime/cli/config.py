@@ -1,19 +1,17 @@
 """`raydix config ...`: about the configuration."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from raydix.errors import ConfigError
 from raydix.runtime.cli.config_check import print_report
 from raydix.runtime.cli.http_front import Http
 from raydix.runtime.cli.listen_options import Listen
-from raydix.runtime.cli.options import AsJson, Settings, Source, sections_of
+from raydix.runtime.cli.options import AsJson, Settings, Source, bytes_of, sections_of
 from raydix.runtime.cli.port_check import require_distinct_ports
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
-from raydix.runtime.config.values import parse_size
 
 app = typer.Typer(help="About the configuration.", no_args_is_help=True)
 
@@ -50,18 +48,7 @@ def check(
     require_distinct_ports(config, http=http, listen=listen)
     print_report(
         config,
-        device_bytes=_bytes_of("--gpu-memory", gpu_memory),
-        node_bytes=_bytes_of("--node-memory", node_memory),
+        device_bytes=bytes_of("--gpu-memory", gpu_memory),
+        node_bytes=bytes_of("--node-memory", node_memory),
         as_json=as_json,
     )
-
-
-def _bytes_of(option: str, text: str | None) -> int | None:
-    """Raises ConfigError if the option's text is no size."""
-    if text is None:
-        return None
-    try:
-        size: Any = parse_size(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} is {text!r}; {error}.") from None
-    return int(size)

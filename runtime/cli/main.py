@@ -23,6 +23,7 @@ from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.ingress import ingress
 from raydix.runtime.cli.plan import plan
 from raydix.runtime.cli.serve import serve
+from raydix.runtime.cli.simulate import simulate
 from raydix.runtime.cli.status import status, stop
 from raydix.runtime.cli.warm_up import warm_up
 
@@ -63,6 +64,7 @@ for verb in (
     bench,
     doctor,
     plan,
+    simulate,
     dashboards,
     warm_up,
 ):

@@ -7,6 +7,7 @@ import typer
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import apply_set, load_config
+from raydix.runtime.config.values import parse_size
 
 METRICS_PORT = 9477
 """The metrics port of `raydix serve`, unless the configuration names another one."""
@@ -89,3 +90,14 @@ def config_unless_connected(
             "--connect uses a running engine as it is. Leave out the configuration and --set."
         )
     return None
+
+
+def bytes_of(option: str, text: str | None) -> int | None:
+    """A size that an option gives. Raises ConfigError if the option's text is no size."""
+    if text is None:
+        return None
+    try:
+        size: Any = parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} is {text!r}; {error}.") from None
+    return int(size)

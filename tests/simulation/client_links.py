@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raydix.ids import AskingId, ClientId
+from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -19,7 +20,6 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
     UnpinPrompt,
 )
-from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster

@@ -13,17 +13,17 @@ from random import Random
 from typing import Protocol
 
 from raydix.ids import ClientId, RequestId, SchedulerName
+from raydix.runtime.foresight.simulator.clock import Clock
+from raydix.runtime.foresight.simulator.processes import Processes
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from tests.simulation.client_links import Answer, ClientLink
-from tests.simulation.clock import Clock
 from tests.simulation.experts import SimulatedExperts
 from tests.simulation.faults import Faults
 from tests.simulation.meetings import Meetings
 from tests.simulation.node import Node
-from tests.simulation.processes import Processes
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.scheduler_process import SchedulerProcess
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from raydix.runtime.config.kv_shard import KvShard
+from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
@@ -24,7 +25,6 @@ from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import Direction, Transfer, TransferDone, TransferEngine
 from tests.simulation.cluster import Cluster
-from tests.simulation.links import End, Link
 from tests.simulation.modelled_tokens import VOCABULARY, WrongHit, next_token, prefix_hashes
 from tests.simulation.prompt_scores import PromptScores
 

@@ -13,11 +13,11 @@ from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
+from raydix.runtime.foresight.simulator.links import End, Link, Turns
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ToHost
 from raydix.runtime.messages.mirror import MirrorUpdate
 from tests.simulation.hints import check_pins
-from tests.simulation.links import End, Link, Turns
 from tests.simulation.pulls import Pulls
 from tests.simulation.touch_order import TouchOrderWatch
 
@@ -62,7 +62,11 @@ class HostProcess:
         self._watch = TouchOrderWatch()
         self._num_slabs_taken = 0
         self._turns = Turns(
-            world.clock, world.faults, self._take, self.core.next_deadline_s, host_events.Tick()
+            world.clock,
+            world.draw_turn_s,
+            self._take,
+            self.core.next_deadline_s,
+            host_events.Tick(),
         )
         self.pulls = Pulls(self, node)
         for engine in node.engines:

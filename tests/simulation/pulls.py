@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raydix.ids import BatchId, ConnectionId
 from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.host import (
     AskExists,
     CancelBatch,
@@ -17,7 +18,6 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.messages.pulls import PullPages, TellKeys, ToPeer
-from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
     from tests.simulation.host_process import HostProcess

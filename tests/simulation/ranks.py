@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from raydix.runtime.actors.standing_plan import StandingPlan
 from raydix.runtime.config.kv_layout import GroupKind
+from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import FromRank, PageCopies, StepPlan, StepResult, TransfersDone
 from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.grammars import RankGrammars
-from tests.simulation.links import End, Link
 from tests.simulation.modelled_rows import ModelledRow, Pages, change_tables
 from tests.simulation.modelled_tokens import prefix_hashes
 from tests.simulation.not_finite import NotFinite

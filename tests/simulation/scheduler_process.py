@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from raydix.ids import ClientId, ConnectionId
+from raydix.runtime.foresight.simulator.links import End, Link, Turns
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
@@ -15,7 +16,6 @@ from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import check_hints
-from tests.simulation.links import End, Link, Turns
 from tests.simulation.named_pages import NamedPages
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SchedulerProcess:
         self._compilers = ModelledCompilers(self._cluster)
         self._turns = Turns(
             self._cluster.clock,
-            self._cluster.faults,
+            self._cluster.world.draw_turn_s,
             self._take,
             self.core.next_deadline_s,
             events.Tick(),

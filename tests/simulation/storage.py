@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from raydix.ids import SEVERAL_USERS, BatchId, PageKey
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
+from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.host import (
     AskExists,
     CancelBatch,
@@ -22,7 +23,6 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.messages.retention import RetainObjects
 from raydix.runtime.storage.capacity.stored_objects import StoredObjects
-from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node

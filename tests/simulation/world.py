@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from raydix.ids import ConnectionId
-from tests.simulation.clock import Clock
+from raydix.runtime.foresight.simulator.clock import Clock
+from raydix.runtime.foresight.simulator.links import Link
+from raydix.runtime.foresight.simulator.processes import Processes
 from tests.simulation.faults import Faults
-from tests.simulation.links import Link
-from tests.simulation.processes import Processes
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -49,7 +49,15 @@ class World:
     def new_link(self) -> Link:
         """A link that somebody has dialled."""
         self._num_links += 1
-        return Link(self.clock, self.faults, ConnectionId(self._num_links))
+        return Link(self.clock, self.draw_link_s, ConnectionId(self._num_links))
+
+    def draw_link_s(self) -> float:
+        """How long a message is on its way."""
+        return self.clock.draw(self.faults.link_delay_s)
+
+    def draw_turn_s(self) -> float:
+        """How long what has come waits until a core takes it."""
+        return self.clock.draw(self.faults.turn_s)
 
     def draw_redial_s(self) -> float:
         """How long somebody who has lost a link waits before dialling anew."""

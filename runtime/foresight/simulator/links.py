@@ -5,8 +5,10 @@ from enum import Enum
 from typing import Any
 
 from raydix.ids import ConnectionId
-from tests.simulation.clock import Clock
-from tests.simulation.faults import Faults
+from raydix.runtime.foresight.simulator.clock import Clock
+
+DrawTime = Callable[[], float]
+"""Draws seconds by chance, or tells those that it always takes."""
 
 
 class End(Enum):
@@ -23,11 +25,12 @@ class Link:
     itself.
     """
 
-    def __init__(self, clock: Clock, faults: Faults, number: ConnectionId) -> None:
+    def __init__(self, clock: Clock, draw_delay_s: DrawTime, number: ConnectionId) -> None:
+        """`draw_delay_s`: how long a message is on its way."""
         self.number = number
         self.is_open = True
         self._clock = clock
-        self._faults = faults
+        self._draw_delay_s = draw_delay_s
         self._free_s = dict.fromkeys(End, 0.0)
         """When each end can be reached: nothing arrives before what was sent before it."""
         self._receive: dict[End, Callable[[Any], None]] = {}
@@ -45,9 +48,7 @@ class Link:
         """Run `action` when a message would arrive; never if the link closes before."""
         if not self.is_open:
             return
-        arrival_s = max(
-            self._clock.now_s + self._clock.draw(self._faults.link_delay_s), self._free_s[to]
-        )
+        arrival_s = max(self._clock.now_s + self._draw_delay_s(), self._free_s[to])
         self._free_s[to] = arrival_s
         self._clock.at(arrival_s, lambda: action() if self.is_open else None)
 
@@ -61,7 +62,7 @@ class Link:
             return
         self.is_open = False
         for notice in self._notice.values():
-            self._clock.after(self._clock.draw(self._faults.link_delay_s), notice)
+            self._clock.after(self._draw_delay_s(), notice)
 
 
 class Turns:
@@ -74,14 +75,16 @@ class Turns:
     def __init__(
         self,
         clock: Clock,
-        faults: Faults,
+        draw_turn_s: DrawTime,
         take: Callable[[Any], None],
         next_deadline_s: Callable[[], float | None],
         tick: object,
     ) -> None:
-        """`take` gives the core one event; `tick` is the one it wants by `next_deadline_s`."""
+        """`draw_turn_s`: how long what has come waits for the next turn. `take` gives the core one
+        event; `tick` is the one it wants by `next_deadline_s`.
+        """
         self._clock = clock
-        self._faults = faults
+        self._draw_turn_s = draw_turn_s
         self._take = take
         self._next_deadline_s = next_deadline_s
         self._tick = tick
@@ -95,7 +98,7 @@ class Turns:
             return
         self._inbox.append(event)
         if len(self._inbox) == 1:
-            self._clock.after(self._clock.draw(self._faults.turn_s), self._take_all)
+            self._clock.after(self._draw_turn_s(), self._take_all)
 
     def take_now(self, event: object) -> None:
         """The core takes this event at once, before those that wait."""

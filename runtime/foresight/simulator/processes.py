@@ -4,7 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 
-from tests.simulation.clock import Clock
+from raydix.runtime.foresight.simulator.clock import Clock
 
 
 class Processes:

@@ -1,0 +1,142 @@
+"""The GPUs of one lane as far as their time goes: steps, loads and backups, by a profile."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.runtime.foresight.simulator.arena import SimulatedArena
+from raydix.runtime.foresight.simulator.profile import StepTimes, draw_factor
+from raydix.runtime.foresight.simulator.world import World, tokens_of
+from raydix.runtime.messages.arrays import Int32Array, frozen, int32_array
+from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A transfer that ends."""
+
+    transfer_id: int
+    host_page_ids: Int32Array
+    generations: Int32Array
+    num_bytes: int
+    seconds: float
+    is_load: bool
+
+
+Done = StepResult | Copied
+
+
+def step_s(times: StepTimes, plan: StepPlan, tokens_per_simulated: int) -> float:
+    """The mean device time of a plan's rows; each decode stands for so many."""
+    counts, starts = plan.row_num_tokens, plan.row_starts
+    is_decode = (counts == 1) & (plan.row_output_positions > 0)
+    num_decodes = int(is_decode.sum())
+    context = int(starts[is_decode].sum())
+    decode_s = times.decode_row_s * num_decodes + times.decode_context_s * context
+    if num_decodes == len(counts):
+        return tokens_per_simulated * (times.fixed_s + decode_s)
+
+    tokens = counts[~is_decode].astype(float)
+    pairs = float((tokens * (starts[~is_decode] + tokens / 2)).sum())
+    prompt_s = times.prompt_token_s * float(tokens.sum()) + times.prompt_pair_s * pairs
+    if num_decodes:
+        # What the other steps would have taken whose decodes this one stands for.
+        decode_s = tokens_per_simulated * decode_s + (tokens_per_simulated - 1) * times.fixed_s
+    return times.fixed_s + times.prompt_fixed_s + prompt_s + decode_s
+
+
+class LaneDevice:
+    """Owns: when a lane's GPUs and both directions of their link are free, and its slots' seeds.
+
+    All ranks of a lane do the same, so they take one time.
+    """
+
+    def __init__(self, world: World, loaded_bytes: tuple[int, ...], vocab_size: int) -> None:
+        """`loaded_bytes`: what one rank copies of a page, by KV group."""
+        self._world = world
+        self._page_bytes = np.array(loaded_bytes)
+        self._vocab_size = vocab_size
+        self._seeds = np.zeros(64, dtype=np.int64)
+        self._step_free_s = self._load_free_s = self._backup_free_s = 0.0
+        self._load_ends_s: dict[int, float] = {}
+
+    @property
+    def free_s(self) -> float:
+        """When all that was ordered is done."""
+        return max(self._step_free_s, self._load_free_s, self._backup_free_s)
+
+    def forget(self) -> None:
+        """The link to the Scheduler has closed: its transfers mean nothing any more."""
+        self._load_ends_s.clear()
+
+    def carry_out(self, plan: StepPlan) -> Iterator[tuple[float, Done]]:
+        """What is done of a plan that has come now, each with its time."""
+        now_s, profile = self._world.now_s, self._world.profile
+        for added in plan.added:
+            self._set_seed(added.slot, added.sampling.seed)
+        for copied in self._copies(plan.loads, is_load=True):
+            self._load_free_s = max(now_s, self._load_free_s) + copied.seconds
+            self._load_ends_s[copied.transfer_id] = self._load_free_s
+            yield self._load_free_s, copied
+        # Backups see what earlier plans have computed.
+        computed_s = max(now_s, self._step_free_s)
+        for copied in self._copies(plan.backups, is_load=False):
+            self._backup_free_s = max(computed_s, self._backup_free_s) + copied.seconds
+            yield self._backup_free_s, copied
+
+        seconds = 0.0
+        began_s = max(now_s, self._step_free_s)
+        if len(plan.row_slots):
+            mean_s = step_s(profile.step, plan, self._world.rules.tokens_per_simulated)
+            seconds = mean_s * draw_factor(profile.step.spread, self._world.random)
+            awaited = {int(each) for each in plan.row_loads if each >= 0}
+            ends_s = [self._load_ends_s.get(each, 0.0) for each in awaited]
+            began_s = max([began_s, *ends_s])
+        self._step_free_s = began_s + seconds
+        result = StepResult(rank=0, step=plan.step, token_ids=self._sample(plan), compute_s=seconds)
+        yield self._step_free_s, result
+
+    def ended(self, copied: Copied, arena: SimulatedArena) -> TransfersDone:
+        """The report of a transfer that ends now: a load is stale if its pages changed hands."""
+        self._load_ends_s.pop(copied.transfer_id, None)
+        ids = int32_array((copied.transfer_id,))
+        if not copied.is_load:
+            return TransfersDone(rank=0, transfer_ids=ids)
+        is_stale = arena.is_stale(copied.host_page_ids, copied.generations)
+        return TransfersDone(
+            rank=0,
+            transfer_ids=ids,
+            stale_transfer_ids=int32_array((copied.transfer_id,) if is_stale else ()),
+            num_bytes=copied.num_bytes,
+            seconds=copied.seconds,
+        )
+
+    def _set_seed(self, slot: int, seed: int) -> None:
+        if slot >= len(self._seeds):
+            self._seeds = np.resize(self._seeds, 2 * slot)
+        self._seeds[slot] = seed
+
+    def _sample(self, plan: StepPlan) -> Int32Array:
+        positions = plan.row_output_positions
+        samples = positions >= 0
+        seeds = self._seeds[plan.row_slots[samples]]
+        return frozen(tokens_of(seeds, positions[samples], self._vocab_size))
+
+    def _copies(self, copies: PageCopies, *, is_load: bool) -> Iterator[Copied]:
+        if not len(copies):
+            return
+        profile = self._world.profile
+        times = profile.load if is_load else profile.backup
+        ids, places = np.unique(copies.transfer_ids, return_index=True)
+        for transfer_id in ids[np.argsort(places)].tolist():
+            mask = copies.transfer_ids == transfer_id
+            num_bytes = int(self._page_bytes[copies.groups[mask]].sum())
+            yield Copied(
+                transfer_id,
+                copies.host_page_ids[mask],
+                copies.generations[mask],
+                num_bytes,
+                self._world.draw_copy_s(times, num_bytes),
+                is_load,
+            )

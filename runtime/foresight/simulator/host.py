@@ -1,0 +1,144 @@
+"""HostMemory as a process of the simulation: the real core on a node's arena, and its death."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, assert_never
+
+from raydix.ids import ConnectionId, SchedulerName
+from raydix.runtime.cache.host import events
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.schedulers import FormerArena
+from raydix.runtime.cache.host.settings import HostSettings
+from raydix.runtime.foresight.simulator.arena import SimulatedArena
+from raydix.runtime.foresight.simulator.engine import SimulatedScheduler
+from raydix.runtime.foresight.simulator.links import End, Link, Turns
+from raydix.runtime.foresight.simulator.pulls import Pulls
+from raydix.runtime.foresight.simulator.storage import NodeStorage
+from raydix.runtime.foresight.simulator.world import CheckTurns, World
+
+
+class SimulatedHost:
+    """Owns: HostMemory's core while its process lives, and its ends of links."""
+
+    def __init__(
+        self,
+        world: World,
+        arena: SimulatedArena,
+        settings: HostSettings,
+        scheduler: SimulatedScheduler,
+        storage: NodeStorage | None,
+        make_pulls: Callable[[Callable[[events.HostEvent], None]], Pulls] | None,
+    ) -> None:
+        """`make_pulls`: None where nodes do not pull from each other."""
+        self._world, self._arena = world, arena
+        self._settings = replace(settings, has_storage=storage is not None)
+        self._scheduler, self._storage = scheduler, storage
+        self._make_pulls = make_pulls
+        self._checks = CheckTurns(world.rules)
+        self._links: dict[ConnectionId, Link] = {}
+        self._link: Link | None = None
+        self._names: list[SchedulerName] = []
+        """The Schedulers that may have copies in flight, the present one last."""
+        self.core: HostMemoryCore | None = None
+        self.pulls: Pulls | None = None
+        self.num_events = 0
+
+    def start(self, name: SchedulerName, *, is_first: bool) -> None:
+        """A new process, on a new arena or on the one that its predecessor left."""
+        if self.core is not None:
+            return
+        former = None
+        if not is_first:
+            former = FormerArena(self._arena.generations, tuple(self._names))
+        if name not in self._names:
+            self._names.append(name)
+        core = self.core = HostMemoryCore(self._arena.geometry, self._settings, former)
+        self._turns = Turns(
+            self._world.clock,
+            self._world.draw_turn_s,
+            partial(self._take, core),
+            core.next_deadline_s,
+            events.Tick(),
+        )
+        if self._storage is not None:
+            number = self._storage.attach(self._turns.post)
+            self._turns.post(events.StorageAttached(number, self._storage.pid))
+        self._dial(core)
+        if self._make_pulls is not None:
+            self.pulls = self._make_pulls(self._turns.post)
+            self.pulls.start()
+
+    def kill(self) -> None:
+        """SIGKILL: the index is lost, the arena stays."""
+        if self.core is None:
+            return
+        self.core = None
+        self._turns.stop()
+        if self._storage is not None:
+            self._storage.detach()
+        if self.pulls is not None:
+            self.pulls.stop()
+            self.pulls = None
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def change_scheduler(self, ended: SchedulerName, name: SchedulerName) -> None:
+        """The node's engine has ended for good, and another one is there."""
+        self._names = [each for each in self._names if each != ended]
+        self._names.append(name)
+        if self.core is not None:
+            self._turns.post(events.SchedulerEnded(ended))
+
+    def _dial(self, core: HostMemoryCore) -> None:
+        self._scheduler.connect(self._use, lambda: self.core is core)
+
+    def _use(self, link: Link) -> None:
+        self._links[link.number] = link
+        link.listen(End.DIALLER, partial(self._hear, link), partial(self._lose, link))
+        link.carry(End.ACCEPTOR, partial(self._scheduler.accept_host, link))
+        self._turns.post(events.SchedulerAttached(link.number, self._names[-1]))
+
+    def _hear(self, link: Link, message: Any) -> None:
+        self._turns.post(events.FromScheduler(link.number, message))
+
+    def _lose(self, link: Link) -> None:
+        if self._links.pop(link.number, None) is link and self.core is not None:
+            self._turns.post(events.SchedulerLost(link.number))
+            self._dial(self.core)
+
+    def _take(self, core: HostMemoryCore, event: events.HostEvent) -> None:
+        self.num_events += 1
+        for effect in core.handle(event, self._world.now_s):
+            self._carry_out(effect)
+        if self._checks.is_due():
+            core.check()
+
+    def _carry_out(self, effect: events.HostEffect) -> None:
+        match effect:
+            case events.SetGenerations():
+                self._arena.set_generations(effect.host_page_ids, effect.generations)
+            case events.ToScheduler(connection, message):
+                if (link := self._links.get(connection)) is not None:
+                    link.send(End.ACCEPTOR, message)
+            case events.ToStorage(connection, message):
+                is_pulled = self.pulls is not None and self.pulls.order(connection, message)
+                if not is_pulled and self._storage is not None:
+                    self._storage.order(connection, message)
+            case events.ToReader():
+                assert self.pulls is not None
+                self.pulls.tell(effect)
+            case events.SendPages():
+                assert self.pulls is not None
+                self.pulls.send(effect)
+            case events.AskForKeys(connection):
+                assert self.pulls is not None
+                self.pulls.ask_for_keys(connection)
+            case events.WatchProcess(pid):
+                post = self._turns.post
+                self._world.processes.watch(pid, lambda: post(events.ProcessExited(pid)))
+            case events.HostFlushed() | events.StorageFlushed() | events.StorageRetired():
+                pass
+            case _:
+                assert_never(effect)

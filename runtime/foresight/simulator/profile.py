@@ -1,0 +1,99 @@
+"""How long everything takes on a machine, with its spread: what the simulator draws from."""
+
+import math
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from raydix.errors import ConfigError
+from raydix.runtime.config.values import Section
+
+Seconds = Annotated[float, Field(ge=0.0)]
+Spread = Annotated[float, Field(ge=0.0, le=2.0)]
+"""The standard deviation of the logarithm of a time; 0: it always takes as long."""
+
+
+class StepTimes(Section):
+    """The device time of a step, which is the sum of its parts."""
+
+    fixed_s: Seconds
+    """What a step takes whatever its rows are."""
+    prompt_token_s: Seconds
+    """What each token of a prompt adds."""
+    prompt_pair_s: Seconds = 0.0
+    """What each token of a prompt adds for each token that it looks back on."""
+    decode_row_s: Seconds = 0.0
+    """What each row that decodes adds."""
+    decode_context_s: Seconds = 0.0
+    """What a row that decodes adds for each token that it looks back on."""
+    prompt_fixed_s: Seconds = 0.0
+    """What a step with prompts takes besides."""
+    spread: Spread = 0.0
+
+
+class CopyTimes(Section):
+    """The time of copies over one link, one after the other."""
+
+    fixed_s: Seconds = 0.0
+    """What a copy takes whatever its size is."""
+    bytes_per_s: Annotated[float, Field(gt=0.0)]
+    spread: Spread = 0.0
+
+    def seconds(self, num_bytes: float) -> float:
+        """The mean time of a copy."""
+        return self.fixed_s + num_bytes / self.bytes_per_s
+
+
+class RestartTimes(Section):
+    """How long what was killed is away."""
+
+    rank_s: Seconds = 20.0
+    host_s: Seconds = 2.0
+    engine_s: Seconds = 30.0
+    """The time to start all of an engine."""
+
+
+class Profile(Section):
+    """The times of one machine and model. `raydix profile` measures one."""
+
+    name: str
+    measured_on: str = ""
+    """The device, and what it ran while it was measured."""
+    step: StepTimes
+    load: CopyTimes
+    """From L2 to L1."""
+    backup: CopyTimes
+    """From L1 to L2."""
+    pull: CopyTimes = CopyTimes(fixed_s=0.002, bytes_per_s=5e9)
+    """From the L2 of another node."""
+    storage_read: CopyTimes = CopyTimes(fixed_s=0.002, bytes_per_s=2e9)
+    storage_write: CopyTimes = CopyTimes(fixed_s=0.002, bytes_per_s=2e9)
+    storage_exists_s: Seconds = 0.001
+    link_s: Seconds = 2.5e-4
+    """How long a message between actors is on its way, with the turn that takes it."""
+    client_s: Seconds = 2.5e-3
+    """The time from a client's call to the Scheduler."""
+    restart: RestartTimes = RestartTimes()
+
+
+def read_profile(path: Path) -> Profile:
+    """A profile from its file. Raises ConfigError, which names what does not fit."""
+    try:
+        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(
+            f"{path} is no profile: {place}: {first['msg']}. `raydix profile` writes one."
+        ) from None
+
+
+def draw_factor(spread: float, random: Random) -> float:
+    """A factor whose mean is 1, by which a time differs from its mean."""
+    if not spread:
+        return 1.0
+    return math.exp(random.gauss(0.0, spread) - spread * spread / 2)
