@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.cores.made_agents import Shape, make_trace
 from benchmarks.cores.tier_replay import Hints, hit_fraction
 from benchmarks.records.command_line import add_results, make_parser, run
 from benchmarks.records.record import Figure, report
@@ -21,6 +20,7 @@ from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.foresight.plan.limits import hit_fractions
 from raydix.runtime.foresight.plan.quick import HostTier
 from raydix.runtime.foresight.traces import TraceRequest, read_trace
+from raydix.runtime.foresight.workloads import Shape, make_trace
 
 SHIPPED = Path(__file__).parent / "traces" / "agentic.jsonl.gz"
 NUM_BLOCKS = (1_000, 2_000)

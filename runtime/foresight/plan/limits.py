@@ -111,6 +111,30 @@ def min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
     return _replay(chains, num_blocks, [[-use for use in uses] for uses in _next_uses(chains)])
 
 
+def bypassed_min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
+    """The same, if blocks need not even be taken in: what a prompt ends with may go at once.
+
+    The "optimal" policy of other simulators; a tier that requests compute in cannot do so.
+    """
+    there: dict[int, int] = {}
+    heap: list[tuple[int, int, int]] = []
+    found = []
+    for blocks, uses in zip(chains, _next_uses(chains), strict=True):
+        num_known = 0
+        while num_known < len(blocks) and blocks[num_known] in there:
+            num_known += 1
+        found.append(num_known)
+        for place, (block, use) in enumerate(zip(blocks, uses, strict=True)):
+            there[block] = use
+            heapq.heappush(heap, (-use, -place, block))
+        while len(there) > num_blocks:
+            negative_use, _, block = heapq.heappop(heap)
+            # Entries of earlier uses are behind those of later ones, and count no more.
+            if there.get(block) == -negative_use:
+                del there[block]
+    return found
+
+
 def _next_uses(chains: Sequence[Chain]) -> list[list[int]]:
     coming: dict[int, int] = {}
     found = []

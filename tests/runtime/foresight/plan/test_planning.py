@@ -6,6 +6,7 @@ import pytest
 
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.foresight.plan.limits import (
+    bypassed_min_blocks,
     chains_of,
     infinite_blocks,
     lru_blocks,
@@ -128,3 +129,14 @@ def test_min_keeps_what_comes_back_first() -> None:
     assert sum(lru_blocks(chains, 2)) == 1
     assert sum(min_blocks([(1,), (2,), (3,), (1,), (1,)], 2)) == 2
     assert sum(lru_blocks([(1,), (2,), (3,), (1,), (1,)], 2)) == 1
+
+
+def test_min_that_may_refuse_blocks_finds_no_less() -> None:
+    assert sum(bypassed_min_blocks([(1,), (2,), (1,)], 1)) == 1
+    assert sum(min_blocks([(1,), (2,), (1,)], 1)) == 0
+    for seed in range(3):
+        chains = chains_of(made_trace(seed, 150), with_partial=True)
+        for num_blocks in (20, 60):
+            refusing = sum(bypassed_min_blocks(chains, num_blocks))
+            assert sum(lru_blocks(chains, num_blocks)) < sum(min_blocks(chains, num_blocks))
+            assert sum(min_blocks(chains, num_blocks)) <= refusing

@@ -1,9 +1,10 @@
-"""Made-up traces of agents: sessions that grow turn by turn behind prefixes that they share."""
+"""Made-up traces: sessions that grow turn by turn behind prefixes that they share."""
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
+from types import MappingProxyType
 
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 
@@ -38,6 +39,63 @@ class Shape:
     """The part of turns at which a sub-agent starts, a session that goes on from what there is and
     ends after a few turns.
     """
+
+
+WORKLOADS = MappingProxyType(
+    {
+        "agents": Shape(),
+        "chat": Shape(
+            num_sessions=400,
+            start_gap_s=2.0,
+            common_tokens=1_000,
+            repository_tokens=0,
+            own_tokens=1_000,
+            turn_tokens=150.0,
+            pause_s=40.0,
+            pause_spread=1.0,
+            answer_tokens=300.0,
+            mean_turns=6.0,
+        ),
+        "code_completion": Shape(
+            num_sessions=120,
+            start_gap_s=4.0,
+            common_tokens=1_000,
+            num_repositories=20,
+            repository_tokens=8_000,
+            own_tokens=2_000,
+            turn_tokens=100.0,
+            pause_s=5.0,
+            answer_tokens=40.0,
+            mean_turns=30.0,
+        ),
+        "document_qa": Shape(
+            num_sessions=500,
+            start_gap_s=2.0,
+            common_tokens=500,
+            num_repositories=100,
+            repository_tokens=12_000,
+            own_tokens=100,
+            turn_tokens=60.0,
+            pause_s=30.0,
+            pause_spread=1.0,
+            answer_tokens=200.0,
+            mean_turns=3.0,
+        ),
+        "long_context": Shape(
+            num_sessions=60,
+            start_gap_s=20.0,
+            common_tokens=500,
+            repository_tokens=0,
+            own_tokens=80_000,
+            turn_tokens=400.0,
+            pause_s=60.0,
+            pause_spread=1.0,
+            answer_tokens=400.0,
+            mean_turns=5.0,
+        ),
+    }
+)
+"""What sessions of each kind are like. The figures are guesses: nobody's traffic was measured."""
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cores.made_agents import Shape, make_trace
 from raydix.runtime.foresight.traces import BLOCK_TOKENS
+from raydix.runtime.foresight.workloads import Shape, make_trace
 
 SMALL = Shape(num_sessions=6, mean_turns=5.0, child_fraction=0.2)
 
