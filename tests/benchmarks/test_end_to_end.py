@@ -24,6 +24,7 @@ from benchmarks import (
     reload,
     start,
     tensor_parallel,
+    throughput,
     window_cache,
 )
 from benchmarks.engine.engines import (
@@ -343,3 +344,13 @@ def test_floor_counts_each_expert_once_however_large_the_batch() -> None:
     )
     num_more = model["num_hidden_layers"] * (model["num_experts"] - model["num_experts_per_tok"])
     assert many - few == pytest.approx(num_more * per_expert)
+
+
+def test_throughput_counts_every_token_and_what_the_client_takes(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of(lambda options: throughput.main(options, ["moe_l12"], {}), capsys)
+
+    assert figures["output, moe_l12, 12 requests"]["value"] > 0
+    for part in ("in steps", "Scheduler's thread", "client"):
+        assert 0 < figures[f"{part}, moe_l12, 12 requests"]["value"] < 1

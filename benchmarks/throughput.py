@@ -1,0 +1,201 @@
+"""How many tokens a second does an engine generate of many requests that come at once?
+
+    python -m benchmarks.throughput                            # both models, 384 and 1,024 requests
+    python -m benchmarks.throughput --models moe_l12 --requests 384 --repeats 1
+    python -m benchmarks.throughput --tiny --device cpu
+
+Prompts have 128 to 2,047 random tokens and answers 64 to 511, the same in every run; nothing is
+cached at first. The engine runs on Ray, and the client, in this process, gets each answer whole.
+What the Scheduler's thread and this process take is told as a part of one core.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engine.engines import (
+    DENSE_L16,
+    DENSE_TINY,
+    MOE_L12,
+    MOE_TINY,
+    Answer,
+    Options,
+    Prompts,
+    add_options,
+    ask,
+    engine_sections,
+    options_of,
+    ray_engine,
+    settle,
+)
+from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.records.command_line import count, make_parser, run
+from benchmarks.records.record import Figure
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.api.sampling_params import OutputKind
+
+MODELS = {"dense_l16": (DENSE_L16, DENSE_TINY), "moe_l12": (MOE_L12, MOE_TINY)}
+"""The model of each name, and its tiny likeness."""
+MAX_SCHEDULER_PART, MAX_CLIENT_PART = 0.40, 0.60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is asked, and how large the engine is."""
+
+    num_requests: tuple[int, ...] = (384, 1024)
+    prompt_tokens: tuple[int, int] = (128, 2047)
+    output_tokens: tuple[int, int] = (64, 511)
+    page_size: int = 64
+    l1_tokens: int | None = None
+    """The tokens that L1 holds; None: as many as the GPU's memory has room for."""
+    l2_bytes: int = 16 << 30
+    chunk_tokens: int = 8192
+    max_running_requests: int = 512
+
+    def sections(self) -> dict[str, Any]:
+        """The engine's configuration but for its model."""
+        longest = self.prompt_tokens[1] + self.output_tokens[1] + 2
+        sections = engine_sections(
+            max_model_len=-(-longest // self.page_size) * self.page_size,
+            page_size=self.page_size,
+            l1_pages=(self.l1_tokens or 0) // self.page_size,
+            l2_bytes=self.l2_bytes,
+            chunk_tokens=self.chunk_tokens,
+            max_running_requests=self.max_running_requests,
+        )
+        if self.l1_tokens is None:
+            del sections["cache"]["l1"]
+        return sections
+
+
+TINY = Load(
+    num_requests=(12,),
+    prompt_tokens=(8, 60),
+    output_tokens=(4, 12),
+    page_size=16,
+    l1_tokens=2048,
+    l2_bytes=16 << 20,
+    chunk_tokens=128,
+    max_running_requests=8,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round of the load."""
+
+    wall_s: float
+    answers: list[Answer]
+    client_s: float
+    """The processor time of this process."""
+    scheduler_s: float
+    """The processor time of the Scheduler's thread."""
+    step_s: float
+    """How long the GPU was in steps."""
+
+
+async def play(llm: AsyncLLM, load: Load, prompts: Prompts, num_requests: int) -> Round:
+    """All requests at once, until the last has ended."""
+    draw = np.random.default_rng(num_requests)
+    lengths, outputs = (
+        draw.integers(least, most, num_requests, endpoint=True).tolist()
+        for least, most in (load.prompt_tokens, load.output_tokens)
+    )
+    drawn = [prompts.draw(length) for length in lengths]
+    before = await llm.stats()
+    began_s, client_s = time.monotonic(), time.process_time()
+    answers = await asyncio.gather(
+        *(
+            ask(llm.generate, prompt, num_tokens, OutputKind.FINAL)
+            for prompt, num_tokens in zip(drawn, outputs, strict=True)
+        )
+    )
+    wall_s, client_s = time.monotonic() - began_s, time.process_time() - client_s
+    after = await llm.stats()
+    await settle(llm.stats)
+    return Round(
+        wall_s=wall_s,
+        answers=list(answers),
+        client_s=client_s,
+        scheduler_s=scheduler_s(after) - scheduler_s(before),
+        step_s=after["gpu0"]["compute_s"] - before["gpu0"]["compute_s"],
+    )
+
+
+def scheduler_s(stats: dict[str, Any]) -> float:
+    """The processor time of the Scheduler's thread since its start."""
+    return float(stats["scheduler"]["scheduler_cpu_s"])
+
+
+async def measure(options: Options, name: str, load: Load) -> list[Figure]:
+    """Medians over `repeats` rounds of each number of requests, after a short one."""
+    model: ModelConfig = MODELS[name][options.is_tiny]
+    prompts = Prompts(int(model["vocab_size"]))
+    figures: list[Figure] = []
+    async with ray_engine(options, model, load.sections(), "throughput") as llm:
+        await play(llm, load, prompts, min(load.num_requests) // 4)
+        for num_requests in load.num_requests:
+            rounds = [await play(llm, load, prompts, num_requests) for _ in range(options.repeats)]
+            figures += of_rounds(options, f"{name}, {num_requests} requests", rounds)
+    return figures
+
+
+def of_rounds(options: Options, what: str, rounds: Sequence[Round]) -> list[Figure]:
+    """The figures of rounds that were alike."""
+
+    def tokens(each: Round) -> int:
+        return sum(answer.num_tokens for answer in each.answers)
+
+    def part(name: str, seconds: Sequence[float], bar: float | None) -> Figure:
+        parts = [each / one.wall_s for each, one in zip(seconds, rounds, strict=True)]
+        return Figure(
+            name=f"{name}, {what}", value=median(parts), unit="1", max_value=options.bar(bar)
+        )
+
+    client_us = median(1e6 * each.client_s / tokens(each) for each in rounds)
+    return [
+        Figure(
+            name=f"output, {what}",
+            value=median(tokens(each) / each.wall_s for each in rounds),
+            unit="tokens/s",
+        ),
+        part("in steps", [each.step_s for each in rounds], None),
+        part("Scheduler's thread", [each.scheduler_s for each in rounds], MAX_SCHEDULER_PART),
+        part("client", [each.client_s for each in rounds], MAX_CLIENT_PART),
+        Figure(name=f"client, for each token, {what}", value=client_us, unit="us"),
+    ]
+
+
+def main(options: Options, models: Sequence[str], changes: dict[str, Any]) -> int:
+    """Measure and report. `changes`: of the load."""
+    load = replace(TINY if options.is_tiny else Load(), **changes)
+    figures: list[Figure] = []
+    for name in models:
+        figures += asyncio.run(measure(options, name, load))
+    return options.report("throughput", asdict(load), figures)
+
+
+def command() -> int:
+    """Read the command line and measure."""
+    command_line = make_parser(__doc__)
+    add_options(command_line, Options(repeats=2))
+    command_line.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    command_line.add_argument("--requests", type=count, nargs="+")
+    command_line.add_argument("--max-running-requests", type=count)
+    read = command_line.parse_args()
+    changes: dict[str, Any] = {}
+    if read.requests is not None:
+        changes["num_requests"] = tuple(read.requests)
+    if read.max_running_requests is not None:
+        changes["max_running_requests"] = read.max_running_requests
+    return main(options_of(read), read.models, changes)
+
+
+if __name__ == "__main__":
+    run(command)
