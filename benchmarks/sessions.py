@@ -5,8 +5,9 @@
 A whole engine in one process: real actors, links, arena and copies around a model that only sleeps,
 and an L3 with a set latency and bandwidth. A session whose pages L3 alone has says that a tool
 answers in so many seconds: what its next request takes then, beside one from L2 and one that says
-nothing, tells how much of L3's time the pause has hidden. And a session asks to be kept, a flood of
-other prompts goes through L1 and L2 several times over, and the session goes on.
+nothing, tells how much of L3's time the pause has hidden; beside one from L1, how much of L2's. And
+a session asks to be kept, a flood of other prompts goes through L1 and L2 several times over, and
+the session goes on.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE
 
 MIN_HIDDEN = 0.8
 MAX_FLOODED_RATIO = 1.3
+MAX_EARLY_RATIO = 1.3
 _L1_PROMPTS, _L2_PROMPTS = 6, 12
 
 
@@ -117,15 +119,21 @@ class Session:
 
 
 async def measure_returns(session: Session, setting: Setting) -> list[Figure]:
-    """Requests after a pause: from L3, from L2, and from L3 with a hint."""
+    """Requests after a pause: from each tier, and from L2 and L3 with a hint."""
     await session.ask()
-    from_l3, from_l2, hinted = [], [], []
+    warm, from_l3, from_l2, hinted, early = [], [], [], [], []
     for _ in range(setting.repeats):
+        warm.append(await session.ask())
         await session.leave_to_l3()
         from_l3.append(await session.ask())
 
         await session.leave_to_l2()
         from_l2.append(await session.ask())
+
+        await session.leave_to_l2()
+        session.say({"resume_in_s": setting.pause_s})
+        await asyncio.sleep(setting.pause_s)
+        early.append(await session.ask())
 
         await session.leave_to_l3()
         session.say({"resume_in_s": setting.pause_s})
@@ -136,8 +144,21 @@ async def measure_returns(session: Session, setting: Setting) -> list[Figure]:
         expect_sources(answer, l3=setting.prompt_tokens)
     for answer in from_l2:
         expect_sources(answer, l2=setting.prompt_tokens)
+    for answer in (*warm, *early):
+        expect_sources(answer, l1=setting.prompt_tokens)
     l3_ms, l2_ms, hinted_ms = map(_median_ms, (from_l3, from_l2, hinted))
+    warm_ms, early_ms = map(_median_ms, (warm, early))
     return [
+        Figure(name="return_from_l1_ttft", value=warm_ms, unit="ms"),
+        Figure(name="return_early_ttft", value=early_ms, unit="ms"),
+        Figure(
+            name="return_early_ratio",
+            value=early_ms / warm_ms,
+            unit="of warm",
+            max_value=MAX_EARLY_RATIO,
+            baseline=l2_ms / warm_ms,
+            baseline_name="a session that L2 has, and that says nothing",
+        ),
         Figure(name="return_from_l3_ttft", value=l3_ms, unit="ms"),
         Figure(name="return_from_l2_ttft", value=l2_ms, unit="ms"),
         Figure(name="return_hinted_ttft", value=hinted_ms, unit="ms"),

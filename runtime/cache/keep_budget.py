@@ -45,6 +45,11 @@ class KeepBudget:
         self._ends: list[tuple[float, TenantId, UserId]] = []
         """A heap of when each keep runs out; of some that are forgotten by now, too."""
 
+    @property
+    def num_pages(self) -> int:
+        """The pages that are kept for all tenants, and some whose keeps have run out."""
+        return sum(self._num_pages.values())
+
     def add(self, keep: Keep) -> list[Keep]:
         """Keep a session's pages; returns the keeps that are given up for it, the oldest first.
 

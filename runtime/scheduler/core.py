@@ -66,12 +66,14 @@ class SchedulerCore:
         self._source = KvSource(settings, self._outbox, self._counters)
         self._step_groups = step_groups(settings)
         self._lanes = make_lanes(settings, self._step_groups, self._source.view, self._page_news)
+        self._choice = LoadChoice(settings, self._source, self._rates, self._trials)
         self._life = Transitions(
             settings,
             requests=self._requests,
             lanes=self._lanes,
             source=self._source,
             fetch=FetchChoice(settings, source=self._source, rates=self._rates),
+            choice=self._choice,
             trials=self._trials,
             timers=self._timers,
             explanations=self._explanations,
@@ -148,7 +150,7 @@ class SchedulerCore:
     @property
     def is_idle(self) -> bool:
         """Whether there is no request, and nothing in flight."""
-        return not self._requests.living and all(lane.in_flight.is_empty for lane in self._lanes)
+        return not self._requests.living and all(lane.has_nothing_under_way for lane in self._lanes)
 
     @property
     def is_attached(self) -> bool:
@@ -346,11 +348,8 @@ class SchedulerCore:
         )
 
     def _make_planner(self) -> Planner:
-        settings, rates = self.settings, self._rates
-        choice = LoadChoice(settings, source=self._source, rates=rates, trials=self._trials)
-        looks = Looks(
-            settings, requests=self._requests, choice=choice, view=self._source.view, rates=rates
-        )
+        settings, rates, choice = self.settings, self._rates, self._choice
+        looks = Looks(settings, self._requests, choice, self._source.view, rates)
         attempts = Attempts(
             settings,
             requests=self._requests,

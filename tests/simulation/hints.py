@@ -22,6 +22,7 @@ from raydix.runtime.scheduler.request.users import session_user
 if TYPE_CHECKING:
     from raydix.runtime.cache.host.core import HostMemoryCore
     from raydix.runtime.scheduler.core import SchedulerCore
+    from raydix.runtime.scheduler.request.transfers import Promotion
     from tests.simulation.client_links import ClientLink
     from tests.simulation.cluster import Cluster
     from tests.simulation.node import Node
@@ -34,6 +35,40 @@ SILENT_SALT = "salt"
 
 class HintOfOthers(AssertionError):
     """Pages of a salt whose clients never gave a hint were treated by one."""
+
+
+class EarlyLoadInTheWay(AssertionError):
+    """Pages were loaded for a session that is to go on, though requests waited."""
+
+
+class EarlyLoadLaw:
+    """Owns: which early loads there were before an event, and on which lanes requests waited."""
+
+    def __init__(self, core: SchedulerCore) -> None:
+        self._core = core
+        self._former: set[Promotion] = set()
+        self._crowded: set[int] = set()
+
+    def before_event(self) -> None:
+        """Look at each lane."""
+        lanes, has_unplaced = self._core._lanes, bool(self._core._requests.unplaced)
+        self._former = set(self._early_loads())
+        self._crowded = {lane.index for lane in lanes if has_unplaced or len(lane.waiting)}
+
+    def after_event(self) -> None:
+        """Raise EarlyLoadInTheWay if a load began where requests had waited, or holds too much."""
+        for each in self._early_loads():
+            if each not in self._former and each.lane in self._crowded:
+                raise EarlyLoadInTheWay(f"{each.num_pages} pages for {each.request_id}")
+        for lane in self._core._lanes:
+            own = [each for each in self._early_loads() if each.lane == lane.index]
+            num_pages = sum(each.num_pages for each in own)
+            if num_pages > self._core.settings.max_pages // 2:
+                raise EarlyLoadInTheWay(f"{num_pages} pages for sessions to come")
+
+    def _early_loads(self) -> list[Promotion]:
+        promotions = [each for lane in self._core._lanes for each in lane.promotions.all()]
+        return [each for each in promotions if each.returns is not None]
 
 
 def with_retention(

@@ -15,7 +15,7 @@ from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
-from tests.simulation.hints import check_hints
+from tests.simulation.hints import EarlyLoadLaw, check_hints
 from tests.simulation.named_pages import NamedPages
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class SchedulerProcess:
         """A process with a new core; whoever waits for it may dial."""
         self.core = SchedulerCore(self._cluster.settings)
         self.followers = Followers(self._cluster, self.core)
+        self._early_loads = EarlyLoadLaw(self.core)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """The pages that each lane's plans have named."""
         self._compilers = ModelledCompilers(self._cluster)
@@ -193,7 +194,9 @@ class SchedulerProcess:
         return self._links.get(connection)
 
     def _take(self, event: events.Event) -> None:
+        self._early_loads.before_event()
         effects = self.core.handle(event, self._cluster.now_s)
+        self._early_loads.after_event()
         for named in self._named_pages:
             named.forget_done(event)
         for effect in effects:

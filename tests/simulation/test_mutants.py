@@ -168,7 +168,7 @@ def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         for load in loads:
             promotion = lane.promotions.of_load(load)
             if promotion is not None:
-                lane.promotions.publish(promotion, self._requests.living[load.request_id], 0.0)
+                lane.promotions.publish(promotion, 0.0)
         return loads
 
     monkeypatch.setattr(CopyDrafter, "_take_loads", take)

@@ -10,8 +10,12 @@ from raydix.runtime.cache.host.pins import HostPins
 from raydix.runtime.cache.host.retention import HostRetention
 from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_retention import RadixRetention
-from raydix.runtime.scheduler.life import hints, retention
+from raydix.runtime.config.policies import LoadPolicy, WritePolicy
+from raydix.runtime.scheduler.life import early_loads, hints, retention
+from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request import users
+from raydix.runtime.scheduler.request.transfers import Load
+from raydix.runtime.scheduler.steps.copies import CopyDrafter
 from raydix.runtime.storage.capacity.stored_objects import StoredObjects
 from tests.simulation.test_mutants import Case, find
 from tests.simulation.workload import BASE_SETTINGS, STORAGE, Workload
@@ -29,6 +33,19 @@ ROOMY = replace(BUSY, settings=replace(BUSY.settings, num_pages=(400,)))
 """L1 has room for what was kept of branches that sessions have left."""
 STORING = replace(BUSY, storage=STORAGE, max_objects=40)
 """L3 has no room for all."""
+RESUMING = replace(
+    BUSY,
+    settings=replace(
+        BUSY.settings,
+        num_pages=(40,),
+        load=LoadPolicy.ALWAYS,
+        write_policy=WritePolicy.WRITE_THROUGH,
+    ),
+    l2_pages=200,
+    salt_fraction=0.1,
+    span_s=20.0,
+)
+"""L1 loses much of what L2 keeps while sessions rest."""
 PINNING = replace(BUSY, hint_fraction=1.0)
 """Many prompts are pinned."""
 
@@ -95,7 +112,34 @@ def objects_that_go_leave_their_hints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoredObjects, "_end_hint", lambda self, name, found: None)
 
 
+def early_loads_begin_where_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is to go on is loaded whoever waits for room."""
+    num_early_pages = early_loads.num_early_pages
+    monkeypatch.setattr(
+        early_loads,
+        "num_early_pages",
+        lambda num_pages, spare: num_early_pages(num_pages, replace(spare, num_waiting=0)),
+    )
+
+
+def early_loads_count_when_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded for a session counts as cached before its bytes are there."""
+    take_loads = CopyDrafter._take_loads
+
+    def take(self: CopyDrafter, lane: Lane) -> list[Load]:
+        loads = take_loads(self, lane)
+        for load in loads:
+            promotion = lane.promotions.of_load(load)
+            if promotion is not None and promotion.returns is not None:
+                lane.promotions.publish(promotion, 0.0)
+        return loads
+
+    monkeypatch.setattr(CopyDrafter, "_take_loads", take)
+
+
 CASES = [
+    Case(mutant=early_loads_begin_where_requests_wait, workload=RESUMING),
+    Case(mutant=early_loads_count_when_they_are_sent, workload=RESUMING),
     Case(mutant=kept_objects_outlive_their_budget, workload=STORING),
     Case(mutant=objects_that_go_leave_their_hints, workload=STORING),
     Case(mutant=pins_of_pages_outlive_their_budget, workload=PINNING),

@@ -57,7 +57,6 @@ class Looks:
     def __init__(
         self,
         settings: SchedulerSettings,
-        *,
         requests: Requests,
         choice: LoadChoice,
         view: HostView,
@@ -98,8 +97,8 @@ class Looks:
 
     def _last_shared_page(self, lane: Lane, request: RequestState, leader: RequestId) -> int:
         """The last page that a request will find in L1 when its leader is done."""
-        other = self._requests.living[leader].chain
         promotion = lane.promotions.get(leader)
+        other = promotion.chain if promotion is not None else self._requests.living[leader].chain
         num_other = other.num_prompt_pages if promotion is None else promotion.num_pages
         return min(num_other, request.chain.num_shared_pages(other)) - 1
 

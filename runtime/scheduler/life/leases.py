@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from raydix.runtime.messages.host import PagesLeased
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
-from raydix.runtime.scheduler.request.transfers import Load
+from raydix.runtime.scheduler.request.transfers import Load, Promotion
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.sources.lease_wanted import LeaseWanted
@@ -53,7 +54,7 @@ class LeaseAnswers:
             self._source.release_lease(message.lease_id, connection)
             return
 
-        lane = self._lanes[wanted.request.lane]
+        lane = self._lanes[wanted.asker.lane]
         load = Load(
             transfer_id=lane.in_flight.new_transfer_id(),
             page_ids=copies.page_ids,
@@ -61,35 +62,39 @@ class LeaseAnswers:
             generations=copies.generations,
             host_connection=connection,
             lease_id=message.lease_id,
-            request_id=wanted.request.request_id,
+            request_id=wanted.asker.request_id,
         )
-        self._life.load(lane, wanted.request, wanted.promotion, load)
+        self._life.load(lane, wanted.asker, load)
         lane.in_flight.add_load(load)
 
     def give_up(self, lease_id: LeaseId) -> None:
         """Give up a lease that HostMemory will not grant any more, or grants too late."""
         wanted = self._source.take_lease(lease_id)
         assert wanted is not None, "only a lease that is wanted is given up"
-        if wanted.promotion is not None:
-            if wanted.promotion.lease_id == lease_id:
-                self._lanes[wanted.request.lane].promotions.drop_part(wanted.promotion)
-        elif wanted.is_current:
-            self._run_with_fewer(wanted.request, None)
+        if not wanted.is_current(lease_id):
+            return
+        match wanted.asker:
+            case Promotion():
+                self._lanes[wanted.asker.lane].promotions.drop_part(wanted.asker)
+            case RequestState():
+                self._run_with_fewer(wanted.asker, None)
+            case _:
+                assert_never(wanted.asker)
 
     def _copies_of_lease(self, wanted: LeaseWanted, message: PagesLeased) -> _LeasedCopies | None:
         """The copies that a lease is used for; None if it is empty, or nobody waits for it.
 
         The request of a lease for a run runs from now on; a promotion without pages ends.
         """
-        request, promotion = wanted.request, wanted.promotion
-        if promotion is None:
-            return self._run_with_leased(request, message) if wanted.is_current else None
-        if promotion.lease_id != message.lease_id:
+        if not wanted.is_current(message.lease_id):
             return None
+        promotion = wanted.asker
+        if isinstance(promotion, RequestState):
+            return self._run_with_leased(promotion, message)
 
         num_leased = num_pages_of(message.host_page_ids)
         if not num_leased:
-            self._lanes[request.lane].promotions.drop_part(promotion)
+            self._lanes[promotion.lane].promotions.drop_part(promotion)
             return None
         page_ids = pages_between(promotion.part, 0, num_leased)
         return _LeasedCopies(page_ids, message.host_page_ids, message.generations)

@@ -62,7 +62,6 @@ class LoadChoice:
     def __init__(
         self,
         settings: SchedulerSettings,
-        *,
         source: KvSource,
         rates: Rates,
         trials: Trials,
@@ -99,6 +98,10 @@ class LoadChoice:
             is_due = is_due and load.is_worth_a_trial(num_bytes, prefill_s, now_s)
         tried = self._trial(lane, request, usual, now_s) if is_due else None
         return tried or usual
+
+    def load_s(self, num_bytes: int, now_s: float) -> float:
+        """How many seconds a load of so many bytes is believed to take."""
+        return self._rates.load.predict_s(num_bytes, now_s)
 
     def is_load_cheaper(self, num_bytes: int, num_pages: int, now_s: float) -> bool:
         """Whether to load `num_bytes` rather than compute `num_pages`."""

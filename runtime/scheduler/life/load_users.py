@@ -1,4 +1,4 @@
-"""Who wants what a load brings: a running request, or the promotion of one that waits."""
+"""Who wants what a load brings: a running request, or a promotion."""
 
 from dataclasses import dataclass
 
@@ -17,18 +17,15 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class IsPromoted:
-    """The load brings a part of what a waiting request will find in L1."""
+    """The load brings a part of what a request will find in L1 that waits, or is to come."""
 
-    request: RequestState
     promotion: Promotion
 
 
 def user_of(load: Load, lane: Lane, requests: Requests) -> Runs | IsPromoted | None:
     """Who wants a load now; None if its request has ended or started over since it was leased."""
-    request = requests.living.get(load.request_id)
-    if request is None:
-        return None
     promotion = lane.promotions.of_load(load)
     if promotion is not None:
-        return IsPromoted(request, promotion)
-    return Runs(request) if request.load is load else None
+        return IsPromoted(promotion)
+    request = requests.living.get(load.request_id)
+    return Runs(request) if request is not None and request.load is load else None

@@ -17,6 +17,7 @@ from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.returns import SessionReturns
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.transfers import Promotion
 from raydix.runtime.scheduler.request.users import session_user, user_of
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.kv_source import KvSource
@@ -57,7 +58,7 @@ class SessionRetention:
         self._now_s = now_s
         for lane in self._lanes:
             lane.l1.tree.retention.advance(now_s)
-        self._returns.begin_due(now_s)
+        self._returns.begin_due(lambda lane: self._keeps[lane].num_pages, now_s)
 
     def hint(self, message: RetainSession) -> None:
         """Take a hint that comes without a request; of one that names no time nothing follows."""
@@ -86,7 +87,7 @@ class SessionRetention:
         user, tenant = user_of(request), tenant_of(submit.cache_salt)
         retention = None if submit.retention is None else self._bounded(submit.retention)
         if submit.session_id is not None:
-            self._returns.remember(user, request.chain)
+            self._returns.remember(user, request.chain, submit.priority)
         if submit.session_id is None and retention is None:
             # No hint can follow it.
             lane.l1.tree.retention.claim(node, user)
@@ -126,6 +127,16 @@ class SessionRetention:
                     session_id=submit.session_id,
                 )
             )
+
+    def end_return(self, lane: Lane, promotion: Promotion, rests: EndUse) -> None:
+        """Let a session rest on whose pages have come to L1 ahead of its next request."""
+        node = promotion.lock.node
+        assert node is not None, "what was loaded is locked"
+        lane.promotions.end(promotion.request_id)
+        retention = lane.l1.tree.retention
+        retention.end_use(node, rests.user)
+        assert rests.retention is not None, "a session that is expected has said so"
+        retention.retain(rests.user, standing_after(rests.retention, self._now_s))
 
     def _bounded(self, retention: Retention) -> Retention:
         return replace(retention, seconds=min(retention.seconds, self._settings.max_keep_s))
@@ -173,6 +184,7 @@ class SessionRetention:
         return {
             "retention_hints": self._num_hints,
             "session_returns": self._returns.num_begun,
+            "session_early_loads": self._returns.num_loaded,
             "l1_kept": [keep.figures(self._now_s) for keep in keeps],
         }
 

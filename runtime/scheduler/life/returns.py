@@ -1,16 +1,19 @@
-"""Sessions that go on at a time that is known: L3 brings their prompts to L2 ahead of it."""
+"""Sessions that go on at a time that is known: their prompts come to L2, and to L1, before it."""
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
 from raydix.errors import AccountingError
-from raydix.ids import RequestId, UserId
+from raydix.ids import UserId
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.retention import EndUse, Retention, RetentionKind
+from raydix.runtime.scheduler.life.early_loads import EarlyLoads, name_of
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
+from raydix.runtime.scheduler.request.returning import Returning
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Timers
@@ -35,8 +38,9 @@ def lead_s(fetch_s: float, pause_s: float) -> float:
 class SessionReturns:
     """Owns: the prompts of sessions that rest, and when each of them is brought back to L2.
 
-    Nothing is remembered without an L3. The sessions that have rested for longest are forgotten
-    for others; what is forgotten or comes too late is fetched when it is asked for.
+    From there `EarlyLoads` brings it to L1. Nothing is remembered without an L2. The sessions that
+    have rested for longest are forgotten for others; what is forgotten or comes too late is fetched
+    when it is asked for.
     """
 
     def __init__(
@@ -46,12 +50,15 @@ class SessionReturns:
         requests: Requests,
         source: KvSource,
         timers: Timers,
+        early: EarlyLoads,
     ) -> None:
         self._settings = settings
         self._requests = requests
         self._source = source
         self._timers = timers
-        self._chains: OrderedDict[UserId, Chain] = OrderedDict()
+        self._early = early
+        self._chains: OrderedDict[UserId, tuple[Chain, int]] = OrderedDict()
+        """Per session its prompt with what followed, and its priority."""
         self._num_tokens = 0
         self._expected: dict[UserId, tuple[float, float, EndUse]] = {}
         """Per session when it is looked up, when it goes on, and who it is."""
@@ -65,20 +72,29 @@ class SessionReturns:
         """The number of sessions whose prompts are remembered."""
         return len(self._chains)
 
-    def remember(self, user: UserId, chain: Chain) -> None:
+    @property
+    def num_loaded(self) -> int:
+        """The number of sessions so far that were loaded to L1 ahead of their requests."""
+        return self._early.num_begun
+
+    def remember(self, user: UserId, chain: Chain, priority: int) -> None:
         """Remember the prompt of a session that rests, with what followed, in place of another."""
         self._drop_chain(user)
-        if not self._source.view.has_storage or not self._settings.prefix_caching:
+        if not self._source.view.is_usable or not self._settings.prefix_caching:
             return
-        self._chains[user] = chain
+        self._chains[user] = chain, priority
         self._num_tokens += chain.num_tokens
         while self._num_tokens > _MAX_TOKENS:
             self.forget(next(iter(self._chains)))
 
     def expect(self, rests: EndUse, until_s: float, now_s: float) -> None:
-        """Have a session's prompt in L2 by `until_s`, when the session is to go on."""
-        chain = self._chains.get(rests.user)
-        if chain is None:
+        """Have a session's prompt in L1 by `until_s`, when the session is to go on."""
+        if rests.user not in self._chains:
+            return
+        chain, priority = self._chains[rests.user]
+        session = Returning(chain=chain, priority=priority, rests=rests, until_s=until_s)
+        self._early.expect(session, now_s)
+        if not self._source.view.has_storage:
             return
         reaches = self._settings.reaches
         num_pages = chain.num_tokens // self._settings.page_size
@@ -94,7 +110,11 @@ class SessionReturns:
     def stop_expecting(self, user: UserId) -> None:
         """Nobody knows any more when a session goes on, or it has: what is under way ends."""
         self._expected.pop(user, None)
-        hint = self._requests.hints.get(_name(user))
+        self._early.stop_expecting(user)
+        self._end_lookup(user)
+
+    def _end_lookup(self, user: UserId) -> None:
+        hint = self._requests.hints.get(name_of(user))
         if hint is not None:
             self._source.cancel_lookup(hint)
             self._requests.remove_hint(hint)
@@ -105,11 +125,16 @@ class SessionReturns:
         self._drop_chain(user)
 
     def _drop_chain(self, user: UserId) -> None:
-        chain = self._chains.pop(user, None)
-        if chain is not None:
-            self._num_tokens -= chain.num_tokens
+        remembered = self._chains.pop(user, None)
+        if remembered is not None:
+            self._num_tokens -= remembered[0].num_tokens
 
-    def begin_due(self, now_s: float) -> None:
+    def begin_due(self, num_kept: Callable[[int], int], now_s: float) -> None:
+        """Have those brought whose time has come. `num_kept`: the pages that a lane keeps."""
+        self._look_up_due(now_s)
+        self._early.begin_due(num_kept, now_s)
+
+    def _look_up_due(self, now_s: float) -> None:
         """Have those looked up whose time has come, unless they go on already."""
         while self._due and self._due[0][0] <= now_s:
             num_under_way = sum(hint.client is None for hint in self._requests.hints.values())
@@ -126,7 +151,7 @@ class SessionReturns:
         assert rests.session_id is not None, "a session that is expected has a name"
         if self._requests.has_session(rests.session_id, rests.cache_salt):
             return
-        remembered = self._chains[rests.user]
+        remembered, _ = self._chains[rests.user]
         keys = remembered.keys(remembered.num_tokens // self._settings.page_size)
         if self._is_in_l2(keys):
             return
@@ -140,7 +165,7 @@ class SessionReturns:
         left_s = max(0.0, until_s - now_s)
         pause = Retention(kind=RetentionKind.RESUME, seconds=left_s)
         hint = PrefetchHint(
-            request_id=_name(rests.user), chain=chain, rests=replace(rests, retention=pause)
+            request_id=name_of(rests.user), chain=chain, rests=replace(rests, retention=pause)
         )
         self._requests.add_hint(hint)
         self.num_begun += 1
@@ -154,7 +179,8 @@ class SessionReturns:
 
     def check(self) -> None:
         """Raise AccountingError unless tokens add up and only remembered sessions are expected."""
-        num_found = sum(chain.num_tokens for chain in self._chains.values())
+        self._early.check()
+        num_found = sum(chain.num_tokens for chain, _ in self._chains.values())
         if num_found != self._num_tokens or num_found > _MAX_TOKENS:
             raise AccountingError(
                 f"prompts of sessions have {num_found} tokens; {self._num_tokens} are counted, "
@@ -162,8 +188,3 @@ class SessionReturns:
             )
         if not self._expected.keys() <= self._chains.keys():
             raise AccountingError(f"{len(self._expected)} sessions are expected; some are unknown")
-
-
-def _name(user: UserId) -> RequestId:
-    """The name of a session's hint, which no client gives to anything, but by a rare chance."""
-    return RequestId(f"return of session {user:016x}")

@@ -4,13 +4,16 @@ Whoever decides that a request moves calls one of these, so that no owner is for
 """
 
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from raydix.ids import L3_SOURCE, LeaseId
-from raydix.runtime.cache.radix_tree import Lock
+from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.scheduler.life.admission import LookUpLost, Run
+from raydix.runtime.scheduler.life.early_loads import EarlyLoads, name_of
 from raydix.runtime.scheduler.life.explanations import Explanations
 from raydix.runtime.scheduler.life.facts import Coming
+from raydix.runtime.scheduler.life.load_choice import LoadChoice
 from raydix.runtime.scheduler.life.publishing import (
     heal,
     keep_window,
@@ -27,6 +30,7 @@ from raydix.runtime.scheduler.queue.waiting import Place
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.request_order import order_key
+from raydix.runtime.scheduler.request.returning import Returning
 from raydix.runtime.scheduler.request.run import RowOutcome, Start
 from raydix.runtime.scheduler.request.state import State
 from raydix.runtime.scheduler.request.transfers import Load, Promotion
@@ -49,6 +53,7 @@ class Transitions:
         lanes: Sequence[Lane],
         source: KvSource,
         fetch: FetchChoice,
+        choice: LoadChoice,
         trials: Trials,
         timers: Timers,
         explanations: Explanations,
@@ -61,7 +66,18 @@ class Transitions:
         self._trials = trials
         self._timers = timers
         self._explanations = explanations
-        returns = SessionReturns(settings, requests=requests, source=source, timers=timers)
+        early = EarlyLoads(
+            settings,
+            requests=requests,
+            lanes=lanes,
+            source=source,
+            choice=choice,
+            timers=timers,
+            load=self.load_early,
+        )
+        returns = SessionReturns(
+            settings, requests=requests, source=source, timers=timers, early=early
+        )
         self.retention = SessionRetention(
             settings, requests=requests, lanes=lanes, source=source, returns=returns
         )
@@ -125,14 +141,39 @@ class Transitions:
 
         True: the promotion has taken over `lock`.
         """
-        start = lock.num_pages
         promotion = lane.promotions.start(request, lock, num_pages)
         if promotion is None:
             return False
+        self._ask_for_part(promotion)
+        return True
+
+    def load_early(
+        self, lane: Lane, session: Returning, match: Match, num_pages: int, now_s: float
+    ) -> bool:
+        """Load what L2 has of a session that is about to go on; False: there is no room."""
+        start = match.num_pages
+        lock = lane.l1.lock(match, start, now_s=now_s)
+        name = name_of(session.rests.user)
+        promotion = lane.promotions.start_return(name, session, lane.index, lock, num_pages)
+        if promotion is None:
+            lane.l1.withdraw(lock)
+            return False
+        self._ask_for_part(promotion)
+        return True
+
+    def _ask_for_part(self, promotion: Promotion) -> None:
+        start = promotion.lock.num_pages
         stop = start + promotion.num_part_pages
         starts = [start if reach is None else stop for reach in self._settings.reaches]
-        promotion.wait_for(self._source.ask_lease(request, starts, stop, promotion))
-        return True
+        promotion.wait_for(self._source.ask_lease(promotion, starts, stop))
+
+    def publish_promoted(self, lane: Lane, promotion: Promotion, now_s: float) -> None:
+        """Publish what has been loaded ahead, for a request that waits or a session to come."""
+        lane.promotions.publish(promotion, now_s)
+        if promotion.returns is not None:
+            self.retention.end_return(lane, promotion, promotion.returns)
+        else:
+            lane.waiting.wake(self._requests.living[promotion.request_id])
 
     def await_grammar(self, lane: Lane, request: RequestState) -> None:
         """Let a waiting request wait for its grammar; others have their turn."""
@@ -210,14 +251,15 @@ class Transitions:
             )
             request.note_sources(ranges, total_by_source(ranges))
 
-    def load(
-        self, lane: Lane, request: RequestState, promotion: Promotion | None, load: Load
-    ) -> None:
-        """Let a request, or its promotion, wait for a load that is about to be sent."""
-        if promotion is not None:
-            lane.promotions.wait_for_load(promotion, load)
-        else:
-            request.wait_for_load(load)
+    def load(self, lane: Lane, asker: RequestState | Promotion, load: Load) -> None:
+        """Let a request, or a promotion, wait for a load that is about to be sent."""
+        match asker:
+            case Promotion():
+                lane.promotions.wait_for_load(asker, load)
+            case RequestState():
+                asker.wait_for_load(load)
+            case _:
+                assert_never(asker)
 
     def go_on(self, lane: Lane, request: RequestState, now_s: float) -> list[RowOutcome]:
         """Let a request go on whose load is done; returns the outcomes of rows on top of it."""

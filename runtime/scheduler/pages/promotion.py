@@ -1,5 +1,7 @@
 """L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded ahead of the rest.
 
+So is what L2 has of a session that is about to go on, as long as nobody waits: it goes first.
+
 A promotion publishes each part in the tree once it is loaded, so that the request, when its wait
 ends, finds a longer match in L1. It holds a bounded share of L1 and gives way to whoever needs its
 pages.
@@ -10,12 +12,14 @@ is full the lookup has ended, all that has come goes on to L1, and the rest is l
 
 from raydix.ids import RequestId
 from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.scheduler.pages.l1 import L1, duplicates
 from raydix.runtime.scheduler.pages.page_needs import PageCounts
 from raydix.runtime.scheduler.queue.waiting import WaitingQueue
 from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.request.returning import Returning
 from raydix.runtime.scheduler.request.transfers import Load, Promotion
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
@@ -31,7 +35,7 @@ def _min_part_pages(settings: SchedulerSettings) -> int:
 
 
 class Promotions:
-    """Owns: what is loaded ahead for the waiting requests of one lane."""
+    """Owns: what is loaded ahead on one lane, for requests that wait and sessions to come."""
 
     def __init__(self, settings: SchedulerSettings, l1: L1, waiting: WaitingQueue) -> None:
         self._settings = settings
@@ -46,8 +50,13 @@ class Promotions:
 
     @property
     def names(self) -> list[RequestId]:
-        """Requests with a promotion."""
+        """The names of those with a promotion: requests and sessions."""
         return list(self._promotions)
+
+    @property
+    def names_of_requests(self) -> set[RequestId]:
+        """Requests with a promotion."""
+        return {each.request_id for each in self.all() if each.returns is None}
 
     @property
     def num_pages(self) -> int:
@@ -84,26 +93,67 @@ class Promotions:
         """
         if self.has_part(request):
             return None
+        if self.num_left(request, lock) < num_l2_pages:
+            self._end_returns()
         num_pages = min(num_l2_pages, self.num_left(request, lock))
         if num_pages < (1 if request.prefetch.is_halted else max(1, self._min_part_pages)):
             return None
-        # Windows are few pages, and which of them are needed is known once the request runs.
-        part = self._l1.allocate(
-            tuple([num_pages if reach is None else 0 for reach in self._settings.reaches])
-        )
+        part = self._take_part(num_pages)
         if part is None:
             return None
 
         self.end(request.request_id)
-        promotion = Promotion(
-            request_id=request.request_id,
-            lock=lock,
-            part=part,
-            lease_id=None,
+        return self._begin(
+            Promotion(
+                request_id=request.request_id,
+                chain=request.chain,
+                lane=request.lane,
+                priority=request.submit.priority,
+                lock=lock,
+                part=part,
+                lease_id=None,
+            )
         )
-        self._promotions[request.request_id] = promotion
-        self._waiting.lead(request.request_id, request.chain.key(lock.num_pages))
+
+    def start_return(
+        self, name: RequestId, session: Returning, lane: int, lock: Lock, num_pages: int
+    ) -> Promotion | None:
+        """Take L1 pages for what follows `lock` in L2 of a session that is about to go on.
+
+        The promotion takes over `lock`; None: there is none.
+        """
+        if name in self._promotions:
+            return None
+        part = self._take_part(num_pages)
+        if part is None:
+            return None
+        return self._begin(
+            Promotion(
+                request_id=name,
+                chain=session.chain,
+                lane=lane,
+                priority=session.priority,
+                lock=lock,
+                part=part,
+                lease_id=None,
+                returns=session.rests,
+            )
+        )
+
+    def _take_part(self, num_pages: int) -> PageIds | None:
+        # Windows are few pages, and which of them are needed is known once the request runs.
+        reaches = self._settings.reaches
+        return self._l1.allocate(tuple([num_pages if reach is None else 0 for reach in reaches]))
+
+    def _begin(self, promotion: Promotion) -> Promotion:
+        name = promotion.request_id
+        self._promotions[name] = promotion
+        self._waiting.lead(name, promotion.chain.key(promotion.lock.num_pages))
         return promotion
+
+    def num_returning(self) -> int:
+        """Pages that a session may hold which is about to go on, were nobody to need any."""
+        return self._settings.max_pages // _L1_PAGES_PER_PROMOTED_PAGE - self.num_pages
 
     def has_part(self, request: RequestState) -> bool:
         """Whether a part is on its way for this request."""
@@ -128,18 +178,18 @@ class Promotions:
         """Note that HostMemory has leased the first pages of a part, which `load` brings."""
         self._l1.release(promotion.wait_for_load(load))
 
-    def publish(self, promotion: Promotion, request: RequestState, now_s: float) -> None:
+    def publish(self, promotion: Promotion, now_s: float) -> None:
         """Publish a part that is loaded as the prefix of all who want it."""
         start, stop = promotion.lock.num_pages, promotion.num_pages
         insertion = self._l1.insert(
-            request.chain,
+            promotion.chain,
             promotion.lock,
             promotion.part_with_gaps(),
             segment=Segment.PROMPT,
-            priority=request.submit.priority,
+            priority=promotion.priority,
             now_s=now_s,
         )
-        self._waiting.pages_came(split_keys(request.chain.keys(stop, start)))
+        self._waiting.pages_came(split_keys(promotion.chain.keys(stop, start)))
 
         # What the tree held already is not needed twice.
         part = promotion.part_with_gaps()
@@ -148,7 +198,13 @@ class Promotions:
         self._waiting.lead(promotion.request_id, None)
 
     def drop_part(self, promotion: Promotion) -> None:
-        """Give back the pages of a promotion's part that will not come."""
+        """Give back the pages of a promotion's part that will not come; a session's ends."""
+        if promotion.returns is not None:
+            self.end(promotion.request_id)
+        else:
+            self._drop_part(promotion)
+
+    def _drop_part(self, promotion: Promotion) -> None:
         self._l1.release(promotion.drop_part())
         self._waiting.lead(promotion.request_id, None)
         # Its lookup has ended, so nothing else would let it be looked at again.
@@ -160,10 +216,20 @@ class Promotions:
         """End a promotion; what it has published stays cached."""
         promotion = self._promotions.pop(name, None)
         if promotion is not None:
-            self.drop_part(promotion)
+            self._drop_part(promotion)
             self._l1.withdraw(promotion.lock)
 
     def give_way(self, num_pages: PageCounts) -> None:
-        """End promotions, newest first, until so many pages are or can be made free."""
+        """End promotions, newest first, until so many pages are or can be made free.
+
+        Those of sessions, of which no request waits yet, end before all others.
+        """
+        if self._promotions and not self._l1.can_free(num_pages):
+            self._end_returns()
         while self._promotions and not self._l1.can_free(num_pages):
             self.end(next(reversed(self._promotions)))
+
+    def _end_returns(self) -> None:
+        for promotion in self.all():
+            if promotion.returns is not None:
+                self.end(promotion.request_id)

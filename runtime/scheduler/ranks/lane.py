@@ -110,6 +110,11 @@ class Lane:
         return not (self.in_flight.has_own_work or self.in_flight.ready_loads or any(quarantined))
 
     @property
+    def has_nothing_under_way(self) -> bool:
+        """Whether there are no steps and copies, and none to come for sessions."""
+        return self.in_flight.is_empty and not len(self.promotions)
+
+    @property
     def has_free_slot(self) -> bool:
         """Whether another request can be admitted."""
         return self._slots.num_free > 0
@@ -340,14 +345,13 @@ class Lane:
             f"{private} private, {len(self.running)} running, {len(self.promotions)} promotions, "
             f"{tree.num_locks} locks, {len(self.in_flight.transfers)} transfers"
         )
-
         num_locks = len(self.running) + len(self.promotions)
         self.l1.check(num_private=private, num_locks=num_locks, figures=figures)
         self._check_requests(figures)
 
         if self.in_flight.ready_loads:
             raise AccountingError(f"a load was leased and neither sent nor given back: {figures}")
-        if not self.waiting.requests.keys() >= set(self.promotions.names):
+        if not self.waiting.requests.keys() >= self.promotions.names_of_requests:
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         num_held = tuple(map(self.in_flight.num_held_pages, groups))
         if pools.count(lambda pool: pool.num_held) != num_held:
@@ -366,14 +370,11 @@ class Lane:
         decoding = {name for name, request in self.running.items() if request.is_decoding}
         others = self.running.keys() - decoding
         if len(decoding) != len(self.batch) or others != self.prefilling.keys():
-            raise AccountingError(
-                f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}"
-            )
+            counts = f"{len(self.batch)} decode and {len(self.prefilling)} prefill"
+            raise AccountingError(f"{counts}: {figures}")
         self._needs.check(self.prefilling.values(), figures)
         outdated = {name for name in decoding if self.running[name].table.has_unsent}
         if not outdated <= self._changed_tables.keys():
-            raise AccountingError(
-                f"the device is not to hear of {len(outdated)} changed block tables: {figures}"
-            )
+            raise AccountingError(f"the device is not to hear of {outdated}'s tables: {figures}")
         if self._slots.num_free + len(self.running) != self.settings.max_running_requests:
             raise AccountingError(f"slots are lost: {self._slots.num_free} free; {figures}")

@@ -1,4 +1,4 @@
-"""Loads and backups between L1 and L2, and what is loaded ahead for a waiting request.
+"""Loads and backups between L1 and L2, and what is loaded ahead of a request's turn.
 
 a load, L2 to L1                           a backup, L1 to L2
 HostMemory pins READY pages (a lease)      HostMemory hands out FILLING pages (a grant)
@@ -30,6 +30,8 @@ from raydix.runtime.cache.page_pools import (
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.host import AbandonPages, CommitPages
 from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.messages.retention import EndUse
+from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.timers import Alarm
 
 
@@ -79,7 +81,7 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class Load(Transfer):
-    """L2 to L1, for a request or its promotion. Only rows that wait for it may use its pages."""
+    """L2 to L1, for a request or a promotion. Only rows that wait for it may use its pages."""
 
     lease_id: LeaseId
     request_id: RequestId
@@ -113,13 +115,18 @@ class Backup(Transfer):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Promotion:
-    """What has come from L3 for a waiting request goes on to L1, one part at a time.
+    """What has come to L2 goes on to L1, one part at a time.
 
-    `lock` keeps in L1 what the request matches there. A promotion gives way to whoever needs its
-    pages.
+    It is for a request that waits for more, or for a session that is about to go on, which gets
+    one part. `lock` keeps in L1 what is matched there. It gives way to whoever needs its pages.
     """
 
     request_id: RequestId
+    chain: Chain
+    lane: int
+    priority: int
+    returns: EndUse | None = None
+    """The session that is about to go on; None: it is for a request."""
     lock: Lock
     part: PageIds
     """The GPU pages of the part that is on its way; none between two parts."""

@@ -173,20 +173,20 @@ class KvSource:
 
     def ask_lease(
         self,
-        request: RequestState,
+        asker: RequestState | Promotion,
         starts: Sequence[int],
         stop: int,
-        promotion: Promotion | None = None,
     ) -> LeaseId:
         """Ask for host pages, of each KV group from its start up to `stop`.
 
-        They are for a request's promotion, or for its run.
+        They are for a promotion, or for a request's run.
         """
         lease_id = LeaseId(next(self._ids))
-        self.leases[lease_id] = LeaseWanted(request=request, run=request.run, promotion=promotion)
+        run = asker.run if isinstance(asker, RequestState) else None
+        self.leases[lease_id] = LeaseWanted(asker=asker, run=run)
         self._unanswered.add(lease_id)
         first = min(starts)
-        keys = request.chain.keys(stop, first)
+        keys = asker.chain.keys(stop, first)
         counted = tuple([start - first for start in starts])
         self.tell(LeasePages(lease_id=lease_id, keys=keys, starts=counted))
         return lease_id

@@ -1,7 +1,9 @@
 """Who waits for which lease."""
 
 from dataclasses import dataclass
+from typing import assert_never
 
+from raydix.ids import LeaseId
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.state import State
 from raydix.runtime.scheduler.request.transfers import Promotion
@@ -9,18 +11,23 @@ from raydix.runtime.scheduler.request.transfers import Promotion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWanted:
-    """Who asked for a lease: a promotion of a request, or else the request's run number `run`.
+    """Who asked for a lease: a promotion, or a request for its run number `run`.
 
-    The request is held itself and not by its name, which a later request may have. The answer is
-    stale if the request has ended or is in another run, or if the promotion waits for another lease
-    or for none.
+    They are held themselves and not by name, which a later request may have. The answer is stale if
+    the request has ended or is in another run, or if the promotion waits for another lease or for
+    none.
     """
 
-    request: RequestState
-    run: int
-    promotion: Promotion | None = None
+    asker: RequestState | Promotion
+    run: int | None
+    """None: a promotion has no runs."""
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the run that asked still waits for this lease."""
-        return self.request.run == self.run and self.request.state is State.LEASING
+    def is_current(self, lease_id: LeaseId) -> bool:
+        """Whether the run or promotion that asked still waits for this lease."""
+        match self.asker:
+            case Promotion():
+                return self.asker.lease_id == lease_id
+            case RequestState():
+                return self.asker.run == self.run and self.asker.state is State.LEASING
+            case _:
+                assert_never(self.asker)

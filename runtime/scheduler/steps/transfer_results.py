@@ -69,8 +69,7 @@ class TransferResults:
         match user:
             case IsPromoted():
                 lane.counters.count(Count.PROMOTED_PAGES, load.num_pages)
-                lane.promotions.publish(user.promotion, user.request, now_s)
-                lane.waiting.wake(user.request)
+                self._life.publish_promoted(lane, user.promotion, now_s)
             case Runs():
                 # Its rows on top of the load count from now on.
                 deferred = self._life.go_on(lane, user.request, now_s)
@@ -82,7 +81,7 @@ class TransferResults:
         """Do without a load that has read a page which had changed hands."""
         match user:
             case IsPromoted():
-                lane.promotions.end(user.request.request_id)
+                lane.promotions.end(user.promotion.request_id)
             case Runs():
                 # Its rows have computed on wrong bytes. None of their tokens has been counted:
                 # those wait for the load.

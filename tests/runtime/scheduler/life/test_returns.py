@@ -99,11 +99,17 @@ def test_what_l2_has_is_not_looked_up() -> None:
     assert not lookups(driver)
 
 
-def test_without_l3_nothing_is_remembered() -> None:
+def test_without_l3_nothing_is_looked_up() -> None:
     driver = driver_with(has_storage=False)
     serve(driver, A, session_id="s", retention=pause(10.0))
     driver.wait(11.0)
     assert not lookups(driver)
+
+
+def test_without_l2_nothing_is_remembered() -> None:
+    driver = driver_with()
+    driver.lose_host()
+    serve(driver, A, session_id="s", retention=pause(10.0))
     assert not driver.core._life.retention._returns.num_remembered
 
 
