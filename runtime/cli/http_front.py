@@ -13,6 +13,7 @@ import typer
 from raydix.errors import ConfigError
 from raydix.runtime.cli.port_check import parse_option
 from raydix.runtime.config.paths import model_label
+from raydix.runtime.config.policies import RoutingPolicyName
 
 if TYPE_CHECKING:
     from raydix.runtime.actors.links.address import TcpAddress
@@ -56,6 +57,15 @@ ModelName = Annotated[
     ),
 ]  # fmt: skip
 
+Routing = Annotated[
+    RoutingPolicyName,
+    typer.Option(
+        "--routing",
+        help="How the engine of a request is chosen among several: kv, by what each caches and has "
+        "to do; session, by the session's name or how the prompt begins; round_robin, one after "
+        "the other.",
+    ),
+]
 CorsOrigins = Annotated[
     list[str] | None,
     typer.Option(

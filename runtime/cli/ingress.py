@@ -16,6 +16,7 @@ from raydix.runtime.cli.http_front import (
     HttpOptions,
     KeyFile,
     ModelName,
+    Routing,
     loop_factory,
     read_http_options,
     require_packages,
@@ -52,15 +53,6 @@ IngressDrainS = Annotated[
     float,
     typer.Option("--drain-s", min=0.0, help="Seconds for requests to end after Ctrl-C."),
 ]
-RoutingOption = Annotated[
-    RoutingPolicyName,
-    typer.Option(
-        "--routing",
-        help="How the engine of a request is chosen: kv, by what each caches and has to do; "
-        "session, by the session's name or how the prompt begins; round_robin, one after the "
-        "other.",
-    ),
-]
 
 
 def ingress(
@@ -72,7 +64,7 @@ def ingress(
     keys: KeyFile = None,
     model_name: ModelName = None,
     cors_origins: CorsOrigins = None,
-    routing: RoutingOption = RoutingPolicyName.KV,
+    routing: Routing = RoutingPolicyName.KV,
     drain_s: IngressDrainS = DRAIN_S,
     log_json: LogJson = False,
 ) -> None:

@@ -26,6 +26,7 @@ from raydix.runtime.cli.http_front import (
     KeyFile,
     ModelName,
     NumReplicas,
+    Routing,
     loop_factory,
     ray_serve_environment,
     read_http_options,
@@ -47,6 +48,7 @@ from raydix.runtime.cli.service import Autoscale, Nodes, ServiceOptions, rule_of
 from raydix.runtime.cli.stop_signal import deferring_signals, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.policies import RoutingPolicyName
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
@@ -90,6 +92,7 @@ def serve(
     cors_origins: CorsOrigins = None,
     nodes: Nodes = None,
     autoscale: Autoscale = None,
+    routing: Routing = RoutingPolicyName.KV,
 ) -> None:
     """Start an engine, or one on each of several nodes, and keep it up until Ctrl-C.
 
@@ -102,6 +105,8 @@ def serve(
     rule = rule_of(nodes, autoscale)
     if rule is not None and listen is not None:
         raise ConfigError("--listen is for one engine; those of a service listen on their nodes.")
+    if rule is None and routing is not RoutingPolicyName.KV:
+        raise ConfigError("--routing chooses among several engines. Add --nodes N or --autoscale.")
     options = HttpOptions(http, http_replicas, keys, model_name, tuple(cors_origins or ()))
     if rule is not None:
         options = options.of_service()
@@ -117,7 +122,9 @@ def serve(
         asyncio.Runner(loop_factory=None if front is None else loop_factory()) as runner,
     ):
         if rule is not None:
-            service = ServiceOptions(name=name, address=address, rule=rule, drain_s=drain_s)
+            service = ServiceOptions(
+                name=name, address=address, rule=rule, drain_s=drain_s, routing=routing
+            )
             runner.run(serve_service(with_port, service, front))
             return
         runner.run(

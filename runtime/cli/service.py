@@ -11,6 +11,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.policies import RoutingPolicyName
 
 if TYPE_CHECKING:
     from raydix.runtime.actors.service.former import FormerService
@@ -75,6 +76,8 @@ class ServiceOptions:
     rule: "ScaleRule"
     """How many engines there are to be."""
     drain_s: float
+    routing: RoutingPolicyName
+    """How its ingresses choose the engine of a request."""
 
 
 async def serve_service(
@@ -133,7 +136,7 @@ async def _serve_on_cluster(
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 async with (
-                    AsyncService(ServiceName(options.name)) as handle,
+                    AsyncService(ServiceName(options.name), routing=options.routing) as handle,
                     serving_http(
                         front,
                         handle,

@@ -26,6 +26,7 @@ from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.api.service_name import ServiceName
+from raydix.runtime.config.policies import RoutingPolicyName
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.server.app import build_app
 from raydix.runtime.server.cross_origin import checked_origins
@@ -51,6 +52,8 @@ class ServeArguments(BaseModel):
     engine: str = "raydix"
     service: str | None = None
     """The name of a service of this Ray cluster, all engines of which are used, in place of one."""
+    routing: RoutingPolicyName = RoutingPolicyName.KV
+    """How the engine of a request is chosen among those of a service."""
     address: str | None = None
     secret_file: Path | None = None
     """The file with the engine's secret; see `AsyncLLM.connect`, also for `address`."""
@@ -145,7 +148,7 @@ def app(arguments: ServeArguments) -> Application:
     if arguments.service is None:
         handle = AsyncLLM(arguments.engine, arguments.address, arguments.secret_file)
     else:
-        handle = AsyncService(ServiceName(arguments.service))
+        handle = AsyncService(ServiceName(arguments.service), routing=arguments.routing)
     replicas = Replicas(
         engine=handle,
         model_name=arguments.model_name or handle.name,

@@ -147,6 +147,13 @@ def test_of_two_that_start_at_once_one_has_the_port(
         assert next_one.ray.metrics_port == port
 
 
+def test_one_engine_leaves_nothing_to_choose(
+    run: Callable[..., int], checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", checkpoint, "--routing", "session") == 1
+    assert "--routing chooses among several engines. Add --nodes N" in capsys.readouterr().err
+
+
 async def test_who_waits_no_longer_leaves_no_handler_of_signals() -> None:
     async def end() -> None:
         raise ValueError("over")

@@ -24,6 +24,7 @@ from tests.runtime.server.served_engine import ALICE, KEYS
 
 pytest.importorskip("ray.serve", reason="needs pip install 'ray[serve]'")
 
+from raydix.runtime.config.policies import RoutingPolicyName
 from raydix.runtime.server.serve_app import ServeArguments, app
 
 
@@ -60,10 +61,12 @@ def test_arguments_of_a_config_make_the_deployment(key_file: Path) -> None:
 
 
 def test_a_service_is_named_in_place_of_an_engine(key_file: Path) -> None:
-    bound: Any = app(ServeArguments(service="prod", keys=key_file))
+    arguments = {"service": "prod", "routing": "session", "keys": key_file}
+    bound: Any = app(ServeArguments.model_validate(arguments))
     handle, model_name, *_ = bound._bound_deployment.init_args
     assert isinstance(handle, AsyncService)
     assert pickle.loads(pickle.dumps(handle)).name == handle.name == model_name == "prod"
+    assert handle.__reduce__()[1][-1] == "session"
 
 
 def test_replicas_that_do_the_same_have_one_name(key_file: Path) -> None:
@@ -72,7 +75,9 @@ def test_replicas_that_do_the_same_have_one_name(key_file: Path) -> None:
         return str(bound._bound_deployment.name)
 
     assert name(service="prod") == name(service="prod", num_replicas=2)
-    assert len({name(service="prod"), name(service="other"), name(engine="prod")}) == 3
+    others = {name(service="other"), name(engine="prod")}
+    others.add(name(service="prod", routing=RoutingPolicyName.ROUND_ROBIN))
+    assert len({name(service="prod"), *others}) == 4
 
 
 def test_keys_are_required_and_must_be_the_owners_alone(key_file: Path) -> None:
