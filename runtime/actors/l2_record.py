@@ -7,6 +7,7 @@ it, and writes there how it is called.
 
 import contextlib
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.codec import SCHEMA
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.version import VERSION
+
+logger = logging.getLogger(__name__)
 
 _SUFFIX = ".l2"
 _NODE_DIGITS = 16
@@ -62,9 +65,17 @@ def find_l2(path: Path) -> L2Record | None:
 
 
 def l2s_of(node: str | None = None) -> list[L2Record]:
-    """This user's L2s on this host; of a node of Ray, if one is given."""
+    """This user's L2s on this host; of a node of Ray, if one is given.
+
+    One of another checkout, whose record cannot be read, is left out, and logged.
+    """
     pattern = f"{'' if node is None else node[:_NODE_DIGITS]}*{_SUFFIX}"
-    found = [_read(path) for path in sorted(user_folder().glob(pattern))]
+    found = []
+    for path in sorted(user_folder().glob(pattern)):
+        try:
+            found.append(_read(path))
+        except ConfigError as error:
+            logger.warning("%s", error)
     return [record for record in found if record is not None]
 
 
@@ -109,10 +120,19 @@ def _read(path: Path) -> L2Record | None:
         return None
     try:
         values = json.loads(content)
-        secret = bytes.fromhex(values.pop("secret"))
-        return L2Record(**values, secret=secret)
+        # Raydix of another checkout may write more.
+        return L2Record(
+            name=str(values["name"]),
+            actor=str(values["actor"]),
+            pid=int(values["pid"]),
+            control_address=str(values["control_address"]),
+            secret=bytes.fromhex(values["secret"]),
+        )
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{path} is no record of an L2: {error}. Remove it.") from error
+        raise ConfigError(
+            f"{path} is the record of a running L2 that this Raydix cannot read ({error!r}). Stop "
+            "it by the raydix that made it."
+        ) from error
 
 
 def _layout_digits(layout: KvLayout) -> str:

@@ -47,6 +47,10 @@ def status(as_json: AsJson = False) -> None:
         console.print("No engine of yours runs on this host, and no L2 is kept.")
     if engines:
         console.print(_engine_table(engines))
+    for each in engines:
+        if each["problem"] is not None:
+            told = f"{each['name']}: {each['problem']}"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
     if any(each["problem"] is None for each in l2s):
         console.print(_l2_table([each for each in l2s if each["problem"] is None]))
     for each in l2s:
@@ -125,16 +129,21 @@ async def _look() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     from raydix.runtime.actors.bootstrap.control_client import call_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
     from raydix.runtime.actors.l2_record import l2s_of
+    from raydix.runtime.actors.links.link import LinkRefused
 
     engines = []
     for name in running_names():
         record = find_record(name)
         try:
             facts = None if record is None else await call_supervisor(name, record, "client_facts")
-        except EngineDead:
-            facts = None
+        except EngineDead as error:
+            is_refused = isinstance(error.__cause__, LinkRefused)
+            facts, problem = None, str(error) if is_refused else None
+        else:
+            problem = None
         model = None if facts is None else facts["model_path"]
-        engines.append({"name": name, "serves": facts is not None, "model_path": model})
+        serves = facts is not None
+        engines.append({"name": name, "serves": serves, "model_path": model, "problem": problem})
 
     described = [await _describe(each) for each in l2s_of()]
     # One that ended meanwhile has its name no more.
@@ -174,6 +183,8 @@ def _engine_table(engines: list[dict[str, Any]]) -> Table:
     table = Table("engine", "state", "model", box=None, title_justify="left")
     for each in engines:
         state = "serves" if each["serves"] else "starts or ends"
+        if each["problem"] is not None:
+            state = "does not answer this raydix"
         table.add_row(each["name"], state, each["model_path"] or "")
     return table
 

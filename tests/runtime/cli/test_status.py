@@ -1,6 +1,7 @@
 """What `raydix status` says of L2s, and which of them `raydix stop` ends."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -10,14 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from raydix.errors import BadRequest, EngineDead
+from raydix.errors import BadRequest, ConfigError, EngineDead
 from raydix.runtime.actors import engine_record, l2_record
 from raydix.runtime.actors.bootstrap import control_client
-from raydix.runtime.actors.engine_record import EngineRecord
-from raydix.runtime.actors.l2_record import L2Name, L2Record
+from raydix.runtime.actors.engine_record import EngineName, EngineRecord
+from raydix.runtime.actors.l2_record import L2Name, L2Record, find_l2
 from raydix.runtime.actors.links.frames import frame
 from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
 from raydix.runtime.actors.links.socket_listener import listen
+from raydix.runtime.actors.lock_file import LockFile
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.cli import status
@@ -141,6 +143,52 @@ async def test_l2_that_speaks_otherwise_is_listed_with_what_is_wrong(
     out = " ".join(capsys.readouterr().out.split())
     assert "l2-1" in out
     assert "l2-3 is there and does not answer: " in out
+
+
+async def test_records_of_other_checkouts_break_nothing(
+    l2s: list[ScriptedL2], tmp_path: Path
+) -> None:
+    values = {"name": "l2-3", "actor": "a", "pid": 7, "control_address": "unix:/none"}
+    told_more = LockFile(str(tmp_path / "node-l2-3.l2"))
+    told_more.write(json.dumps({**values, "secret": "00", "port": 1}).encode())
+    told_less = LockFile(str(tmp_path / "node-l2-4.l2"))
+    told_less.write(json.dumps({"name": "l2-4"}).encode())
+
+    _, found = await status._look()
+
+    assert [each["name"] for each in found] == ["l2-1", "l2-2", "l2-3"]
+    with pytest.raises(ConfigError, match=r"cannot read .*Stop it by the raydix that made it"):
+        find_l2(tmp_path / "node-l2-4.l2")
+    told_more.remove()
+    told_less.remove()
+
+
+async def test_an_engine_that_speaks_otherwise_is_told_apart_from_one_that_starts(
+    l2s: list[ScriptedL2], tmp_path: Path, run: Callable[..., int], capsys: Capture
+) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeting = GREETING[:-1] + bytes([GREETING[-1] ^ 1])
+        writer.write(frame(greeting + bytes(NONCE_BYTES)))
+
+    path = f"{tmp_path}/other.sock"
+    names = [EngineName("old"), EngineName("starting")]
+    names[0].publish(
+        EngineRecord(control_address=f"unix:{path}", client_address="unix:/none", secret=b"s")
+    )
+    async with await asyncio.start_unix_server(greet, path):
+        engines, _ = await status._look()
+        assert await asyncio.to_thread(run, "status") == 0
+    for name in names:
+        name.release()
+
+    assert [(each["name"], each["problem"] is None) for each in engines] == [
+        ("old", False),
+        ("starting", True),
+    ]
+    told = " ".join(capsys.readouterr().out.split())
+    assert "old does not answer this raydix" in told
+    assert "starting starts or ends" in told
+    assert "old: the Supervisor of engine old refuses this client" in told
 
 
 async def test_l2_that_has_ended_meanwhile_is_not_listed(
