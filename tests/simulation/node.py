@@ -45,8 +45,10 @@ class Node:
         self.num_started = 0
         """How many engines have come, so that no two have one name."""
         layout = settings.layout
-        bytes_of_all_groups = sum(map(layout.host_page_bytes, range(len(layout.groups))))
-        self.geometry: ArenaGeometry = plan_arena(layout, l2_pages * bytes_of_all_groups)
+        page_bytes = [layout.host_page_bytes(group) for group in range(len(layout.groups))]
+        # A few pages of each group may be less than one large page for each, which must fit.
+        size_bytes = max(l2_pages * sum(page_bytes), len(page_bytes) * max(page_bytes))
+        self.geometry: ArenaGeometry = plan_arena(layout, size_bytes)
         empty_page: PagePart = (None,) * settings.page_size
         self.arena = [
             [empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)
