@@ -13,15 +13,19 @@ from raydix.runtime.cache.host.events import (
     ReaderAttached,
     ReaderLost,
     SchedulerAttached,
+    SchedulerEnded,
     SendPages,
     Tick,
     ToReader,
     ToScheduler,
     ToStorage,
 )
+from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AskExists,
+    CopiesDrained,
     Lookup,
     LookupProgress,
     ObjectsDone,
@@ -32,10 +36,12 @@ from raydix.runtime.messages.host import (
 from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound, PeerGone
 from raydix.runtime.messages.pulls import PullPages, TellKeys
 from tests.runtime.cache.host.host_script import HostScript
-from tests.runtime.cache.host.host_values import make_keys
+from tests.runtime.cache.host.host_values import PAGE_SIZE, STORAGE, make_keys
+from tests.runtime.cache.host.scheduler_end import FIRST
 
 OTHER = ConnectionId(900)
 LATE = ConnectionId(901)
+LATE_NAME = SchedulerName("late")
 FOUND = SourceId(2)
 OK, MISSING = bytes([ObjectStatus.OK]), bytes([ObjectStatus.MISSING])
 
@@ -58,9 +64,11 @@ def orders(effects: list[object]) -> list[object]:
     return [each.message for each in effects if isinstance(each, ToStorage)]
 
 
-def look_up(host: HostScript, names: list[str]) -> list[object]:
+def look_up(host: HostScript, names: list[str], number: int = 1) -> list[object]:
     assert host.scheduler is not None
-    message = Lookup(lookup_id=LookupId(1), keys=make_keys(names), num_l1_pages=(0,), source=FOUND)
+    message = Lookup(
+        lookup_id=LookupId(number), keys=make_keys(names), num_l1_pages=(0,), source=FOUND
+    )
     return handle(host, FromScheduler(host.scheduler, message))
 
 
@@ -141,7 +149,7 @@ def test_a_scheduler_that_comes_late_is_told_of_peers_whose_keys_come_once_more(
     host = attached()
     handle(host, PeerAttached(OTHER, "n"))
 
-    effects = handle(host, SchedulerAttached(LATE, SchedulerName("late")))
+    effects = handle(host, SchedulerAttached(LATE, LATE_NAME))
 
     assert ToScheduler(LATE, PeerFound(source=FOUND, name="n")) in effects
     assert AskForKeys(OTHER) in effects
@@ -158,3 +166,71 @@ def test_a_lookup_at_a_peer_that_has_gone_is_one_of_l3() -> None:
 
     [report] = [each for each in reports if isinstance(each, LookupProgress)]
     assert report.sources == (bytes([PageSource.NOT_FOUND]),)
+
+
+def test_a_run_that_l3_would_be_too_short_for_is_pulled() -> None:
+    assert STORAGE.min_tokens > PAGE_SIZE
+    host = attached()
+    handle(host, PeerAttached(OTHER, "n"))
+    [question] = orders(look_up(host, ["a"]))
+    assert isinstance(question, AskExists)
+
+    [read] = orders(
+        handle(host, FromPeer(OTHER, ObjectsDone(batch_id=question.batch_id, statuses=OK)))
+    )
+
+    assert isinstance(read, ReadObjects)
+
+
+def test_a_new_peer_gets_no_page_while_an_earlier_user_may_copy_into_the_arena() -> None:
+    host = HostScript(16, former=FormerArena(int32_array(range(16)), (FIRST, LATE_NAME)))
+    host.attach_scheduler()
+    assert host.scheduler is not None
+    handle(host, PeerAttached(OTHER, "n"))
+    [question] = orders(look_up(host, ["a", "b"]))
+    assert isinstance(question, AskExists)
+    exists = ObjectsDone(batch_id=question.batch_id, statuses=OK * 2)
+    assert orders(handle(host, FromPeer(OTHER, exists))) == []
+    assert host.stat("pages_reading") == 0
+
+    handle(host, FromScheduler(host.scheduler, CopiesDrained()))
+    handle(host, SchedulerEnded(LATE_NAME))
+    [question] = orders(look_up(host, ["c"], number=2))
+    assert isinstance(question, AskExists)
+    exists = ObjectsDone(batch_id=question.batch_id, statuses=OK)
+    [read] = orders(handle(host, FromPeer(OTHER, exists)))
+    assert isinstance(read, ReadObjects)
+    host.core.check()
+
+
+def test_a_reader_that_is_lost_is_told_nothing_more() -> None:
+    host = attached()
+    handle(host, ReaderAttached(OTHER))
+    handle(host, ReaderAttached(ConnectionId(902)))
+    handle(host, ReaderLost(OTHER))
+    host.commit(["a"])
+
+    effects = handle(host, Tick())
+
+    assert {each.connection for each in effects if isinstance(each, ToReader)} <= {902}
+    assert host.stat("peer_readers") == 1
+
+
+def test_l3_is_asked_about_what_was_pulled_as_it_may_lack_that() -> None:
+    host = HostScript(16, STORAGE)
+    host.attach_storage(50)
+    host.attach_scheduler()
+    handle(host, PeerAttached(OTHER, "n"))
+    [question] = orders(look_up(host, ["a", "b"]))
+    assert isinstance(question, AskExists)
+    exists = ObjectsDone(batch_id=question.batch_id, statuses=OK * 2)
+    [read] = orders(handle(host, FromPeer(OTHER, exists)))
+    assert isinstance(read, ReadObjects)
+
+    done = ObjectsDone(batch_id=read.batch_id, statuses=OK * 2)
+    effects = [*handle(host, FromPeer(OTHER, done)), *handle(host, Tick())]
+
+    asked = [each for each in effects if isinstance(each, ToStorage)]
+    assert [each.connection for each in asked] == [host.storage]
+    assert isinstance(asked[0].message, AskExists)
+    assert asked[0].message.keys == make_keys(["a", "b"])
