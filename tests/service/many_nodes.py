@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ def environment() -> dict[str, str]:
 class ManyNodes:
     """A running cluster, whose head is one of its nodes."""
 
-    def __init__(self, folder: str) -> None:
-        command = [sys.executable, "-m", "tests.service.cluster_process", folder]
+    def __init__(self, folder: str, *address: str) -> None:
+        """`address`: that of the head, unless it is Ray's own choice."""
+        command = [sys.executable, "-m", "tests.service.cluster_process", folder, *address]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -47,9 +49,17 @@ class ManyNodes:
         """Start one more node; returns its id."""
         return self._order("add")
 
+    def kill_raylet(self, node: str) -> None:
+        """SIGKILL of a node's raylet, which all processes on it notice and end."""
+        assert self._order(f"kill_raylet {node}") == "killed"
+
     def kill(self, node: str) -> None:
-        """SIGKILL of a node's raylet, with which all processes on it end."""
+        """SIGKILL of a node's raylet and of all processes on it at once."""
         assert self._order(f"kill {node}") == "killed"
+
+    def ingresses(self) -> list[int]:
+        """The processes of Ray Serve on the head that speak HTTP for a service."""
+        return [int(pid) for pid in self._order("ingresses").split()]
 
     def stop(self) -> None:
         assert self._process.stdin is not None
@@ -70,9 +80,9 @@ class ManyNodes:
 
 
 @contextlib.contextmanager
-def many_nodes() -> Iterator[ManyNodes]:
+def many_nodes(*address: str) -> Iterator[ManyNodes]:
     with tempfile.TemporaryDirectory(prefix="rn-", dir="/tmp", ignore_cleanup_errors=True) as path:
-        nodes = ManyNodes(path)
+        nodes = ManyNodes(path, *address)
         try:
             yield nodes
         finally:
@@ -134,6 +144,15 @@ async def engines_of(name: str) -> dict[str, str]:
     return {one["name"]: one["node"] for one in described["engines"] if one["state"] == "serves"}
 
 
+async def actors_of(engine: str) -> dict[str, int]:
+    """The processes of an engine's actors, once all of them serve."""
+    record = find_record(engine)
+    assert record is not None, f"{engine} is not there"
+    await call_supervisor(engine, record, "wait_all_serving")
+    health = await call_supervisor(engine, record, "health")
+    return {actor: each["pid"] for actor, each in health.items()}
+
+
 async def until_serving(name: str, num_engines: int, without: str | None = None) -> dict[str, str]:
     """The engines that serve, once they are so many and none of them is on the node `without`."""
     async with asyncio.timeout(WAIT_S):
@@ -159,11 +178,18 @@ def body_of(number: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-async def events(http: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream; fails if it is refused, breaks, tells an error or is cut."""
+async def events(
+    http: httpx.AsyncClient, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream; fails if it is refused, breaks, tells an error or is cut.
+
+    The headers of the answer go into `headers`.
+    """
     is_whole = False
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
+        if headers is not None:
+            headers.update(answer.headers)
         async for line in answer.aiter_lines():
             is_whole = line == "data: [DONE]"
             if line.startswith("data: {"):
@@ -183,13 +209,25 @@ class Stream:
         self.tokens: list[int] = []
         self.cached_tokens = 0
         self.prompt_tokens = 0
+        self.longest_gap_s = 0.0
+        """The longest time from one token, or from the request, to the next token."""
+        self.headers: dict[str, str] = {}
         self.has_begun = asyncio.Event()
         self.reading = asyncio.create_task(self._read(http, body))
 
+    def is_at(self, engine: str) -> bool:
+        """Whether it went to this engine first."""
+        return f"engine={engine}," in self.headers["x-raydix-routing"]
+
     async def _read(self, http: httpx.AsyncClient, body: dict[str, Any]) -> list[int]:
-        async for event in events(http, body):
+        last_s = time.monotonic()
+        async for event in events(http, body, self.headers):
+            num_tokens = len(self.tokens)
             for choice in event["choices"]:
                 self.tokens += choice.get("token_ids") or []
+            if len(self.tokens) > num_tokens:
+                last_s, before_s = time.monotonic(), last_s
+                self.longest_gap_s = max(self.longest_gap_s, last_s - before_s)
             if len(self.tokens) > 10:
                 self.has_begun.set()
             if event.get("usage"):
