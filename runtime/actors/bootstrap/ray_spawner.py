@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _SPARE_AFTER_S = 5.0
 """The time from the start of a GPU actor to that of its spare: its own imports are over by then."""
+_THREADS = "OMP_NUM_THREADS"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU_ENVIRONMENT = {
     # The ranks of a lane are on one host, and find each other on its loopback device alone.
@@ -60,12 +61,16 @@ def use_cores(_actor: object, num_ranks: int) -> None:
     """Share the cores between GPU actors on cpu. Run once in each, before it imports torch.
 
     Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the
-    tiers. What Ray counts as the node's CPUs respects a container's quota.
+    tiers. What Ray counts as the node's CPUs respects a container's quota. A number of threads that
+    the user has set stays.
     """
+    if _variable_of(os.getpid(), _THREADS) is not None:
+        # What Ray sets itself comes later than the environment with which a process starts.
+        return
     here = ray.get_runtime_context().get_node_id()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
     num_cores = min(len(os.sched_getaffinity(0)), int(node["Resources"].get("CPU", 1)))
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (num_cores - 1) // num_ranks))
+    os.environ[_THREADS] = str(max(1, (num_cores - 1) // num_ranks))
 
 
 def use_environment(_actor: object, variables: dict[str, str]) -> None:
@@ -94,7 +99,7 @@ def use_assigned_device(actor: GpuActor) -> int:
 
 
 def _variable_of(pid: int, name: str) -> str | None:
-    """An environment variable with which another process of this user was started."""
+    """An environment variable with which a process of this user was started."""
     for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
         found, _, value = entry.partition(b"=")
         if found == name.encode():

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,11 @@ from ray.exceptions import RayActorError
 
 from raydix.runtime.actors.bootstrap import ray_spawner
 from raydix.runtime.actors.bootstrap.placement import Placement
-from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, use_assigned_device
+from raydix.runtime.actors.bootstrap.ray_spawner import (
+    RaySpawner,
+    use_assigned_device,
+    use_cores,
+)
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.config.loading import load_config
 
@@ -298,3 +303,18 @@ async def test_a_spare_that_ended_while_it_waited_costs_no_incarnation(
     assert second is not spare
     assert (second.incarnation, second.device) == (2, 0)
     assert await ranks.spare(0) is not spare
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "3"), ("2", "2")])
+def test_threads_that_the_user_has_set_stay(
+    own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = SimpleNamespace(get_node_id=lambda: "n")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: node)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "n", "Resources": {"CPU": 7}}])
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(ray_spawner, "_variable_of", lambda pid, name: own)
+    # Ray has set it by then, or it is the user's.
+    monkeypatch.setenv("OMP_NUM_THREADS", own or "1")
+    use_cores(object(), 2)
+    assert os.environ["OMP_NUM_THREADS"] == expected
