@@ -56,7 +56,6 @@ _EXPERT_FIGURES = (
     "migration_stalled",
     "placement_version",
 )
-_HOST_PAGES = ("pages_free", "pages_filling", "pages_ready", "pages_quarantined")
 _OFF: Mapping[str, str] = {
     TripCause.LATE: "had no answer in time",
     TripCause.FAILING: "failed, one after another",
@@ -164,9 +163,11 @@ def _tiers_table(scheduler: Figures, host: Figures, storage: Figures) -> Table:
         table.add_row("L1", f"{used:,} pages", f"{total:,} pages", f"{evicted:,} pages")
 
     if host:
-        total = sum(value for name, value in host.items() if name in _HOST_PAGES)
         holds = f"{host['pages_ready']:,} pages, {_size(host['ready_bytes'])}"
-        table.add_row("L2", holds, f"{total:,} pages", f"{host.get('pages_dropped', 0):,} pages")
+        # Of pages nobody knows how many there can be: groups share slabs, and pages differ in size.
+        table.add_row(
+            "L2", holds, _size(host["slabs_bytes"]), f"{host.get('pages_dropped', 0):,} pages"
+        )
 
     # Only a backend that Raydix bounds itself counts what it holds.
     if "bytes" in storage:

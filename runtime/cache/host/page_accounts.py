@@ -22,6 +22,7 @@ def page_figures(index: HostIndex, page_bytes: Sequence[int]) -> dict[str, int]:
 
     return {
         **figures,
+        "slabs_bytes": index.slabs_bytes,
         "slabs_unused": index.num_unused_slabs,
         "slabs_taken": index.num_slabs_taken,
     }

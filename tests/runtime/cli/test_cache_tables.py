@@ -49,6 +49,7 @@ HOST = {
     "pages_ready": 6,
     "pages_quarantined": 0,
     "ready_bytes": 6 << 20,
+    "slabs_bytes": 100 << 20,
 }
 SCHEDULER = {
     "l1_used_pages": 12,
@@ -80,7 +81,7 @@ def test_stats_show_sources_tiers_and_what_storage_did() -> None:
     assert "100 (66.7%)" in text
     assert MEANINGS[PageSource.NOT_FOUND] in text
     assert "6 pages, 6 MiB" in text
-    assert "100 pages" in text
+    assert "100 MiB" in text, "slabs that no KV group has taken yet count, too"
     assert "3 objects, 3 MiB" in text
     assert "8 GiB" in text
     assert "77 objects" in text
