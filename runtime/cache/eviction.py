@@ -7,7 +7,7 @@ from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction_policies import EvictionKey, PolicyKey, eviction_key
 from raydix.runtime.cache.radix_node import RadixNode
 from raydix.runtime.cache.sorted_entries import OrderEntry, OrderPlace, SortedEntries
-from raydix.runtime.cache.standing import Away, counts_as_used_s
+from raydix.runtime.cache.standing import Away
 
 
 class EvictionOrder:
@@ -81,7 +81,7 @@ class EvictionOrder:
     def _key_of(self, node: RadixNode) -> EvictionKey:
         if node.standing is None:
             return self._policy_key(node, node.last_use_s)
-        return eviction_key(self._policy_key, node, counts_as_used_s(node.standing, self._now_s))
+        return eviction_key(self._policy_key, node, node.standing, self._now_s)
 
     def first_from(self, place: OrderPlace | None) -> RadixNode | None:
         """The first leaf of the order at this place or behind it; None: the first of all."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from raydix.runtime.cache.standing import Kept, Over, Standing, counts_as_used_s
 from raydix.runtime.config.policies import EvictionPolicy
 
 EvictionKey = float | tuple[float, float]
@@ -76,12 +77,20 @@ EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
 }
 
 
-def eviction_key(policy_key: PolicyKey, pages: Evictable, used_s: float) -> EvictionKey:
-    """The key of pages that count as used at `used_s`.
+def eviction_key(
+    policy_key: PolicyKey, pages: Evictable, standing: Standing, now_s: float
+) -> EvictionKey:
+    """The key of pages of which it is known when they are used again.
 
-    Those that count as used before all times go before all others, under every policy.
+    Those that count as used before all times go before all others, under every policy. Those that
+    are kept go last of their equals under a policy by which the latest use goes first, too.
     """
+    used_s = counts_as_used_s(standing, now_s)
     key = policy_key(pages, used_s)
-    if used_s > -math.inf:
-        return key
-    return (-math.inf, -math.inf) if isinstance(key, tuple) else -math.inf
+    match standing:
+        case Kept():
+            return max(key, policy_key(pages, -used_s))
+        case Over():
+            return (-math.inf, -math.inf) if isinstance(key, tuple) else -math.inf
+        case _:
+            return key

@@ -26,7 +26,6 @@ from raydix.runtime.cache.standing import (
     Kept,
     Over,
     Standing,
-    counts_as_used_s,
     of_own_pages,
     of_shared_pages,
 )
@@ -316,13 +315,13 @@ class PageRuns:
         order = self._orders[run.group]
         if run.entry is not None:
             order.remove(run.entry)
-        key = eviction_key(self._policy_key, run, counts_as_used_s(standing, now_s))
+        key = eviction_key(self._policy_key, run, standing, now_s)
         entry = (key, ticket, run)
         run.place(standing, entry)
         order.add(entry)
 
     def _key(self, run: PageRun, now_s: float) -> EvictionKey:
-        return eviction_key(self._policy_key, run, counts_as_used_s(run.standing, now_s))
+        return eviction_key(self._policy_key, run, run.standing, now_s)
 
     def _lose(self, run: PageRun, num_pages: int) -> None:
         """Note that pages have left a run."""

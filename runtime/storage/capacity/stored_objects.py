@@ -13,7 +13,6 @@ from raydix.runtime.cache.standing import (
     Away,
     Idle,
     Standing,
-    counts_as_used_s,
     standing_after,
 )
 from raydix.runtime.config.policies import EvictionPolicy
@@ -176,7 +175,7 @@ class StoredObjects:
 
     def _key(self, found: StoredObject) -> EvictionKey:
         standing = Idle(found.used_s) if found.standing is None else found.standing
-        return eviction_key(self._policy_key, found, counts_as_used_s(standing, self._now_s))
+        return eviction_key(self._policy_key, found, standing, self._now_s)
 
     def _place(self, name: str, placed: StoredObject) -> None:
         """Give an object its place in the order, behind its equals."""

@@ -154,6 +154,16 @@ def test_policies_see_the_history_of_runs(policy: EvictionPolicy, expected: list
     assert going(runs, 7.0) == expected
 
 
+@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.MRU])
+def test_what_is_kept_goes_last_whichever_use_goes_first(policy: EvictionPolicy) -> None:
+    runs = PageRuns(8, 1, EVICTION_POLICIES[policy])
+    for page in (1, 2, 3):
+        runs.append(0, page, float(page))
+        runs.use(0, pages(page), UserId(page), Idle(float(page)), float(page))
+    runs.retain(UserId(2), Kept(9.0), 4.0)
+    assert going(runs, 5.0)[-1] == 2
+
+
 @pytest.mark.parametrize("policy", sorted(EvictionPolicy))
 def test_what_is_over_goes_first_under_every_policy(policy: EvictionPolicy) -> None:
     runs = PageRuns(8, 1, EVICTION_POLICIES[policy])
