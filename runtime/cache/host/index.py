@@ -48,7 +48,7 @@ class HostIndex:
     ) -> None:
         """Start with every page FREE. `generations`: of the arena, if it was in use before."""
         self._pages = HostPages(geometry, generations)
-        self._slabs_bytes = geometry.num_slabs * geometry.slab_bytes
+        self.slabs_bytes = geometry.num_slabs * geometry.slab_bytes
         self.page_bytes = geometry.page_bytes
         """The bytes of a page of each KV group."""
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
@@ -66,11 +66,6 @@ class HostIndex:
     def num_groups(self) -> int:
         """The number of KV groups."""
         return len(self._groups)
-
-    @property
-    def slabs_bytes(self) -> int:
-        """The bytes of all slabs, given to a KV group or not."""
-        return self._slabs_bytes
 
     @property
     def num_pages(self) -> int:
