@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.device.ceilings import memory_gbps
 from benchmarks.engine.engines import (
@@ -59,6 +60,8 @@ class Load:
 
     contexts: Contexts
     page_size: int
+    decode_l1_tokens: int
+    """L1 of an engine whose states suffice for all of a batch at once."""
     batch: int
     prompt_tokens: int
     output_tokens: int
@@ -72,15 +75,17 @@ class Load:
 FULL_LOAD = Load(
     contexts=Contexts(context_tokens=32_768, l1_tokens=262_144, num_contexts=10, l2_bytes=8 << 30),
     page_size=64,
+    decode_l1_tokens=1_310_720,
     batch=64,
     prompt_tokens=256,
-    output_tokens=512,
+    output_tokens=128,
 )
 TINY_LOAD = Load(
     contexts=Contexts(
         context_tokens=256, l1_tokens=1024, num_contexts=6, l2_bytes=32 << 20, chunk_tokens=128
     ),
     page_size=16,
+    decode_l1_tokens=16_384,
     batch=4,
     prompt_tokens=32,
     output_tokens=16,
@@ -131,19 +136,9 @@ async def measure_times(options: Options) -> list[Figure]:
     """Hits in both tiers beside computing, then decodes beside the memory's speed."""
     load, model = (TINY_LOAD, HYBRID_TINY) if options.is_tiny else (FULL_LOAD, HYBRID_L12)
     bandwidth_gbps = memory_gbps(options.device, 1 << (20 if options.is_tiny else 31))
-    contexts = load.contexts
-    sections = engine_sections(
-        max_model_len=2 * contexts.context_tokens,
-        page_size=load.page_size,
-        l1_pages=contexts.l1_tokens // load.page_size,
-        l2_bytes=contexts.l2_bytes,
-        chunk_tokens=contexts.chunk_tokens,
-        max_running_requests=load.batch,
-    )
-    # Asked is what a hit takes, not whether it is predicted to be worth its load.
-    sections["cache"]["load"] = "always"
-    async with ray_engine(options, model, sections, "states") as llm:
-        hits = await _measure_hits(options, llm, contexts, int(model["vocab_size"]))
+    async with ray_engine(options, model, _sections(load), "states") as llm:
+        hits = await _measure_hits(options, llm, load.contexts, int(model["vocab_size"]))
+    async with ray_engine(options, model, _decode_sections(load), "decoded-states") as llm:
         tpot_ms = await _measure_decode(options, llm, load, int(model["vocab_size"]))
 
     layout = layout_of(model, load.page_size, "bfloat16")
@@ -164,6 +159,33 @@ async def measure_times(options: Options) -> list[Figure]:
             min_value=options.bar(MIN_SPEED_FRACTION),
         ),
     ]
+
+
+def _sections(load: Load) -> dict[str, Any]:
+    """An engine whose L1 holds most of the contexts, and whose L2 all of them."""
+    contexts = load.contexts
+    sections = engine_sections(
+        max_model_len=2 * contexts.context_tokens,
+        page_size=load.page_size,
+        l1_pages=contexts.l1_tokens // load.page_size,
+        l2_bytes=contexts.l2_bytes,
+        chunk_tokens=contexts.chunk_tokens,
+        max_running_requests=load.batch,
+    )
+    # Asked is what a hit takes, not whether it is predicted to be worth its load.
+    sections["cache"]["load"] = "always"
+    return sections
+
+
+def _decode_sections(load: Load) -> dict[str, Any]:
+    return engine_sections(
+        max_model_len=2 * load.contexts.context_tokens,
+        page_size=load.page_size,
+        l1_pages=load.decode_l1_tokens // load.page_size,
+        l2_bytes=None,
+        chunk_tokens=load.contexts.chunk_tokens,
+        max_running_requests=load.batch,
+    )
 
 
 async def _measure_hits(
