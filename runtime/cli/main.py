@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from raydix import __version__
-from raydix.runtime.cli import cache, config
+from raydix.runtime.cli import cache, config, trace
 from raydix.runtime.cli.bench import bench
 from raydix.runtime.cli.dashboards import dashboards
 from raydix.runtime.cli.demo import demo
@@ -71,6 +71,7 @@ for verb in (
     app.command()(verb)
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
+app.add_typer(trace.app, name="trace")
 
 
 def main() -> NoReturn:

@@ -80,6 +80,35 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceReques
     return requests
 
 
+def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
+    """Write requests as a trace that names its sessions, and the pauses before their turns.
+
+    Whoever replays it in a closed loop takes `delay`, the ms from the answer before, and leaves
+    `timestamp` alone but for first turns. A name that ends with .gz is compressed.
+    """
+    last_end_s: dict[int, float] = {}
+    lines = []
+    for request in requests:
+        former_s = last_end_s.get(request.session, request.arrival_s)
+        partial = () if request.partial_block is None else (request.partial_block,)
+        row = {
+            "timestamp": round(1000 * request.arrival_s, 3),
+            "input_length": request.num_tokens,
+            "output_length": request.num_answer_tokens,
+            "hash_ids": [*request.blocks, *partial],
+            "session_id": f"s{request.session}",
+            "delay": round(1000 * max(0.0, request.arrival_s - former_s), 3),
+        }
+        last_end_s[request.session] = request.end_s
+        lines.append(json.dumps(row) + "\n")
+    text = "".join(lines)
+    if path.suffix == ".gz":
+        # Without a time of its own the file is the same each time.
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    else:
+        path.write_text(text)
+
+
 def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
     try:
         opened = gzip.open if path.suffix == ".gz" else open

@@ -2,12 +2,14 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from raydix.errors import BadRequest
-from raydix.runtime.foresight.traces import read_trace
+from raydix.runtime.foresight.traces import read_trace, write_trace
+from raydix.runtime.foresight.workloads import Shape, make_trace
 
 
 def row(at_ms: int, num_tokens: int, ids: list[object], **more: object) -> dict[str, object]:
@@ -67,3 +69,37 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
     empty.touch()
     with pytest.raises(BadRequest, match="holds no request"):
         read_trace(empty)
+
+
+@pytest.mark.parametrize("name", ["made.jsonl", "made.jsonl.gz"])
+def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
+    made = make_trace(Shape(num_sessions=4, mean_turns=3.0, child_fraction=0.2), seed=5)
+    made.sort(key=lambda request: request.arrival_s)
+    path, again = tmp_path / name, tmp_path / f"again_{name}"
+    write_trace(path, made)
+    write_trace(again, made)
+    assert path.read_bytes() == again.read_bytes()
+
+    found = read_trace(path)
+    assert len(found) == len(made)
+    names: dict[int, int] = {}
+    for one, other in zip(made, found, strict=True):
+        assert other.num_tokens == one.num_tokens
+        assert other.arrival_s == pytest.approx(one.arrival_s, abs=1e-5)
+        assert other.end_s == pytest.approx(one.end_s, abs=1e-5)
+        assert (other.partial_block is None) == (one.partial_block is None)
+        for block, renamed in zip(one.blocks, other.blocks, strict=True):
+            assert names.setdefault(block, renamed) == renamed
+    assert len(set(names.values())) == len(names)
+
+
+def test_a_pause_is_what_lies_between_an_answer_and_the_next_turn(tmp_path: Path) -> None:
+    made = make_trace(Shape(num_sessions=1, mean_turns=9.0), seed=2)
+    path = tmp_path / "made.jsonl"
+    write_trace(path, made)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) > 1
+    assert rows[0]["delay"] == 0
+    for former, row in pairwise(zip(made, rows, strict=True)):
+        expected_s = row[0].arrival_s - former[0].end_s
+        assert row[1]["delay"] == pytest.approx(1000 * expected_s, abs=0.01)
