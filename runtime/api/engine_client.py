@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from raydix.errors import RaydixError
-from raydix.ids import RequestId
+from raydix.errors import EngineDead, RaydixError
+from raydix.ids import PinId, RequestId
 from raydix.runtime.actors.links.link import Link
 from raydix.runtime.api.askings import Askings, OnLoss
 from raydix.runtime.api.engine_line import ChooseLine
@@ -34,6 +34,7 @@ from raydix.runtime.messages.client import (
     RetainSession,
     UnpinPrompt,
 )
+from raydix.runtime.messages.tenants import tenant_of
 
 
 class EngineClient:
@@ -202,7 +203,19 @@ class EngineClient:
             cache_salt=salt,
             pin_s=pin_s,
         )
-        return await self._askings.bring(message)
+        try:
+            return await self._askings.bring(message)
+        except asyncio.CancelledError:
+            if pin_s is not None:
+                self._unpin(message)
+            raise
+
+    def _unpin(self, message: PrefetchPrompt) -> None:
+        """Release a pin that may be made by now, though nobody will hear its name."""
+        unpin = UnpinPrompt(pin_id=PinId(message.request_id), tenant=tenant_of(message.cache_salt))
+        # What there is no engine for ends with its time.
+        with contextlib.suppress(EngineDead):
+            self.tell_all(unpin)
 
     def abort(self, request_id: str) -> None:
         """End a request; ids that are not in use are ignored.

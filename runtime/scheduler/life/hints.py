@@ -209,7 +209,7 @@ class Hints:
         hint = self._requests.hints.get(message.request_id)
         asked = HintClient(client_id=client_id, asking=message.asking)
         if hint is not None and hint.client == asked:
-            self._source.cancel_lookup(hint)
+            self._cancel(hint)
             self._answer(hint, FinishReason.ABORT, None)
 
     def drop_all(self, client_id: ClientId) -> None:
@@ -217,8 +217,14 @@ class Hints:
         for hint in list(self._requests.hints.values()):
             if hint.client is None or hint.client.client_id != client_id:
                 continue
-            self._source.cancel_lookup(hint)
+            self._cancel(hint)
             self._requests.remove_hint(hint)
+
+    def _cancel(self, hint: PrefetchHint) -> None:
+        """Look a hint up no more; its pin, of which a report may be on its way, is released."""
+        self._source.cancel_lookup(hint)
+        if hint.pin is not None:
+            self._source.tell(ReleasePin(pin_id=hint.pin.pin_id, tenant=hint.pin.tenant))
 
     def _answer(
         self,

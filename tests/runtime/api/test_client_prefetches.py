@@ -5,7 +5,15 @@ import asyncio
 import pytest
 
 from raydix.errors import BadRequest, EngineDead, Overloaded
-from raydix.runtime.messages.client import AbortRequest, FailureKind, FinishReason, PrefetchPrompt
+from raydix.ids import PinId
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    PrefetchPrompt,
+    UnpinPrompt,
+)
+from raydix.runtime.messages.tenants import tenant_of
 from tests.runtime.api.fake_engine import delta, failed
 from tests.runtime.api.small_client import turns
 
@@ -37,6 +45,16 @@ async def test_a_cancelled_prefetch_is_aborted_and_its_last_delta_frees_the_id(c
     link.deliver(delta(request_id, finished=FinishReason.ABORT))
     await turns()
     assert client.num_requests == 0
+
+
+async def test_a_pin_that_is_cancelled_is_released_as_nobody_hears_its_name(client, link):
+    task = asyncio.create_task(client.bring([1, 2, 3], "salt", 60.0))
+    await turns()
+    [message] = link.sent_of(PrefetchPrompt)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    pin_id = PinId(message.request_id)
+    assert link.sent_of(UnpinPrompt) == [UnpinPrompt(pin_id=pin_id, tenant=tenant_of("salt"))]
 
 
 async def test_a_refused_prefetch_raises_its_error(client, link):

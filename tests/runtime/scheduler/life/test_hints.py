@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raydix.ids import ClientId, RequestId
+from raydix.ids import ClientId, PinId, RequestId
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import PrefetchPrompt, UnpinPrompt
@@ -222,3 +222,23 @@ def test_what_is_to_be_pinned_is_looked_up_in_l2_though_l1_has_it() -> None:
     unpin = UnpinPrompt(pin_id=pin.pin_id, tenant=tenant_of("x"))
     driver.send(events.ClientMessage(client_id=CLIENT, message=unpin))
     assert list(driver.to_host) == [host.ReleasePin(pin_id=pin.pin_id, tenant=tenant_of("x"))]
+
+
+@pytest.mark.parametrize("way", ["aborted", "gone"])
+def test_a_pin_is_released_whose_client_hears_no_report_of_it(way: str) -> None:
+    driver = driver_with()
+    message = PrefetchPrompt(
+        asking=driver.new_asking("p"),
+        request_id=RequestId("p"),
+        token_ids=int32_array(PROMPT),
+        pin_s=60.0,
+    )
+    driver.send(events.ClientMessage(client_id=CLIENT, message=message))
+    driver.to_host.clear()
+    if way == "aborted":
+        driver.abort("p")
+    else:
+        driver.send(events.ClientGone(client_id=CLIENT))
+    cancelled, released = driver.to_host
+    assert isinstance(cancelled, host.CancelLookup)
+    assert released == host.ReleasePin(pin_id=PinId("p"), tenant=tenant_of(None))
