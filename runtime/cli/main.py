@@ -22,6 +22,7 @@ from raydix.runtime.cli.endings import plain_endings
 from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.ingress import ingress
 from raydix.runtime.cli.plan import plan
+from raydix.runtime.cli.profile import profile
 from raydix.runtime.cli.serve import serve
 from raydix.runtime.cli.simulate import simulate
 from raydix.runtime.cli.status import status, stop
@@ -64,6 +65,7 @@ for verb in (
     bench,
     doctor,
     plan,
+    profile,
     simulate,
     dashboards,
     warm_up,

@@ -1,0 +1,33 @@
+"""`raydix profile` measures an engine whose steps take a known time."""
+
+from functools import partial
+
+import pytest
+
+from raydix.errors import BadRequest
+from raydix.runtime.cli.profile import measure_profile
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.testing.engine import in_process_engine
+from raydix.runtime.testing.llm import InProcessLLM
+from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, build_sleeping_model
+
+
+async def test_the_time_of_a_step_is_found() -> None:
+    config = load_config(
+        {
+            "model": {"path": "none", "max_model_len": 2048},
+            "cache": {"page_size": 64, "l1": {"num_pages": 256}, "l2": None},
+        }
+    )
+    async with in_process_engine(config, partial(build_sleeping_model, step_s=0.003)) as engine:
+        with pytest.raises(BadRequest, match="context is 512 tokens"):
+            await measure_profile(
+                InProcessLLM(engine, engine.client), "test", vocab_size=VOCAB_SIZE, max_tokens=512
+            )
+        found = await measure_profile(
+            InProcessLLM(engine, engine.client), "test", vocab_size=VOCAB_SIZE, max_tokens=2048
+        )
+    # A loaded machine oversleeps.
+    assert 0.003 <= found.step.fixed_s + 32 * found.step.decode_row_s < 0.02
+    assert found.step.prompt_token_s < 1e-4
+    assert "no load was seen" in found.measured_on
