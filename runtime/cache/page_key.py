@@ -73,10 +73,13 @@ def extend_keys(parent: PageKey, packed_tokens: bytes, page_size: int) -> bytes:
     return b"".join(keys)
 
 
+_HALF_KEY = np.dtype((np.void, MIRROR_KEY_BYTES))
+
+
 def short_keys(keys: bytes) -> bytes:
     """The first 16 bytes of each of these page keys, concatenated."""
-    starts = range(0, len(keys), KEY_BYTES)
-    return b"".join([keys[start : start + MIRROR_KEY_BYTES] for start in starts])
+    # Each second half is left out at once: thousands of slices would take twenty times as long.
+    return np.frombuffer(keys, dtype=_HALF_KEY)[::2].tobytes()
 
 
 def split_keys(keys: bytes, width: int = KEY_BYTES) -> list[PageKey]:

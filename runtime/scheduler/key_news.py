@@ -58,6 +58,8 @@ class KeyNews:
 
     def note(self, changes: Iterable[KvEvent]) -> None:
         """Note changes of what is followed."""
+        if not self._clients:
+            return
         told = list(_keys_alone(changes, self._group))
         slow = []
         for client_id, client in self._clients.items():

@@ -54,7 +54,8 @@ class Chain:
     def packed_pages(self, start: int, stop: int) -> bytes:
         """The tokens of pages [start, stop)."""
         width = self._page_size * TOKEN_BYTES
-        return bytes(self._packed[start * width : stop * width])
+        with memoryview(self._packed) as packed:
+            return bytes(packed[start * width : stop * width])
 
     def token_ids(self) -> Int32Array:
         """The ids of all known tokens, int32."""

@@ -50,7 +50,10 @@ class Mirror:
         known, expected = self._groups[update.group], self._expected[update.group]
         ready = split_keys(update.ready, MIRROR_KEY_BYTES)
         dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
-        came = [key for key in ready if key not in known or key in expected]
+        came = ready
+        # As a rule all that comes was expected, or is new, which is found out at once.
+        if not (expected.issuperset(ready) or known.isdisjoint(ready)):
+            came = [key for key in ready if key not in known or key in expected]
         return came, [key for key in dropped if key in known and key not in expected]
 
     def has(self, group: int, key: bytes) -> bool:
