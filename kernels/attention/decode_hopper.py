@@ -23,8 +23,9 @@ from raydix.kernels.attention.hopper_blocks import (
     BARRIER,
     DIM,
     SHARED,
-    ask_for_block,
+    ask_for_rows,
     blocks_of,
+    find_rows,
     head_scales,
     silence,
     unpack,
@@ -112,61 +113,40 @@ def _own_share(columns, num_tiles, MIN_BLOCKS: gl.constexpr):
 
 
 @gluon.jit
-def _ask(
-    boxes,
-    pages,
-    columns,
-    place,
-    stages,
-    asked,
-    blocks,
-    num_tokens,
-    PAGE: gl.constexpr,
-    WANTED: gl.constexpr,
-):
-    """Ask for keys and values of a share's next block, and return the place of the one behind it.
-
-    num_tokens: of the step. WANTED: "old", only if no token of this step can be among them; "new",
-    only if one can; or "all".
-    """
-    tables_ptr, table_stride, page_rows, key_row = pages
-    keys, values, ready = stages
-    begin, stop = blocks
+def _find(boxes, pages, columns, place, block, PAGE: gl.constexpr):
+    """The place of a block at or behind `place`, its first key, the context, and its rows."""
+    tables_ptr, table_stride, page_rows, _ = pages
+    rows_ptr, _, _ = columns
     tile, tile_begin = place
-    block = begin + asked
-    if block < stop:
+    context, count = _tile(columns, tile)
+    tile_stop = tile_begin + blocks_of(context, count, _KEYS)
+    while block >= tile_stop:
+        tile += 1
+        tile_begin = tile_stop
         context, count = _tile(columns, tile)
-        tile_stop = tile_begin + blocks_of(context, count, _KEYS)
-        while block >= tile_stop:
-            tile += 1
-            tile_begin = tile_stop
-            context, count = _tile(columns, tile)
-            tile_stop += blocks_of(context, count, _KEYS)
+        tile_stop += blocks_of(context, count, _KEYS)
 
-        key = (block - tile_begin) * _KEYS
-        is_wanted = WANTED == "all"
-        if WANTED != "all":
-            # Of the tile's row the step may have all its tokens, in tiles before this one, too.
-            is_wanted = (key + _KEYS <= context - num_tokens) == (WANTED == "old")
-        if is_wanted:
-            rows_ptr, _, _ = columns
-            table_ptr = tables_ptr + gl.load(rows_ptr + tile).to(gl.int64) * table_stride
-            last_page = (context - 1) // PAGE
-            stage = asked % _STAGES
-            places = (keys, values)
-            for part in gl.static_range(2):
-                ask_for_block(
-                    boxes,
-                    table_ptr,
-                    key,
-                    last_page,
-                    page_rows,
-                    key_row + part * PAGE,
-                    places[part].index(stage),
-                    ready.index(part * _STAGES + stage),
-                    PAGE,
-                )
-    return tile, tile_begin
+    key = (block - tile_begin) * _KEYS
+    table_ptr = tables_ptr + gl.load(rows_ptr + tile).to(gl.int64) * table_stride
+    rows = find_rows(boxes, table_ptr, key, (context - 1) // PAGE, page_rows, _KEYS, PAGE)
+    return (tile, tile_begin), key, context, rows
+
+
+@gluon.jit
+def _ask(boxes, rows, key_row, stages, asked, is_wanted, PAGE: gl.constexpr):
+    """Ask for keys and values of the rows that `_find` found, if they are wanted."""
+    keys, values, ready = stages
+    stage = asked % _STAGES
+    places = (keys, values)
+    for part in gl.static_range(2):
+        ask_for_rows(
+            boxes,
+            rows,
+            key_row + part * PAGE,
+            places[part].index(stage),
+            ready.index(part * _STAGES + stage),
+            is_wanted,
+        )
 
 
 @gluon.jit
@@ -181,10 +161,25 @@ def _ask_first(
     PAGE: gl.constexpr,
     WANTED: gl.constexpr,
 ):
-    """Ask for the first blocks of a share, as many as there are stages; see `_ask`."""
+    """Ask for the first blocks of a share, as many as there are stages.
+
+    Returns the place of the last. num_tokens: of the step. WANTED: "old", only if no token of this
+    step can be among them; "new", only if one can; or "all".
+    """
+    begin, stop = blocks
+    tile, tile_begin = place
     for asked in gl.static_range(_STAGES):
-        place = _ask(boxes, pages, columns, place, stages, asked, blocks, num_tokens, PAGE, WANTED)
-    return place
+        if begin + asked < stop:
+            place, key, context, rows = _find(
+                boxes, pages, columns, (tile, tile_begin), begin + asked, PAGE
+            )
+            tile, tile_begin = place
+            is_wanted = True
+            if WANTED != "all":
+                # Of the tile's row the step may have all its tokens, in tiles before this one, too.
+                is_wanted = (key + _KEYS <= context - num_tokens) == (WANTED == "old")
+            _ask(boxes, rows, pages[3], stages, asked, is_wanted, PAGE)
+    return tile, tile_begin
 
 
 @gluon.jit
@@ -305,6 +300,12 @@ def attend_decode_share(
                 stage = used % _STAGES
                 phase = used // _STAGES & 1
                 key = (block - tile_begin) * _KEYS
+                asked = blocks[0] + used + _STAGES
+                is_wanted = asked < stop_share
+                asked = gl.minimum(asked, stop_share - 1)
+                if IS_FP8:
+                    # A block takes half as long as in bf16, so that tables would be waited for.
+                    place, _, _, rows = _find(boxes, pages, columns, place, asked, PAGE)
                 scores, value_block = _score(q, stages, unpacked, stage, phase)
                 weights, decay, maximum, total = weigh(
                     scores, key, context - count, maximum, total, score_scale, GROUP, OPERAND
@@ -318,18 +319,9 @@ def attend_decode_share(
                 # Before a stage, or the room for unpacked keys, is filled again every warp has to
                 # have read it.
                 thread_barrier()
-                place = _ask(
-                    boxes,
-                    pages,
-                    columns,
-                    place,
-                    stages,
-                    used + _STAGES,
-                    blocks,
-                    num_tokens,
-                    PAGE,
-                    "all",
-                )
+                if not IS_FP8:
+                    place, _, _, rows = _find(boxes, pages, columns, place, asked, PAGE)
+                _ask(boxes, rows, key_row, stages, used + _STAGES, is_wanted, PAGE)
                 if IS_FP8:
                     acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
 

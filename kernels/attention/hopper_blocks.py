@@ -68,6 +68,45 @@ def key_boxes(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor:
 
 
 @gluon.jit
+def find_rows(
+    boxes, table_ptr, begin, last_page, page_rows, KEYS: gl.constexpr, PAGE: gl.constexpr
+):
+    """The rows of the pool where the boxes of a block of keys begin, if `first_row` is added.
+
+    Past the last page they are those of that page.
+    """
+    BOX: gl.constexpr = boxes.block_shape[0]
+    rows = ()
+    for piece in gl.static_range(KEYS // BOX):
+        key = begin + piece * BOX
+        page = gl.load(table_ptr + gl.minimum(key // PAGE, last_page))
+        rows = rows + (page * page_rows + key % PAGE,)  # type: ignore[assignment]
+    return rows
+
+
+@gluon.jit
+def ask_for_rows(boxes, rows, first_row, place, ready, is_wanted):
+    """Ask for a block of keys, or of values, if it is wanted."""
+    KEYS: gl.constexpr = place.shape[0]
+    BOX: gl.constexpr = boxes.block_shape[0]
+    WIDTH: gl.constexpr = boxes.block_shape[1]
+    PIECES: gl.constexpr = KEYS // BOX
+    COLUMNS: gl.constexpr = DIM // WIDTH
+    pieces = place._reinterpret(boxes.dtype, [COLUMNS * PIECES, BOX, WIDTH], boxes.layout)
+    size: gl.constexpr = KEYS * DIM * boxes.dtype.primitive_bitwidth // 8
+    mbarrier.expect(ready, size, pred=is_wanted)
+    for piece in gl.static_range(PIECES):
+        for column in gl.static_range(COLUMNS):
+            tma.async_copy_global_to_shared(
+                boxes,
+                [first_row + rows[piece], column * WIDTH],
+                ready,
+                pieces.index(column * PIECES + piece),
+                pred=is_wanted,
+            )
+
+
+@gluon.jit
 def ask_for_block(
     boxes, table_ptr, begin, last_page, page_rows, first_row, place, ready, PAGE: gl.constexpr
 ):
