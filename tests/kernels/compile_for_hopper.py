@@ -8,19 +8,9 @@ of which the interpreter does not tell whether they fit into shared memory and r
 reads and writes FP8, which the interpreter does otherwise than a GPU.
 """
 
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
-import triton
-import triton.language as tl
-from triton.backends import nvidia
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from raydix.kernels.attention import (
     decode_hopper,
@@ -31,85 +21,11 @@ from raydix.kernels.attention import (
     prefill_hopper,
 )
 from raydix.kernels.dense import small_linear
-from raydix.kernels.fp8 import expert_hidden, expert_outputs, rounding, scaled_product
-from raydix.kernels.fp8.form import BLOCK
-from raydix.kernels.fp8.scaled_tiles import EXPERT_TILES, LINEAR_TILES, ExpertTiles
 from raydix.kernels.kv_cache import kv_write
 from raydix.kernels.state import delta_chunks, delta_convolution, delta_step
 from raydix.kernels.state.delta_form import DeltaForm
-
-TARGET = GPUTarget("cuda", 90, 32)
-_BLOCK_COLUMNS = ("experts", "starts", "ends", "firsts", "counts")
-STRIDES = ("q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride")
-POINTERS = {
-    "q_ptr": "*bf16",
-    "pool_ptr": "*bf16",
-    "tables_ptr": "*i32",
-    "tiles_ptr": "*i32",
-    "rows_ptr": "*i32",
-    "out_ptr": "*bf16",
-    "parts_ptr": "*fp32",
-    "lse_ptr": "*fp32",
-    **dict.fromkeys(("channels_ptr", "taps_ptr", "mixed_ptr"), "*bf16"),
-    **dict.fromkeys(("decays_ptr", "betas_ptr", "inverses_ptr", "scores_ptr"), "*fp32"),
-}
-FLOAT8 = (
-    "expert_stride",
-    "inputs",
-    "intermediate",
-    "outputs",
-    "x_stride",
-    "x",
-    "x_ptr",
-    "hidden_ptr",
-    "scales_ptr",
-    "x_scales_ptr",
-    "numbers_ptr",
-)
-"""What else has addresses or strides that are multiples of 16, in kernels of float8."""
-NUMBERS = {
-    **dict.fromkeys(STRIDES, "i32"),
-    **dict.fromkeys(("page_stride", "layer_offset", "table_stride"), "i32"),
-    **dict.fromkeys(("layer", "num_layers", "num_tiles"), "i32"),
-    **dict.fromkeys(("num_tokens", "outputs", "row_steps", "all_steps", "program_steps"), "i32"),
-    **dict.fromkeys(("token_stride", "mixed_stride", "decay_stride", "beta_stride"), "i32"),
-    **dict.fromkeys(("scale_log2", "scale"), "fp32"),
-}
-
-
-def compile_kernel(
-    kernel: Any, constants: dict[str, Any], boxes: dict[str, str], **options: Any
-) -> str:
-    """What ptxas says of the kernel. Raises if it does not compile.
-
-    `boxes`: the types of tensor maps. Everything else has the type that its name has everywhere.
-    """
-    types = POINTERS | NUMBERS | boxes
-    names = [parameter.name for parameter in kernel.params]
-    signature = {name: "constexpr" if name in constants else types[name] for name in names}
-    aligned = {*POINTERS, *STRIDES, *FLOAT8, "page_stride", "layer_offset"} - constants.keys()
-    aligned -= {name for name, kind in types.items() if str(kind).startswith("tensordesc")}
-    attributes = {
-        (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name in aligned
-    }
-    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
-    source = make_source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=TARGET, options=options)
-
-    ptxas = Path(nvidia.__file__).parent / "bin" / "ptxas"
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(compiled.asm["ptx"])
-        file.flush()
-        command = [str(ptxas), "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    lines = [line.strip() for line in told.splitlines() if "spill" in line or "Used" in line]
-    return " ".join([*lines, f"{compiled.metadata.shared} bytes shared"])
-
-
-def box_type(shape: tuple[int, int], dtype: gl.dtype = gl.bfloat16) -> str:
-    """The type of a tensor map."""
-    layout = gl.NVMMASharedLayout.get_default_for(list(shape), dtype)
-    return f"tensordesc<{dtype.name}[{shape[0]}, {shape[1]}],{layout!r}>"
+from tests.kernels.compile_float8 import compile_few_tokens, compile_scaled_weights
+from tests.kernels.hopper_target import box_type, compile_kernel
 
 
 def main() -> int:
@@ -164,6 +80,7 @@ def main() -> int:
     compile_fp8()
     compile_states()
     compile_scaled_weights()
+    compile_few_tokens()
     return 0
 
 
@@ -262,87 +179,6 @@ def compile_states() -> None:
         delta_chunks._carry, chunk | page | {"VALUE_DIM": 128}, types, num_warps=4
     )
     print(f"states, chunk by chunk: {told}")
-
-
-def compile_scaled_weights() -> None:
-    """Compile all variants that multiply by float8 in blocks, in bf16."""
-    scales = ("scales_ptr", "x_scales_ptr", "hidden_scales_ptr", "weights_ptr")
-    columns = ("pairs_ptr", "num_blocks_ptr", *(f"block_{each}_ptr" for each in _BLOCK_COLUMNS))
-    strides = ("x_stride", "expert_stride", "row_stride", "block_stride", "size", "num_blocks")
-    types = {
-        **dict.fromkeys(("x", "x_ptr", "out_ptr", "hidden_ptr", "bias_ptr"), "*bf16"),
-        **dict.fromkeys(scales, "*fp32"),
-        **dict.fromkeys(columns, "*i32"),
-        **dict.fromkeys((*strides, "steps", "num_pairs", "inputs", "intermediate"), "i32"),
-    }
-    rounded = types | {"numbers_ptr": "*fp8e4nv"}
-    told = compile_kernel(
-        rounding._round,
-        {"TOKENS": 16, "BLOCKS": 4, "BLOCK": BLOCK, "EARLY": True},
-        rounded,
-        num_warps=4,
-    )
-    print(f"float8, rounding: {told}")
-
-    sizes = {"BLOCK": BLOCK, "TOGETHER": 8, "PER_OUTPUT": False}
-    for variant in LINEAR_TILES:
-        tile, maps = variant.tile, {"weights": f"tensordesc<fp8e4nv[{variant.tile.columns}, 128]>"}
-        nothing: dict[str, Any] = {}
-        if variant.is_rounded_first:
-            maps["x"] = f"tensordesc<fp8e4nv[{tile.rows}, 128]>"
-        else:
-            nothing["x_scales_ptr"] = None
-        told = compile_kernel(
-            scaled_product._multiply,
-            nothing
-            | sizes
-            | {"IS_WHOLE": True, "ROWS": tile.rows, "COLUMNS": tile.columns}
-            | {"HALVES": tile.halves, "IS_ROUNDED": variant.is_rounded_first, "EARLY": True},
-            types | maps,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-        print(f"float8, linear, {tile}: {told}")
-
-    for variant in EXPERT_TILES:
-        compile_scaled_experts(variant, sizes, types)
-
-
-def compile_scaled_experts(
-    variant: ExpertTiles, sizes: dict[str, Any], types: dict[str, Any]
-) -> None:
-    """Compile both products of a variant."""
-    nothing: dict[str, Any] = {}
-    if not variant.is_rounded_first:
-        nothing = dict.fromkeys(("x_scales_ptr", "hidden_scales_ptr"))
-    tile = variant.gate_up
-    glu = {"KIND": 0, "SLOPE": 1.0, "LIMIT": 0.0, "DTYPE": tl.bfloat16, "CHOICES": 8}
-    numbers = {"x_ptr": "*fp8e4nv", "hidden_ptr": "*fp8e4nv"} if variant.is_rounded_first else {}
-    told = compile_kernel(
-        expert_hidden._gate_up_glu,
-        nothing | sizes | glu | {"IS_WHOLE": True, "ROWS": tile.rows, "COLUMNS": tile.columns},
-        types | numbers | {"matrices": f"tensordesc<fp8e4nv[{tile.columns}, 128]>"},
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    print(f"float8, gate and up, {tile}: {told}")
-
-    tile = variant.down
-    nothing.pop("hidden_scales_ptr", None)
-    maps = {"matrices": f"tensordesc<fp8e4nv[{tile.columns}, 128]>"}
-    if variant.is_rounded_first:
-        maps["x"] = f"tensordesc<fp8e4nv[{tile.rows}, 128]>"
-    told = compile_kernel(
-        expert_outputs._down_weighted,
-        nothing
-        | sizes
-        | {"IS_WHOLE": True, "ROWS": tile.rows, "COLUMNS": tile.columns}
-        | {"HALVES": tile.halves, "IS_ROUNDED": variant.is_rounded_first},
-        types | maps,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    print(f"float8, down, {tile}: {told}")
 
 
 if __name__ == "__main__":

@@ -122,12 +122,12 @@ def test_every_bucket_is_as_exact_as_bfloat16_allows(
     layer: tuple[int, int, int, int], tokens: int, tiles: ExpertTiles, block: Block
 ) -> None:
     x, *rest = make_layer((tokens, *layer), block, torch.device("cuda"))
-    x = torch.randn_like(x)
 
     out = scaled_experts(x.bfloat16(), *rest, form=SiluGlu(), tiles=tiles)
 
-    expected = reference.scaled_experts(x.bfloat16().float(), *rest, form=SiluGlu())
-    # A hidden layer that is rounded to bfloat16 before may be rounded to float8 otherwise.
+    # Rounded to bfloat16 before, as the kernels' is, a hidden layer is rounded to float8 otherwise:
+    # one number that differs by a step of float8 is 2 % of a token's output.
+    expected = reference.scaled_experts(x.bfloat16(), *rest, form=SiluGlu()).float()
     assert (out.float() - expected).norm() / expected.norm() < 2e-2
 
 

@@ -1,0 +1,133 @@
+"""Compile products of float8 in blocks for Hopper; see `compile_for_hopper`."""
+
+from typing import Any
+
+import triton.language as tl
+from triton.experimental.gluon import language as gl
+
+from raydix.kernels.fp8 import (
+    expert_hidden,
+    expert_outputs,
+    few_hopper,
+    rounding,
+    scaled_product,
+)
+from raydix.kernels.fp8.form import BLOCK
+from raydix.kernels.fp8.scaled_tiles import EXPERT_TILES, LINEAR_TILES, ExpertTiles
+from tests.kernels.hopper_target import box_type, compile_kernel
+
+_BLOCK_COLUMNS = ("experts", "starts", "ends", "firsts", "counts")
+
+
+def compile_scaled_weights() -> None:
+    """Compile all variants that multiply by float8 in blocks, in bf16."""
+    scales = ("scales_ptr", "x_scales_ptr", "hidden_scales_ptr", "weights_ptr")
+    columns = ("pairs_ptr", "num_blocks_ptr", *(f"block_{each}_ptr" for each in _BLOCK_COLUMNS))
+    strides = (
+        "x_stride",
+        "expert_stride",
+        "row_stride",
+        "block_stride",
+        "size",
+        "num_blocks",
+        "num_rows",
+    )
+    types = {
+        **dict.fromkeys(("x", "x_ptr", "out_ptr", "hidden_ptr", "bias_ptr"), "*bf16"),
+        **dict.fromkeys(scales, "*fp32"),
+        **dict.fromkeys(columns, "*i32"),
+        **dict.fromkeys(
+            (*strides, "num_blocks", "steps", "num_pairs", "inputs", "intermediate"),
+            "i32",
+        ),
+    }
+    rounded = types | {"numbers_ptr": "*fp8e4nv"}
+    told = compile_kernel(
+        rounding._round,
+        {"TOKENS": 16, "BLOCKS": 4, "BLOCK": BLOCK, "EARLY": True},
+        rounded,
+        num_warps=4,
+    )
+    print(f"float8, rounding: {told}")
+
+    sizes = {"BLOCK": BLOCK, "TOGETHER": 8, "PER_OUTPUT": False}
+    for variant in LINEAR_TILES:
+        tile, maps = variant.tile, {"weights": f"tensordesc<fp8e4nv[{variant.tile.columns}, 128]>"}
+        nothing: dict[str, Any] = {}
+        if variant.is_rounded_first:
+            maps["x"] = f"tensordesc<fp8e4nv[{tile.rows}, 128]>"
+        else:
+            nothing["x_scales_ptr"] = None
+        told = compile_kernel(
+            scaled_product._multiply,
+            nothing
+            | sizes
+            | {"IS_WHOLE": True, "ROWS": tile.rows, "COLUMNS": tile.columns}
+            | {"HALVES": tile.halves, "IS_ROUNDED": variant.is_rounded_first, "EARLY": True},
+            types | maps,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        print(f"float8, linear, {tile}: {told}")
+
+    for variant in EXPERT_TILES:
+        compile_scaled_experts(variant, sizes, types)
+
+
+def compile_scaled_experts(
+    variant: ExpertTiles, sizes: dict[str, Any], types: dict[str, Any]
+) -> None:
+    """Compile both products of a variant."""
+    nothing: dict[str, Any] = {}
+    if not variant.is_rounded_first:
+        nothing = dict.fromkeys(("x_scales_ptr", "hidden_scales_ptr"))
+    tile = variant.gate_up
+    glu = {"KIND": 0, "SLOPE": 1.0, "LIMIT": 0.0, "DTYPE": tl.bfloat16, "CHOICES": 8}
+    numbers = {"x_ptr": "*fp8e4nv", "hidden_ptr": "*fp8e4nv"} if variant.is_rounded_first else {}
+    told = compile_kernel(
+        expert_hidden._gate_up_glu,
+        nothing | sizes | glu | {"IS_WHOLE": True, "ROWS": tile.rows, "COLUMNS": tile.columns},
+        types | numbers | {"matrices": f"tensordesc<fp8e4nv[{tile.columns}, 128]>"},
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    print(f"float8, gate and up, {tile}: {told}")
+
+    tile = variant.down
+    nothing.pop("hidden_scales_ptr", None)
+    maps = {"matrices": f"tensordesc<fp8e4nv[{tile.columns}, 128]>"}
+    if variant.is_rounded_first:
+        maps["x"] = f"tensordesc<fp8e4nv[{tile.rows}, 128]>"
+    told = compile_kernel(
+        expert_outputs._down_weighted,
+        nothing
+        | sizes
+        | {"IS_WHOLE": True, "ROWS": tile.rows, "COLUMNS": tile.columns}
+        | {"HALVES": tile.halves, "IS_ROUNDED": variant.is_rounded_first},
+        types | maps,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    print(f"float8, down, {tile}: {told}")
+
+
+def compile_few_tokens() -> None:
+    """Compile the product of few tokens in Gluon."""
+    numbers = ("num_tokens", "outputs", "inputs", "x_stride", "row_stride", "block_stride")
+    types = {
+        **dict.fromkeys((*numbers, "row_steps", "all_steps", "program_steps"), "i32"),
+        "x_ptr": "*bf16",
+        "scales_ptr": "*fp32",
+        "weights": box_type((64, BLOCK), gl.float8e4nv),
+    }
+    sizes = {"TOKENS": few_hopper.MAX_TOKENS, "PARTS": few_hopper.PARTS, "SUMMANDS": 2}
+    told = compile_kernel(
+        few_hopper._multiply_share,
+        sizes
+        | {"STAGES": few_hopper.SHAPE.num_stages, "PER_OUTPUT": False}
+        | {"bias_ptr": None, "EARLY": True},
+        types,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    print(f"few tokens of float8: {told}")

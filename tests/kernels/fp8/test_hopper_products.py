@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from raydix.kernels.dense.summands import add_up
+from raydix.kernels.fp8 import few_hopper
+from raydix.kernels.fp8.form import IN_BLOCKS, KERNEL_BLOCKS, Block
+from raydix.kernels.fp8.scaled_product import scaled_summands
+from raydix.kernels.reference.scaled_linear import scaled_linear
+from raydix.kernels.weights.scaled_weight import ScaledWeight
+from tests.kernels.fp8.blocks import random_weight
+
+pytestmark = pytest.mark.gpu
+
+
+def make(
+    tokens: int, size: tuple[int, int], block: Block, bias: torch.dtype | None = None
+) -> tuple[torch.Tensor, ScaledWeight]:
+    """Inputs in bf16, and a matrix whose scales all differ."""
+    torch.manual_seed(0)
+    weight = random_weight(*size, block=block, device=torch.device("cuda"), bias=bias)
+    return torch.randn(tokens, size[1], device="cuda", dtype=torch.bfloat16), weight
+
+
+def assert_near(x: torch.Tensor, weight: ScaledWeight) -> None:
+    """What is chosen for few tokens is as near to the twin as bf16 allows."""
+    out = scaled_summands(x, weight)
+    total = (out if out.dim() == 2 else add_up(out, x.dtype)).float()
+    expected = scaled_linear(x.float(), weight)
+    assert (total - expected).norm() / expected.norm() < 5e-3
+
+
+@pytest.mark.parametrize("block", KERNEL_BLOCKS)
+@pytest.mark.parametrize("bias", [None, torch.bfloat16])
+@pytest.mark.parametrize("size", [(576, 7168), (7168, 2048), (520, 1040)])
+def test_few_tokens_match_the_twin(
+    size: tuple[int, int], bias: torch.dtype | None, block: Block
+) -> None:
+    for tokens in (1, 13, few_hopper.MAX_TOKENS):
+        x, weight = make(tokens, size, block, bias)
+        assert few_hopper.fits(x, weight)
+        assert_near(x, weight)
+
+
+def test_a_row_of_few_is_the_same_whatever_is_beside_it() -> None:
+    x, weight = make(few_hopper.MAX_TOKENS, (576, 7168), IN_BLOCKS)
+
+    out, alone = scaled_summands(x, weight), scaled_summands(x[3:4], weight)
+
+    assert torch.equal(out[..., 3:4, :], alone)
