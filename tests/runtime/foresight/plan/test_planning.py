@@ -140,3 +140,37 @@ def test_min_that_may_refuse_blocks_finds_no_less() -> None:
             refusing = sum(bypassed_min_blocks(chains, num_blocks))
             assert sum(lru_blocks(chains, num_blocks)) < sum(min_blocks(chains, num_blocks))
             assert sum(min_blocks(chains, num_blocks)) <= refusing
+
+
+def test_a_prompt_whose_whole_blocks_are_there_still_lacks_its_last_tokens() -> None:
+    first, second = (
+        TraceRequest(
+            blocks=(0, 1),
+            partial_block=end,
+            num_tokens=2 * BLOCK + 3,
+            num_answer_tokens=1,
+            arrival_s=float(end),
+            end_s=end + 0.5,
+            session=1,
+            next_s=None,
+        )
+        for end in (7, 8)
+    )
+    asked = 2 * (2 * BLOCK + 3)
+    for requests, num_hits in (([first, second], 2 * BLOCK), ([first, first], 2 * BLOCK + 3)):
+        question = Question(
+            requests=requests,
+            block_tokens=BLOCK,
+            eviction=EvictionPolicy.LRU,
+            with_partial=True,
+        )
+        found = make_plan(question, Sizes(l1=sizes((8,)), l2=sizes((0,)), l3=[None]))
+        assert found.infinite == pytest.approx(100 * num_hits / asked)
+        assert found.points[0].lru == found.infinite
+
+
+def test_what_comes_next_is_the_next_size_not_the_largest() -> None:
+    question = Question(requests=made_trace(2, 60), block_tokens=BLOCK, eviction=EvictionPolicy.LRU)
+    found = make_plan(question, Sizes(l1=sizes((10, 20, 40)), l2=sizes((0,)), l3=sizes((0,))))
+    [gain] = found.gains(found.mixes[0])
+    assert (gain.from_bytes, gain.to_bytes) == (100, 200)
