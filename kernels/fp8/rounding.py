@@ -23,11 +23,12 @@ _ROUND_UP = tl.constexpr(form.ROUND_UP)
 _LARGEST_EXPONENT = tl.constexpr(form.LARGEST_EXPONENT)
 
 
-def round_inputs(x_TC: Tensor) -> tuple[Tensor, Tensor]:
+def round_inputs(x_TC: Tensor, *, multiple_of: int = 1) -> tuple[Tensor, Tensor]:
     """Round as `reference.scaled_linear.round_inputs` does, by blocks of 128 inputs.
 
     x: bf16 or float32, contiguous in C. Returns float8 numbers [T, C] and float32 scales [D, T],
-    in which a block of all tokens is one run. Raises ValueError if a dtype or stride differs.
+    in which a block of all tokens is one run. multiple_of: what the rows are filled up to, with
+    anything. Raises ValueError if a dtype or stride differs.
     """
     if x_TC.dtype not in (torch.bfloat16, torch.float32) or x_TC.dim() != 2 or x_TC.stride(1) != 1:
         raise ValueError(
@@ -36,8 +37,9 @@ def round_inputs(x_TC: Tensor) -> tuple[Tensor, Tensor]:
         )
     num_tokens, size = x_TC.shape
     num_blocks = triton.cdiv(size, BLOCK)
-    numbers_TC = torch.empty((num_tokens, size), dtype=torch.float8_e4m3fn, device=x_TC.device)
-    scales_DT = torch.empty((num_blocks, num_tokens), dtype=torch.float32, device=x_TC.device)
+    num_rows = triton.cdiv(num_tokens, multiple_of) * multiple_of
+    numbers_TC = torch.empty((num_rows, size), dtype=torch.float8_e4m3fn, device=x_TC.device)
+    scales_DT = torch.empty((num_blocks, num_rows), dtype=torch.float32, device=x_TC.device)
     if num_tokens:
         tokens, blocks = _FEW_SHAPE if num_tokens <= _FEW_TOKENS else _MANY_SHAPE
         _round[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_blocks, blocks))](
@@ -45,6 +47,7 @@ def round_inputs(x_TC: Tensor) -> tuple[Tensor, Tensor]:
             numbers_TC,
             scales_DT,
             num_tokens,
+            num_rows,
             x_TC.stride(0),
             size,
             num_blocks,
@@ -70,12 +73,13 @@ def round_rows(x):
     return (x * inverses[:, None]).to(tl.float8e4nv), scales
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _round(
     x_ptr,
     numbers_ptr,
     scales_ptr,
     num_tokens,
+    num_rows,
     x_stride,
     size,
     num_blocks,
@@ -97,4 +101,4 @@ def _round(
     x = tl.load(x_ptr + token[:, None] * x_stride + column, mask=is_column, other=0.0)
     numbers, scales = round_rows(x)
     tl.store(numbers_ptr + token[:, None] * size + column, numbers, mask=is_column)
-    tl.store(scales_ptr + block.to(tl.int64) * num_tokens + token, scales, mask=is_row)
+    tl.store(scales_ptr + block.to(tl.int64) * num_rows + token, scales, mask=is_row)

@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from raydix.kernels.dense.summands import add_up
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.device.gpu import capability, num_sms
-from raydix.kernels.fp8 import few_hopper
+from raydix.kernels.fp8 import few_hopper, library_product
 from raydix.kernels.fp8.form import BLOCK
 from raydix.kernels.fp8.rounding import round_inputs, round_rows
 from raydix.kernels.fp8.scaled_dot import (
@@ -45,13 +45,15 @@ def scaled_summands(x_TC: Tensor, weight: ScaledWeight, tiles: LinearTiles | Non
     """The product with a matrix of blocks: [T, O] in the dtype of x, or float32 summands [S, T, O].
 
     As `reference.scaled_linear.scaled_linear` computes it. x: bf16 or float32, contiguous in C.
-    `tiles`: of the kernel for any GPU; None: Hopper has another for few tokens. Raises
+    `tiles`: of the kernel for any GPU; None: Hopper has others for few tokens and for many. Raises
     ValueError if a shape, dtype or stride differs.
     """
     check_weight(x_TC, weight)
     (num_tokens, inputs), outputs = x_TC.shape, weight.numbers.matrix_OC.shape[0]
     if tiles is None and few_hopper.fits(x_TC, weight):
         return few_hopper.multiply_few(x_TC, weight)
+    if tiles is None and library_product.fits(x_TC, weight):
+        return library_product.multiply(x_TC, weight)
     tiles = tiles or linear_tiles(num_tokens)
     sms = 1 if capability(x_TC.device) is None else num_sms(x_TC.device)
     steps, num_summands = tiles.divide(outputs, triton.cdiv(inputs, BLOCK), sms)

@@ -37,7 +37,7 @@ def compile_scaled_weights() -> None:
         **dict.fromkeys(scales, "*fp32"),
         **dict.fromkeys(columns, "*i32"),
         **dict.fromkeys(
-            (*strides, "num_blocks", "steps", "num_pairs", "inputs", "intermediate"),
+            (*strides, "num_blocks", "num_rows", "steps", "num_pairs", "inputs", "intermediate"),
             "i32",
         ),
     }

@@ -4,7 +4,7 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.dense.summands import add_up
-from raydix.kernels.fp8 import few_hopper
+from raydix.kernels.fp8 import few_hopper, library_product
 from raydix.kernels.fp8.form import IN_BLOCKS, KERNEL_BLOCKS, Block
 from raydix.kernels.fp8.scaled_product import scaled_summands
 from raydix.kernels.reference.scaled_linear import scaled_linear
@@ -24,7 +24,7 @@ def make(
 
 
 def assert_near(x: torch.Tensor, weight: ScaledWeight) -> None:
-    """What is chosen for few tokens is as near to the twin as bf16 allows."""
+    """What is chosen for so many tokens is as near to the twin as bf16 allows."""
     out = scaled_summands(x, weight)
     total = (out if out.dim() == 2 else add_up(out, x.dtype)).float()
     expected = scaled_linear(x.float(), weight)
@@ -49,3 +49,24 @@ def test_a_row_of_few_is_the_same_whatever_is_beside_it() -> None:
     out, alone = scaled_summands(x, weight), scaled_summands(x[3:4], weight)
 
     assert torch.equal(out[..., 3:4, :], alone)
+
+
+@pytest.mark.parametrize("tokens", [129, 1000, 2048])
+@pytest.mark.parametrize("size", [(5120, 2048), (7168, 1536)])
+def test_many_tokens_match_the_twin(size: tuple[int, int], tokens: int) -> None:
+    x, weight = make(tokens, size, IN_BLOCKS)
+    assert library_product.fits(x, weight)
+    assert_near(x, weight)
+
+
+def test_the_library_is_not_asked_for_what_it_does_not_know() -> None:
+    for tokens, size, block, bias in [
+        (64, (5120, 2048), IN_BLOCKS, None),
+        (1000, (576, 2048), IN_BLOCKS, None),
+        (1000, (5120, 2176), IN_BLOCKS, None),
+        (1000, (5120, 2048), KERNEL_BLOCKS[1], None),
+        (1000, (5120, 2048), IN_BLOCKS, torch.bfloat16),
+    ]:
+        x, weight = make(tokens, size, block, bias)
+        assert not library_product.fits(x, weight)
+        assert_near(x, weight)
