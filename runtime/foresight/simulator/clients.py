@@ -1,7 +1,7 @@
 """The clients of a simulation: they ask, hear every token, and go on elsewhere after a death."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,10 +30,11 @@ class Answer:
 
     number: int
     request: ClientRequest
-    max_tokens: int
-    """The tokens that are simulated of its answer."""
+    num_simulated: int
+    """The tokens that are simulated of its answer, its last ones."""
     asked_s: float
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
+    """What the client knows: at first those that are not simulated, which so have their pages."""
     sources: dict[str, int] | None = None
     """Its prompt's tokens by source, as they were first told."""
     node: str = ""
@@ -83,11 +84,14 @@ class Clients:
     def _begin(self, number: int) -> None:
         request = self._requests[number]
         stride = self._world.rules.tokens_per_simulated
+        num_simulated = -(-request.num_answer_tokens // stride)
+        num_known = request.num_answer_tokens - num_simulated
         answer = Answer(
             number=number,
             request=request,
-            max_tokens=-(-request.num_answer_tokens // stride),
+            num_simulated=num_simulated,
             asked_s=self._world.now_s,
+            tokens=tokens_of_request(number, num_known, self._vocab_size),
         )
         self.answers.append(answer)
         self._world.after(self._world.profile.client_s, lambda: self._ask(answer))
@@ -101,8 +105,8 @@ class Clients:
             request_id=RequestId(f"request {answer.number}"),
             token_ids=answer.request.prompt(self._vocab_size),
             sampling=DeviceSampling(seed=answer.number),
-            max_tokens=answer.max_tokens,
-            known_output=int32_array(answer.tokens) if answer.num_askings > 1 else None,
+            max_tokens=answer.request.num_answer_tokens,
+            known_output=int32_array(answer.tokens) if answer.tokens else None,
             session_id=answer.request.session,
         )
         self._open[asking] = answer
@@ -151,8 +155,7 @@ class Clients:
             return
         if answer.first_token_s is None:
             answer.first_token_s = self._world.now_s
-        if len(answer.tokens) == 0 or answer.num_askings > 1:
-            self._front.note_first_token(asking)
+        self._front.note_first_token(asking)
         answer.tokens += tokens
 
     def _end(self, answer: Answer) -> None:
@@ -165,12 +168,18 @@ class Clients:
 
     def _compare(self, answer: Answer) -> None:
         """Raise WrongAnswer unless a client has heard each of its tokens once, in order."""
-        num = answer.max_tokens
-        seeds = np.full(num, answer.number, dtype=np.int64)
-        positions = np.arange(num, dtype=np.int32)
-        expected = tokens_of(seeds, positions, self._vocab_size).tolist()
+        num_tokens = answer.request.num_answer_tokens
+        expected = tokens_of_request(answer.number, num_tokens, self._vocab_size)
         if answer.tokens != expected:
             raise WrongAnswer(
                 f"request {answer.number} heard {answer.tokens} instead of {expected}, from "
                 f"{answer.node} at {answer.ended_s} s"
             )
+
+
+def tokens_of_request(number: int, num_tokens: int, vocab_size: int) -> list[int]:
+    """The first tokens of a request's answer."""
+    seeds = np.full(num_tokens, number, dtype=np.int64)
+    positions = np.arange(num_tokens, dtype=np.int32)
+    tokens: list[int] = tokens_of(seeds, positions, vocab_size).tolist()
+    return tokens

@@ -85,16 +85,18 @@ class LaneDevice:
             self._backup_free_s = max(computed_s, self._backup_free_s) + copied.seconds
             yield self._backup_free_s, copied
 
-        seconds = 0.0
+        seconds = told_s = 0.0
         began_s = max(now_s, self._step_free_s)
         if len(plan.row_slots):
-            mean_s = step_s(profile.step, plan, self._world.rules.tokens_per_simulated)
-            seconds = mean_s * draw_factor(profile.step.spread, self._world.random)
+            factor = draw_factor(profile.step.spread, self._world.random)
+            seconds = factor * step_s(profile.step, plan, self._world.rules.tokens_per_simulated)
+            # The Scheduler learns by what one step takes, whatever this one stands for.
+            told_s = factor * step_s(profile.step, plan, 1)
             awaited = {int(each) for each in plan.row_loads if each >= 0}
             ends_s = [self._load_ends_s.get(each, 0.0) for each in awaited]
             began_s = max([began_s, *ends_s])
         self._step_free_s = began_s + seconds
-        result = StepResult(rank=0, step=plan.step, token_ids=self._sample(plan), compute_s=seconds)
+        result = StepResult(rank=0, step=plan.step, token_ids=self._sample(plan), compute_s=told_s)
         yield self._step_free_s, result
 
     def ended(self, copied: Copied, arena: SimulatedArena) -> TransfersDone:

@@ -191,7 +191,7 @@ class Simulation:
 
 def _next_token_s(answer: Answer, stride: int) -> list[float]:
     """The mean time of a token after the first; nothing if there is none."""
-    num_later = stride * (answer.max_tokens - 1)
+    num_later = stride * (answer.num_simulated - 1)
     if not num_later or answer.first_token_s is None or answer.ended_s is None:
         return []
     return [(answer.ended_s - answer.first_token_s) / num_later]
