@@ -17,6 +17,7 @@ from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.config.values import parse_size
+from raydix.runtime.foresight.agentic import read_any_trace
 from raydix.runtime.foresight.plan.limits import chains_of
 from raydix.runtime.foresight.plan.model_blocks import ModelBytes, TokenBytes, mean_new_blocks
 from raydix.runtime.foresight.plan.planning import (
@@ -28,7 +29,7 @@ from raydix.runtime.foresight.plan.planning import (
     TierSize,
     make_plan,
 )
-from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest, read_trace
+from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 
 _L1_STEPS = (0.25, 0.5, 1.0, 2.0)
 _L2_STEPS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -100,7 +101,7 @@ def plan(
     if not 0 <= count_after < 1:
         raise ConfigError(f"--count-after is {count_after}; expected 0 or more and less than 1.")
     prices = _prices(euro_per_gib)
-    requests = read_trace(trace, block_tokens)
+    requests = read_any_trace(trace, block_tokens)
     question = Question(
         requests=requests,
         block_tokens=block_tokens,

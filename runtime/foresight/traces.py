@@ -17,8 +17,8 @@ from raydix.errors import BadRequest
 
 BLOCK_TOKENS = 512
 """Tokens per block of Mooncake's own traces."""
-_PREFILL_TOKENS_PER_S = 20_000
-_DECODE_TOKENS_PER_S = 60
+PREFILL_TOKENS_PER_S = 20_000
+DECODE_TOKENS_PER_S = 60
 """How long an answer takes: as the agentic trace was made."""
 
 
@@ -64,7 +64,7 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceReques
     for index, row in enumerate(rows):
         num_new = sum(block not in seen for block in blocks[index])
         seen.update(blocks[index])
-        answer_s = row["output_length"] / _DECODE_TOKENS_PER_S
+        answer_s = row["output_length"] / DECODE_TOKENS_PER_S
         requests.append(
             TraceRequest(
                 blocks=blocks[index],
@@ -72,7 +72,7 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceReques
                 num_tokens=row["input_length"],
                 num_answer_tokens=row["output_length"],
                 arrival_s=arrivals[index],
-                end_s=arrivals[index] + num_new * block_tokens / _PREFILL_TOKENS_PER_S + answer_s,
+                end_s=arrivals[index] + num_new * block_tokens / PREFILL_TOKENS_PER_S + answer_s,
                 session=sessions[index],
                 next_s=next_s[index],
             )
@@ -109,17 +109,20 @@ def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
         path.write_text(text)
 
 
-def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file that hold anything. Raises BadRequest if it cannot be read."""
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8") as file:
-            lines = [line for line in file if line.strip()]
+            return [line for line in file if line.strip()]
     except (OSError, ValueError, EOFError) as error:
         # Of what the system refuses the text names the file again.
         reason = getattr(error, "strerror", None) or error
         raise BadRequest(f"{path} cannot be read: {reason}.") from None
 
-    for number, line in enumerate(lines, start=1):
+
+def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(read_lines(path), start=1):
         place = f"{path}, line {number}"
         try:
             row = json.loads(line)

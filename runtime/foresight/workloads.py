@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from math import log
 from types import MappingProxyType
 
-from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
-
-_PREFILL_TOKENS_PER_S = 20_000
-_DECODE_TOKENS_PER_S = 60
+from raydix.runtime.foresight.prompt_blocks import PromptBlocks
+from raydix.runtime.foresight.traces import (
+    BLOCK_TOKENS,
+    DECODE_TOKENS_PER_S,
+    PREFILL_TOKENS_PER_S,
+    TraceRequest,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,39 +112,11 @@ class _Session:
     mean_turns: float
 
 
-class _Blocks:
-    """Numbers the blocks of prompts, each with all that comes before it."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, tuple[tuple[str, int], ...], int], int] = {}
-
-    def of(self, parts: list[tuple[str, int]]) -> tuple[tuple[int, ...], int | None]:
-        """The whole blocks of a prompt, and the last one if it is not whole."""
-        blocks: list[int] = []
-        content: list[tuple[str, int]] = []
-        room = BLOCK_TOKENS
-        for name, num_tokens in parts:
-            start = 0
-            while num_tokens - start >= room:
-                content.append((name, start))
-                blocks.append(self._number(blocks, content, BLOCK_TOKENS))
-                start, room, content = start + room, BLOCK_TOKENS, []
-            if start < num_tokens:
-                content.append((name, start))
-                room -= num_tokens - start
-        partial = self._number(blocks, content, BLOCK_TOKENS - room) if content else None
-        return tuple(blocks), partial
-
-    def _number(self, before: list[int], content: list[tuple[str, int]], num_tokens: int) -> int:
-        key = (before[-1] if before else -1, tuple(content), num_tokens)
-        return self._numbers.setdefault(key, len(self._numbers))
-
-
 def make_trace(shape: Shape, seed: int) -> list[TraceRequest]:
     """All requests of a made-up trace, in order; the same for the same shape and seed."""
     draw = random.Random(seed)
     waiting = list(_roots(shape, draw))
-    blocks, seen = _Blocks(), set[int]()
+    blocks, seen = PromptBlocks(), set[int]()
     made: list[TraceRequest] = []
     num_sessions = len(waiting)
     while waiting:
@@ -155,7 +130,7 @@ def make_trace(shape: Shape, seed: int) -> list[TraceRequest]:
         seen.update(found)
 
         answer = _tokens(draw, shape.answer_tokens, shape.answer_spread)
-        end_s = session.at_s + num_new / _PREFILL_TOKENS_PER_S + answer / _DECODE_TOKENS_PER_S
+        end_s = session.at_s + num_new / PREFILL_TOKENS_PER_S + answer / DECODE_TOKENS_PER_S
         next_s = end_s + draw.lognormvariate(log(shape.pause_s), shape.pause_spread)
         goes_on = draw.random() > 1 / session.mean_turns and num_tokens < shape.max_tokens
         made.append(
