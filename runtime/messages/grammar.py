@@ -8,7 +8,8 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raydix.ids import GrammarKey
+from raydix.ids import GrammarKey, TenantId
+from raydix.runtime.messages.tenants import NO_TENANT
 
 MAX_GRAMMAR_BYTES = 128 << 10
 """The longest text of a grammar, in UTF-8."""
@@ -35,9 +36,13 @@ class Grammar:
     parameter: str = "structured_outputs"
     """What the caller calls it, by which a failure names it."""
 
-    def key(self) -> GrammarKey:
-        """What names this content and no other."""
-        content = f"{self.kind.value}\0{self.text}"
+    def key(self, tenant: TenantId = NO_TENANT) -> GrammarKey:
+        """What names this content, of this tenant, and no other.
+
+        What one tenant has had compiled comes no sooner to another one, who could tell from that.
+        """
+        own = "" if tenant == NO_TENANT else f"{tenant}\0"
+        content = f"{own}{self.kind.value}\0{self.text}"
         return GrammarKey(hashlib.sha256(content.encode(errors="surrogatepass")).digest()[:16])
 
 

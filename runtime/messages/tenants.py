@@ -6,6 +6,8 @@ from raydix.ids import TenantId
 
 TENANT_END = "/"
 """The end of a tenant's name in a salt; what follows divides within the tenant."""
+NO_TENANT = TenantId(0)
+"""The one of all requests without a salt."""
 _LABEL_DIGITS = 12
 
 
@@ -15,7 +17,7 @@ def tenant_of(cache_salt: str | None) -> TenantId:
     A salt is a tenant's as far as its first slash; one without a slash is a tenant by itself.
     """
     if cache_salt is None:
-        return TenantId(0)
+        return NO_TENANT
     name, end, _ = cache_salt.partition(TENANT_END)
     return TenantId(salt_number(b"salted", b"", name + end))
 

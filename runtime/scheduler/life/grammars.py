@@ -55,7 +55,7 @@ class Grammars:
         grammar = message.grammar
         if grammar is None:
             return None
-        key = grammar.key()
+        key = grammar.key(tenant_of(message.cache_salt))
         if (failure := self._failed.get(key)) is not None:
             return replace(failure, parameter=grammar.parameter)
         is_new = key not in self._kept and key not in self._compiling

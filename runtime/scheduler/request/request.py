@@ -61,7 +61,7 @@ class RequestState:
         self.chain.append(submit.earlier_output)
         self.num_prompt = self.chain.num_prompt
         self.prefetch = PrefetchState()
-        self.grammar = GrammarNeed(submit.grammar)
+        self.grammar = GrammarNeed(submit.grammar, submit.cache_salt)
 
         self.lane = 0
         self.state = State.PLACING

@@ -12,6 +12,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.events import DropGrammar
 from raydix.runtime.scheduler.life import grammars
 from raydix.runtime.scheduler.ranks import lane_grammars
+from raydix.runtime.scheduler.request.grammar_need import GrammarNeed
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 DIGITS = Grammar(kind=GrammarKind.REGEX, text="[0-9]+")
@@ -244,3 +245,12 @@ def test_grammars_of_one_tenant_leave_room_for_those_of_others(
 
     assert driver.answers[second].ending == "Overloaded"
     assert other not in driver.endings
+
+
+def test_a_tenant_cannot_tell_what_another_has_had_compiled() -> None:
+    alice, other_salt, bob, nobody = (
+        GrammarNeed(DIGITS, salt).key for salt in ("alice/x", "alice/y", "bob/", None)
+    )
+    assert alice == other_salt
+    assert len({alice, bob, nobody}) == 3
+    assert nobody == DIGITS.key()
