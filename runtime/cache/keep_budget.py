@@ -1,11 +1,11 @@
 """Which sessions have pages kept: no more than the budget of their tenant, none for ever."""
 
-import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
 from raydix.ids import TenantId, UserId
+from raydix.runtime.cache.deadlines import Deadlines
 from raydix.runtime.messages.tenants import tenant_label
 
 
@@ -42,12 +42,11 @@ class KeepBudget:
         self._max_pages = max_pages
         self._keeps: dict[TenantId, OrderedDict[UserId, Keep]] = {}
         self._num_pages: dict[TenantId, int] = {}
-        self._ends: list[tuple[float, TenantId, UserId]] = []
-        """A heap of when each keep runs out; of some that are forgotten by now, too."""
+        self._ends = Deadlines[tuple[TenantId, UserId]]()
 
     @property
     def num_pages(self) -> int:
-        """The pages that are kept for all tenants, and some whose keeps have run out."""
+        """The pages that are kept for all tenants, since `expire` was called last."""
         return sum(self._num_pages.values())
 
     def add(self, keep: Keep) -> list[Keep]:
@@ -56,8 +55,8 @@ class KeepBudget:
         It is among them if it is larger than the budget.
         """
         self.forget(keep.tenant, keep.user)
-        self._drop_run_out(keep.since_s)
-        heapq.heappush(self._ends, (keep.until_s, keep.tenant, keep.user))
+        self.expire(keep.since_s)
+        self._ends.set((keep.tenant, keep.user), keep.until_s)
         keeps = self._keeps.setdefault(keep.tenant, OrderedDict())
         keeps[keep.user] = keep
         self._num_pages[keep.tenant] = self._num_pages.get(keep.tenant, 0) + keep.num_pages
@@ -69,14 +68,10 @@ class KeepBudget:
             self.forget(keep.tenant, oldest.user)
         return given_up
 
-    def _drop_run_out(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> None:
         """Forget keeps that have run out, of all tenants: their pages age by themselves."""
-        while self._ends and self._ends[0][0] <= now_s:
-            until_s, tenant, user = heapq.heappop(self._ends)
-            keep = self._keeps.get(tenant, OrderedDict()).get(user)
-            # The session may have asked again since.
-            if keep is not None and keep.until_s == until_s:
-                self.forget(tenant, user)
+        while (ended := self._ends.take_due(now_s)) is not None:
+            self.forget(*ended)
 
     def forget(self, tenant: TenantId, user: UserId) -> None:
         """Forget a session's keep, if it has any."""
@@ -84,6 +79,7 @@ class KeepBudget:
         keep = keeps.pop(user, None)
         if keep is None:
             return
+        self._ends.forget((tenant, user))
         self._num_pages[tenant] -= keep.num_pages
         if not keeps:
             del self._keeps[tenant], self._num_pages[tenant]
@@ -94,7 +90,10 @@ class KeepBudget:
         return [keep for keep in every if keep.until_s > now_s]
 
     def check(self) -> None:
-        """Raise AccountingError unless each tenant's keeps are counted and within its budget."""
+        """Raise AccountingError unless each tenant's keeps are counted, bounded, and end."""
+        self._ends.check()
+        if self._ends.names != {(each, user) for each in self._keeps for user in self._keeps[each]}:
+            raise AccountingError(f"{len(self._ends)} keeps are to run out; others are there")
         for tenant, keeps in self._keeps.items():
             num_found = sum(keep.num_pages for keep in keeps.values())
             if num_found != self._num_pages[tenant] or num_found > self._max_pages:

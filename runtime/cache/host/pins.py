@@ -1,6 +1,5 @@
 """Prompts whose pages clients have pinned in L2: within a bound, and for a while."""
 
-import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, PageKey, PinId, TenantId
+from raydix.runtime.cache.deadlines import Deadlines
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.cache.kv_match import longest_prefix
@@ -46,8 +46,7 @@ class HostPins:
         self._max_bytes = max_bytes
         self._held: dict[TenantId, OrderedDict[PinId, _Held]] = {}
         self._bytes: Counter[TenantId] = Counter()
-        self._ends: list[tuple[float, TenantId, PinId]] = []
-        """A heap of when pins run out; of some that are released or replaced by now, too."""
+        self._ends = Deadlines[tuple[TenantId, PinId]]()
         self.num_given_up = 0
         """Pins that were given up for others so far."""
 
@@ -59,8 +58,8 @@ class HostPins:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """The time at which the next pin may run out; None: there is none."""
-        return self._ends[0][0] if self._ends else None
+        """The time at which the next pin runs out; None: there is none."""
+        return self._ends.next_s
 
     def pin(self, pin: Pin, keys: Sequence[PageKey], now_s: float) -> int:
         """Hold what there is of a chain; returns how many of its leading pages are held.
@@ -88,7 +87,7 @@ class HostPins:
             self._index.pin(page_id)
         self._held.setdefault(pin.tenant, OrderedDict())[pin.pin_id] = held
         self._bytes[pin.tenant] += num_bytes
-        heapq.heappush(self._ends, (until_s, pin.tenant, pin.pin_id))
+        self._ends.set((pin.tenant, pin.pin_id), until_s)
         return num_pages
 
     def _found(self, keys: Sequence[PageKey]) -> tuple[int, list[HostPageId]]:
@@ -132,6 +131,7 @@ class HostPins:
         held = pins.pop(pin_id, None)
         if held is None:
             return
+        self._ends.forget((tenant, pin_id))
         self._bytes[tenant] -= held.num_bytes
         if not pins:
             del self._held[tenant], self._bytes[tenant]
@@ -139,11 +139,8 @@ class HostPins:
 
     def expire(self, now_s: float) -> None:
         """End the pins that have run out."""
-        while self._ends and self._ends[0][0] <= now_s:
-            until_s, tenant, pin_id = heapq.heappop(self._ends)
-            held = self._held.get(tenant, OrderedDict()).get(pin_id)
-            if held is not None and held.until_s == until_s:
-                self.release(tenant, pin_id)
+        while (ended := self._ends.take_due(now_s)) is not None:
+            self.release(*ended)
 
     def figures(self, now_s: float) -> list[dict[str, Any]]:
         """Each pin: its id, whose it is, what it holds, and for how many seconds more."""
@@ -164,6 +161,7 @@ class HostPins:
 
     def check(self, now_s: float) -> None:
         """Raise AccountingError unless bytes add up, are within their bound, and none is late."""
+        self._ends.check()
         every = [(tenant, held) for tenant, pins in self._held.items() for held in pins.values()]
         found: Counter[TenantId] = Counter()
         for tenant, held in every:
@@ -173,6 +171,8 @@ class HostPins:
                 f"{len(every)} pins hold {found.total()} bytes; counted are "
                 f"{self._bytes.total()}, allowed {self._max_bytes} and {_MAX_PINS} pins"
             )
+        if self._ends.names != {(tenant, held.pin.pin_id) for tenant, held in every}:
+            raise AccountingError(f"{len(self._ends)} pins are to run out, and {len(every)} held")
         late = [held.pin.pin_id for _, held in every if held.until_s <= now_s]
         if late:
             raise AccountingError(f"{len(late)} pins are held beyond their time, {late[0]} first")

@@ -58,6 +58,8 @@ class SessionRetention:
         self._now_s = now_s
         for lane in self._lanes:
             lane.l1.tree.retention.advance(now_s)
+        for budget in self._keeps:
+            budget.expire(now_s)
         self._returns.begin_due(lambda lane: self._keeps[lane].num_pages, now_s)
 
     def hint(self, message: RetainSession) -> None:

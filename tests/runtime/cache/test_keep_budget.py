@@ -64,3 +64,21 @@ def test_keeps_of_a_hundred_thousand_tenants_take_no_room_once_they_have_run_out
         budget.add(keep(1, 1, TenantId(tenant), now_s=0.1 * tenant))
     assert len(budget.keeps(0.0)) <= 101
     budget.check()
+
+
+def test_a_session_that_asks_again_and_again_takes_no_more_room() -> None:
+    budget = KeepBudget(10)
+    for _ in range(10_000):
+        budget.add(keep(1, 8))
+    budget.check()
+    budget.forget(A, UserId(1))
+    budget.check()
+
+
+def test_what_has_run_out_counts_as_kept_no_more_though_nobody_else_asks() -> None:
+    budget = KeepBudget(10)
+    budget.add(keep(1, 8))
+    budget.expire(9.9)
+    assert budget.num_pages == 8
+    budget.expire(10.0)
+    assert budget.num_pages == 0

@@ -186,3 +186,21 @@ def test_a_tenant_of_many_small_pins_takes_none_of_a_tenant_of_one_large(
     for name in range(5):
         tier.pin(f"a{name}", tier.fill(10 + name))
     assert tier.names() == ["large", "a3", "a4"]
+
+
+def test_nobody_wakes_for_a_pin_that_is_released_or_replaced() -> None:
+    tier = Tier()
+    keys = tier.fill(1)
+    tier.pin("a", keys, seconds=5.0)
+    tier.pin("a", keys, seconds=50.0)
+    tier.pin("b", keys, seconds=7.0)
+    tier.pins.release(A, PinId("b"))
+    assert tier.pins.next_expiry_s == 50.0
+
+
+def test_pins_that_are_renewed_ten_thousand_times_take_no_more_room() -> None:
+    tier = Tier()
+    keys = tier.fill(1)
+    for _ in range(10_000):
+        tier.pins.pin(Pin(pin_id=PinId("a"), tenant=A, seconds=1e6), keys, tier.now_s)
+    tier.check()
