@@ -1,11 +1,12 @@
 """Sessions that are about to go on: what L2 has of their prompts comes to L1 ahead of them."""
 
-import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId, UserId
+from raydix.runtime.cache.deadlines import Deadlines
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
 from raydix.runtime.scheduler.life.requests import Requests
@@ -14,7 +15,7 @@ from raydix.runtime.scheduler.request.returning import Returning
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.cached_prefix import CachedPrefix, find_prefix
 from raydix.runtime.scheduler.sources.kv_source import KvSource
-from raydix.runtime.scheduler.timers import Timers
+from raydix.runtime.scheduler.timers import Alarm, Timers
 
 _LEAD_FACTOR = 2.0
 """A load begins so many times as long before its session goes on as it is believed to take."""
@@ -26,7 +27,9 @@ _MAX_EXPECTED = 65_536
 _MAX_LOOKS = 4
 """The most sessions that are looked at with one event; others have their turn with the next."""
 _RETRY_S = 0.05
-"""Seconds after which a session is looked at again for which there was no room."""
+"""Seconds after which a session is looked at again for which there was no room; until then others
+are not looked at either.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +87,13 @@ class EarlyLoads:
         self._choice = choice
         self._timers = timers
         self._load = load
-        self._expected: dict[UserId, tuple[float, Returning]] = {}
-        """Per session when its load may begin, and what it goes on with."""
-        self._due: list[tuple[float, UserId]] = []
-        """A heap of these times; some are not expected then any more."""
+        self._expected: dict[UserId, Returning] = {}
+        """What each session goes on with."""
+        self._due = Deadlines[UserId]()
+        """When the load of each of these may begin."""
+        self._full_until_s = -math.inf
+        """The time before which there is no room, as far as is known."""
+        self._alarm = Alarm()
         self.num_begun = 0
         """The sessions that were loaded ahead so far."""
 
@@ -98,37 +104,38 @@ class EarlyLoads:
             return
         num_pages = session.chain.num_tokens // self._settings.page_size
         load_s = self._choice.load_s(self._bytes_of(num_pages), now_s)
-        self._look_at(max(now_s, session.until_s - lead_s(load_s)), session)
+        self._expected[user] = session
+        self._due.set(user, max(now_s, session.until_s - lead_s(load_s)))
+        self._wake(now_s)
 
     def stop_expecting(self, user: UserId) -> None:
         """Nobody knows any more when a session goes on, or it has: a load under way ends."""
-        self._expected.pop(user, None)
+        self._drop(user)
         for lane in self._lanes:
             lane.promotions.end(name_of(user))
 
     def begin_due(self, num_kept: Callable[[int], int], now_s: float) -> None:
         """Load those whose time has come. `num_kept`: the pages that a lane keeps by hints."""
-        for _ in range(_MAX_LOOKS):
-            if not self._due or self._due[0][0] > now_s:
-                return
-            due_s, user = heapq.heappop(self._due)
-            expected = self._expected.get(user)
-            # A later hint may have named another time.
-            if expected is None or expected[0] != due_s:
-                continue
-            if self._is_to_wait(expected[1], num_kept, now_s):
-                self._look_at(now_s + _RETRY_S, expected[1])
-            else:
-                del self._expected[user]
-        if self._due and self._due[0][0] <= now_s:
-            self._timers.add(now_s)
+        if now_s >= self._full_until_s:
+            for _ in range(_MAX_LOOKS):
+                if (user := self._due.take_due(now_s)) is None:
+                    break
+                if self._is_to_wait(self._expected[user], num_kept, now_s):
+                    self._due.set(user, now_s + _RETRY_S)
+                else:
+                    self._drop(user)
+        self._wake(now_s)
 
-    def _look_at(self, due_s: float, session: Returning) -> None:
-        """Look at a session at this time."""
-        user = session.rests.user
-        self._expected[user] = due_s, session
-        heapq.heappush(self._due, (due_s, user))
-        self._timers.add(due_s)
+    def _drop(self, user: UserId) -> None:
+        self._expected.pop(user, None)
+        self._due.forget(user)
+
+    def _wake(self, now_s: float) -> None:
+        """Have the first session looked at that is expected."""
+        if self._due.next_s is not None:
+            time_s = max(self._due.next_s, self._full_until_s)
+            if self._alarm.advance(time_s, now_s):
+                self._timers.add(time_s)
 
     def _is_to_wait(self, session: Returning, num_kept: Callable[[int], int], now_s: float) -> bool:
         """Begin a session's load; True: it is to be looked at again in a while."""
@@ -153,6 +160,7 @@ class EarlyLoads:
         spare = self._spare(lane, match.num_pages, num_kept(lane.index))
         num_pages = num_early_pages(num_l2_pages, spare)
         if not num_pages or not self._load(lane, session, match, num_pages, now_s):
+            self._full_until_s = now_s + _RETRY_S
             return True
         self.num_begun += 1
         return False
@@ -184,7 +192,8 @@ class EarlyLoads:
 
     def check(self) -> None:
         """Raise AccountingError unless each session that is expected has its time to come."""
-        if not {(due_s, user) for user, (due_s, _) in self._expected.items()} <= set(self._due):
+        self._due.check()
+        if self._due.names != self._expected.keys():
             raise AccountingError(f"{len(self._expected)} sessions are expected; some at no time")
 
 

@@ -1,12 +1,12 @@
 """Sessions that go on at a time that is known: their prompts come to L2, and to L1, before it."""
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
 from raydix.errors import AccountingError
 from raydix.ids import UserId
+from raydix.runtime.cache.deadlines import Deadlines
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.retention import EndUse, Retention, RetentionKind
 from raydix.runtime.scheduler.life.early_loads import EarlyLoads, name_of
@@ -16,7 +16,7 @@ from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request.returning import Returning
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.kv_source import KvSource
-from raydix.runtime.scheduler.timers import Timers
+from raydix.runtime.scheduler.timers import Alarm, Timers
 
 _MAX_TOKENS = 1 << 24
 """The most tokens of all prompts that are remembered; each takes 4 bytes and its part of a key."""
@@ -60,10 +60,11 @@ class SessionReturns:
         self._chains: OrderedDict[UserId, tuple[Chain, int]] = OrderedDict()
         """Per session its prompt with what followed, and its priority."""
         self._num_tokens = 0
-        self._expected: dict[UserId, tuple[float, float, EndUse]] = {}
-        """Per session when it is looked up, when it goes on, and who it is."""
-        self._due: list[tuple[float, UserId]] = []
-        """A heap of when sessions are looked up; some are not expected then any more."""
+        self._expected: dict[UserId, tuple[float, EndUse]] = {}
+        """Per session when it goes on, and who it is."""
+        self._due = Deadlines[UserId]()
+        """When each of these is looked up."""
+        self._alarm = Alarm()
         self.num_begun = 0
         """The sessions that were looked up so far."""
 
@@ -103,13 +104,20 @@ class SessionReturns:
         fetch_s = rate.predict_s(self._settings.bytes_of(num_fetched), now_s)
         fetch_s = max(fetch_s, self._source.view.l3_answer_s)
         due_s = max(now_s, until_s - lead_s(fetch_s, until_s - now_s))
-        self._expected[rests.user] = due_s, until_s, rests
-        heapq.heappush(self._due, (due_s, rests.user))
-        self._timers.add(due_s)
+        self._expected[rests.user] = until_s, rests
+        self._due.set(rests.user, due_s)
+        self._wake(now_s)
+
+    def _wake(self, now_s: float) -> None:
+        """Have the first session looked up that is expected."""
+        time_s = self._due.next_s
+        if time_s is not None and self._alarm.advance(time_s, now_s):
+            self._timers.add(time_s)
 
     def stop_expecting(self, user: UserId) -> None:
         """Nobody knows any more when a session goes on, or it has: what is under way ends."""
         self._expected.pop(user, None)
+        self._due.forget(user)
         self._early.stop_expecting(user)
         self._end_lookup(user)
 
@@ -136,16 +144,15 @@ class SessionReturns:
 
     def _look_up_due(self, now_s: float) -> None:
         """Have those looked up whose time has come, unless they go on already."""
-        while self._due and self._due[0][0] <= now_s:
-            num_under_way = sum(hint.client is None for hint in self._requests.hints.values())
-            if num_under_way >= _MAX_LOOKED_UP:
+        while self._num_under_way < _MAX_LOOKED_UP:
+            if (user := self._due.take_due(now_s)) is None:
+                self._wake(now_s)
                 return
-            due_s, user = heapq.heappop(self._due)
-            expected = self._expected.get(user)
-            # A later hint may have named another time.
-            if expected is not None and expected[0] == due_s:
-                del self._expected[user]
-                self._begin(expected[1], expected[2], now_s)
+            self._begin(*self._expected.pop(user), now_s)
+
+    @property
+    def _num_under_way(self) -> int:
+        return sum(hint.client is None for hint in self._requests.hints.values())
 
     def _begin(self, until_s: float, rests: EndUse, now_s: float) -> None:
         assert rests.session_id is not None, "a session that is expected has a name"
@@ -186,5 +193,6 @@ class SessionReturns:
                 f"prompts of sessions have {num_found} tokens; {self._num_tokens} are counted, "
                 f"{_MAX_TOKENS} allowed"
             )
-        if not self._expected.keys() <= self._chains.keys():
+        self._due.check()
+        if not self._due.names == self._expected.keys() <= self._chains.keys():
             raise AccountingError(f"{len(self._expected)} sessions are expected; some are unknown")

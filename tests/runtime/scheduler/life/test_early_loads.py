@@ -10,6 +10,7 @@ from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.host import PageSource, StorageStatus
 from raydix.runtime.messages.retention import Retention, RetentionKind
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.life import early_loads
 from raydix.runtime.scheduler.life.early_loads import Spare, lead_s, num_early_pages
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 from tests.runtime.scheduler.l2_driver import driver_with, evict_from_l1, serve
@@ -180,3 +181,41 @@ def test_what_l3_brings_first_goes_on_to_l1() -> None:
 def test_a_load_begins_earlier_the_longer_it_takes() -> None:
     assert 0.0 < lead_s(0.0) < lead_s(1.0)
     assert lead_s(1.0) >= 2.0
+
+
+def test_hundreds_of_sessions_for_which_there_is_no_room_keep_nobody_awake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = driver_with(num_pages=(40,), max_running_requests=1)
+    for name in range(300):
+        serve(driver, A, session_id=f"s{name}")
+    evict_from_l1(driver)
+    driver.host_turn()
+    for name in range(300):
+        hint = RetainSession(session_id=f"s{name}", retention=pause(10.0))
+        driver.send(events.ClientMessage(client_id=CLIENT, message=hint))
+    driver.wait(BEGUN_S - 0.04)
+    driver.submit(B, max_tokens=9)
+    driver.submit([*B, 1], max_tokens=9)
+    looks: list[Spare] = []
+
+    def look(num_l2_pages: int, spare: Spare) -> int:
+        looks.append(spare)
+        return num_early_pages(num_l2_pages, spare)
+
+    monkeypatch.setattr(early_loads, "num_early_pages", look)
+    for _ in range(26):
+        driver.wait(0.05)
+        driver.host_turn()
+    driver.core.check()
+    assert len(looks) <= 4 * 27, "four in fifty milliseconds, from a bit before they go on"
+    assert len(looks) > 50
+
+
+def test_pauses_that_end_long_before_their_time_leave_nothing_behind() -> None:
+    driver = rest()
+    for _ in range(1000):
+        hint = RetainSession(session_id="s", retention=pause(1000.0))
+        driver.send(events.ClientMessage(client_id=CLIENT, message=hint))
+    driver.core.check()
+    assert len(driver.core._timers) < 10
