@@ -37,6 +37,7 @@ _TIMES_COMPUTED = 2.0
 anybody comes back to them.
 """
 _FIRST_PAGES = 8
+_NS_PER_S = 10**9
 _Keys = dict[tuple[Tier, int | None], GrowingFilter]
 """The pages of each tier, and lane."""
 
@@ -65,7 +66,7 @@ class Need:
 @dataclass(frozen=True, slots=True)
 class _Booking:
     number: int
-    own_s: float
+    own_ns: int
     due_s: float
     """When its first token is to come."""
     coming: tuple[int, ...]
@@ -85,8 +86,10 @@ class Node:
         self._num_sent = 0
         self._bookings: dict[RequestId, _Booking] = {}
         self._num_unseen = 0
-        self._unseen_s = 0.0
-        """The time that the bookings take of which the last report did not know."""
+        self._unseen_ns = 0
+        """The time that the bookings take of which the last report did not know: in whole numbers,
+        which add up in any order.
+        """
         self._coming: dict[int, RequestId] = {}
         """The request that is to bring a key, by the key's word."""
         self._brought: list[tuple[RequestId, tuple[int, ...]]] = []
@@ -122,7 +125,9 @@ class Node:
                 if self._coming.get(word) == request_id:
                     del self._coming[word]
         self._brought = []
-        self._count_unseen()
+
+        unseen = [each.own_ns for each in self._bookings.values() if self._is_unseen(each)]
+        self._num_unseen, self._unseen_ns = len(unseen), sum(unseen)
 
     @property
     def page_size(self) -> int | None:
@@ -178,8 +183,11 @@ class Node:
         for word in coming:
             self._coming.setdefault(word, request_id)
         due_s = now_s + need.place.first_token_s
-        self._bookings[request_id] = _Booking(self._num_sent, need.place.own_s, due_s, coming)
-        self._count_unseen()
+        own_ns = round(need.place.own_s * _NS_PER_S)
+        booking = self._bookings[request_id] = _Booking(self._num_sent, own_ns, due_s, coming)
+        if self._is_unseen(booking):
+            self._num_unseen += 1
+            self._unseen_ns += own_ns
         return self._num_sent
 
     def note_sent(self) -> None:
@@ -191,7 +199,9 @@ class Node:
         booking = self._bookings.pop(request_id, None)
         if booking is not None:
             self._brought.append((request_id, booking.coming))
-            self._count_unseen()
+            if self._is_unseen(booking):
+                self._num_unseen -= 1
+                self._unseen_ns -= booking.own_ns
 
     def _wait_s(self, report: NodeReport, now_s: float) -> float:
         age_s = max(0.0, now_s - self._report_s)
@@ -201,13 +211,12 @@ class Node:
         oldest = next(iter(self._bookings.values()), None)
         late_s = 0.0 if oldest is None else max(0.0, now_s - oldest.due_s)
         # Other ingresses see what this one saw and send as much: half of it comes before this.
-        unseen_s = self._unseen_s * (1 + report.num_ingresses) / 2
+        unseen_s = self._unseen_ns / _NS_PER_S * (1 + report.num_ingresses) / 2
         return rest_s + max(silent_s, late_s) + unseen_s
 
-    def _count_unseen(self) -> None:
-        num_seen = 0 if self._report is None else self._report.num_seen
-        unseen = [each.own_s for each in self._bookings.values() if each.number > num_seen]
-        self._num_unseen, self._unseen_s = len(unseen), sum(unseen)
+    def _is_unseen(self, booking: _Booking) -> bool:
+        """Whether the last report did not know of it."""
+        return self._report is None or booking.number > self._report.num_seen
 
     def _follow(self, event: KvEvent, keys: _Keys) -> None:
         """Follow one event."""
@@ -228,10 +237,12 @@ class Node:
             keys.check()
         brought = {request_id for request_id, _ in self._brought}
         strangers = set(self._coming.values()) - self._bookings.keys() - brought
-        if strangers or (not self._bookings and self._unseen_s):
+        unseen = [each.own_ns for each in self._bookings.values() if self._is_unseen(each)]
+        counted = self._num_unseen, self._unseen_ns
+        if strangers or counted != (len(unseen), sum(unseen)):
             raise AccountingError(
                 f"node {self.name}: {len(strangers)} requests bring keys and are not booked; "
-                f"{self._unseen_s} s are booked by {len(self._bookings)}"
+                f"{counted} are unseen and their time in ns, {len(unseen)} and {sum(unseen)} found"
             )
 
 

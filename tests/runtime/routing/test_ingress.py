@@ -9,6 +9,7 @@ from raydix.runtime.messages.kv_events import KvNews, Tier, TierCleared
 from raydix.runtime.messages.line import Line
 from raydix.runtime.routing.events import FollowingBegun, NodeGone, NodeNews, Route
 from raydix.runtime.routing.ingress import Ingress
+from raydix.runtime.routing.node import Node
 from raydix.runtime.routing.policies import RoundRobin, RoutingPolicy, SessionHash, SoonestNode
 from tests.runtime.routing.told import (
     LOAD_PAGE_S,
@@ -289,3 +290,20 @@ def test_turns_are_even() -> None:
     nodes = [sent(ingress, f"r{i}", range(i)).node for i in range(9)]
 
     assert nodes == [0, 1, 2] * 3
+
+
+def test_a_thousand_requests_that_wait_are_not_counted_with_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = []
+    is_unseen = Node._is_unseen
+    monkeypatch.setattr(
+        Node, "_is_unseen", lambda *each: looked_at.append(None) or is_unseen(*each)
+    )
+    ingress = ingress_of(2)
+    for number in range(1000):
+        ingress.route(asking(f"r{number}", range(3)), 0.0)
+    for number in range(1000):
+        ingress.note_first_token(RequestId(f"r{number}"), 1.0)
+    assert len(looked_at) == 2000
+    ingress.check()
