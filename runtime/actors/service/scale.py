@@ -51,6 +51,8 @@ class ServiceLoad:
     """What the engines that serve have to do together."""
 
     num_serving: int
+    num_silent: int = 0
+    """Engines among these that have not said what they have to do."""
     num_running: int
     num_waiting: int
     begun_per_s: float
@@ -65,9 +67,14 @@ class ServiceLoad:
         return self.num_waiting / self.begun_per_s if self.begun_per_s > 0 else math.inf
 
     def fits(self, num_engines: int, fraction: float) -> bool:
-        """Whether so many engines could run all of it in this part of their slots."""
+        """Whether so many engines could run all of it in this part of their slots.
+
+        Of what an engine that says nothing has to do nobody knows: it may be too busy to say it.
+        """
         num_requests = self.num_running + self.num_waiting
-        return self.num_waiting == 0 and num_requests <= fraction * num_engines * self.num_slots
+        if self.num_silent or self.num_waiting:
+            return False
+        return num_requests <= fraction * num_engines * self.num_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +142,7 @@ class Scaler:
         self._pace.note(loads, now_s)
         load = ServiceLoad(
             num_serving=num_serving,
+            num_silent=max(0, num_serving - len(loads)),
             num_running=sum(each.num_running for each in loads.values()),
             num_waiting=sum(each.num_waiting for each in loads.values()),
             begun_per_s=self._pace.begun_per_s(),

@@ -9,6 +9,7 @@ from raydix.runtime.actors.service.scale import (
     EngineLoad,
     Pace,
     Scale,
+    Scaler,
     ScaleRule,
     ServiceLoad,
     next_scale,
@@ -66,6 +67,18 @@ def test_one_ends_once_the_others_could_hold_all_for_long() -> None:
     assert after(Scale(num_wanted=3), replace(light, num_running=9), range(200)).num_wanted == 3
     assert after(Scale(num_wanted=2), replace(light, num_serving=2), range(200)).num_wanted == 2
     assert after(Scale(num_wanted=1), QUIET, range(200)).num_wanted == 1
+
+
+def test_none_ends_while_an_engine_does_not_say_what_it_has_to_do() -> None:
+    scaler = Scaler(RULE, num_slots=8)
+    scaler.begin_with(2)
+    idle = EngineLoad(num_waiting=0, num_running=0, num_begun=0)
+    for now_s in range(100):
+        scaler.note({"a": idle}, 2, float(now_s))
+    assert scaler.num_wanted == 2
+    for now_s in range(100, 161):
+        scaler.note({"a": idle, "b": idle}, 2, float(now_s))
+    assert scaler.num_wanted == 1
 
 
 def test_what_lets_one_start_never_lets_one_end() -> None:
