@@ -171,7 +171,7 @@ def compare_ways(
             at_most=MAX_P90_OF.get(name),
         )
     yield from compare_ingresses(requests, setting, ours)
-    yield from compare_pulls(requests, setting, ours, others["round_robin"])
+    yield from compare_pulls(requests, setting, ours, others["session_hash"], others["round_robin"])
 
 
 def points(name: str, value: float, at_most: float) -> Figure:
@@ -206,15 +206,21 @@ def compare_ingresses(
 
 
 def compare_pulls(
-    requests: Sequence[TraceRequest], setting: Setting, soonest: Outcome, robin: Outcome
+    requests: Sequence[TraceRequest],
+    setting: Setting,
+    soonest: Outcome,
+    hashed: Outcome,
+    robin: Outcome,
 ) -> Iterator[Figure]:
     """Nodes that pull from each other.
 
-    What routing leaves to be computed is nearly all new, so the bar on that is one for round robin.
+    Routing and a hash of the session send requests to the holder: what these leave to be computed
+    no other node has, so the bar on that is one for round robin.
     """
     pulling = dataclasses.replace(setting, with_pull=True)
     for name, without, policy, bar in (
         ("pull", soonest, SoonestNode(), None),
+        ("pull_session_hash", hashed, SessionHash(), None),
         ("pull_round_robin", robin, RoundRobin(), MAX_COMPUTED_WITH_PULL),
     ):
         outcome = route(requests, pulling, name, policy)
