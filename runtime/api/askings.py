@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from raydix.errors import Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
@@ -32,6 +33,8 @@ from raydix.runtime.routing.events import Route
 
 OnLoss = Callable[[str], None]
 """Told which engine's link is lost."""
+_MAX_UNTOLD = 1000
+"""The most hints that wait for a link."""
 
 
 class Askings:
@@ -52,6 +55,8 @@ class Askings:
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._live = LiveRequests()
         self._prefetches = OpenPrefetches()
+        self._untold: list[RetainSession | UnpinPrompt] = []
+        """What every engine is to be told once there is a link."""
 
     @property
     def is_closed(self) -> bool:
@@ -60,8 +65,8 @@ class Askings:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether requests wait for a link."""
-        return bool(self._waiting())
+        """Whether requests, prefetches or hints wait for a link."""
+        return bool(self._waiting() or self._untold or self._waiting_prefetches())
 
     @property
     def num_requests(self) -> int:
@@ -81,6 +86,8 @@ class Askings:
     def give_up(self, error: RaydixError) -> None:
         """There will be no other link: what waits fails with `error`."""
         self._fail(self._waiting(), lambda: error)
+        self._prefetches.fail(self._waiting_prefetches(), lambda: error)
+        self._untold.clear()
 
     def route_of(self, asking: AskingId) -> Route | None:
         """Why an asking goes where it goes; None if nothing was reckoned."""
@@ -96,14 +103,21 @@ class Askings:
 
         Raises EngineDead if nobody makes another link.
         """
+        self._ask_or_wait(submission)
+
+    def _ask_or_wait(self, message: SubmitRequest | PrefetchPrompt) -> None:
         try:
-            self.ask(submission)
-        except EngineDead:
-            if self._on_loss is None:
-                raise
-            self.names.use(submission.request_id, submission.asking)
-            for line in self._lines.down:
-                self._on_loss(line.engine)
+            self.ask(message)
+        except EngineDead as error:
+            self._want_link(error)
+            self.names.use(message.request_id, message.asking)
+
+    def _want_link(self, error: EngineDead) -> None:
+        """Have another link made, as there is none. Raises the error if nobody makes one."""
+        if self._on_loss is None:
+            raise error
+        for line in self._lines.down:
+            self._on_loss(line.engine)
 
     def listen(self, request: OpenRequest) -> None:
         """Give a request that was submitted what comes of it."""
@@ -113,9 +127,9 @@ class Askings:
 
     async def bring(self, message: PrefetchPrompt) -> RequestDelta:
         """Ask for pages, and wait for the last delta. Cancelling the task ends it."""
-        self.ask(message)
-        with self._prefetches.waiting(message.asking) as answer:
+        with self._prefetches.waiting(message) as answer:
             try:
+                self._ask_or_wait(message)
                 return await answer
             finally:
                 self.abort(message.request_id)
@@ -135,10 +149,9 @@ class Askings:
     async def close(self) -> None:
         """Close all links; open streams raise Cancelled, and Schedulers abort their requests."""
         self._on_loss = None
-        self._fail(
-            self._live.unended,
-            lambda: Cancelled("The client was closed while the request was running."),
-        )
+        closed = partial(Cancelled, "The client was closed while the request was running.")
+        self._fail(self._live.unended, closed)
+        self._prefetches.fail(self._waiting_prefetches(), closed)
         self._lines.lose_all()
         for reader in self._readers.values():
             reader.cancel()
@@ -154,8 +167,17 @@ class Askings:
         self._lines.cut_all()
 
     def tell_all(self, message: RetainSession | UnpinPrompt) -> None:
-        """Tell every engine something that is not answered. Raises EngineDead if there is none."""
-        self._lines.tell_all(message)
+        """Tell every engine something that is not answered; without a link, over the next one.
+
+        Raises EngineDead if nobody makes another link, or too much waits for it.
+        """
+        try:
+            self._lines.tell_all(message)
+        except EngineDead as error:
+            if len(self._untold) >= _MAX_UNTOLD:
+                raise
+            self._want_link(error)
+            self._untold.append(message)
 
     def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
         """Ask one of the engines. Raises EngineDead if none can be asked."""
@@ -261,8 +283,8 @@ class Askings:
         lost = line.lose()
         self._choice.lost(line)
         self._end_waiting_aborted()
-        self._prefetches.fail(lost, lambda: EngineDead(text))
         if self._on_loss is None:
+            self._prefetches.fail(lost, lambda: EngineDead(text))
             self._fail(self._waiting(), lambda: EngineDead(text))
             return
         if not self.is_closed:
@@ -276,6 +298,9 @@ class Askings:
     def _waiting(self) -> list[OpenRequest]:
         return [each for each in self._live.unended if self._lines.of(each.asking) is None]
 
+    def _waiting_prefetches(self) -> list[AskingId]:
+        return [each for each in self._prefetches.askings if self._lines.of(each) is None]
+
     def _ask_waiting(self) -> None:
         self._end_waiting_aborted()
         now_s = time.monotonic()
@@ -286,6 +311,14 @@ class Askings:
             # If that link is lost, too, its reader says so, and it waits for the next one.
             with contextlib.suppress(EngineDead):
                 self.ask(message)
+        for asking in self._waiting_prefetches():
+            again = self._prefetches.ask_again(asking, self.next())
+            self.names.use(again.request_id, again.asking)
+            with contextlib.suppress(EngineDead):
+                self.ask(again)
+        untold, self._untold = self._untold, []
+        for told in untold if self._lines.up else ():
+            self._lines.tell_all(told)
 
     def _fail(self, requests: list[OpenRequest], error: Callable[[], RaydixError]) -> None:
         for each in requests:

@@ -3,42 +3,63 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 
 from raydix.errors import RaydixError
 from raydix.ids import AskingId
 from raydix.runtime.api.request_stream import error_of
-from raydix.runtime.messages.client import RequestDelta
+from raydix.runtime.messages.client import PrefetchPrompt, RequestDelta
 
 Answer = asyncio.Future[RequestDelta]
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenPrefetch:
+    message: PrefetchPrompt
+    answer: Answer
+
+
 class OpenPrefetches:
-    """Owns: who waits for which prefetch."""
+    """Owns: who waits for which prefetch, and as which asking it was asked last."""
 
     def __init__(self) -> None:
-        self._answers: dict[AskingId, Answer] = {}
+        self._open: dict[AskingId, _OpenPrefetch] = {}
+
+    @property
+    def askings(self) -> list[AskingId]:
+        """The askings for which somebody waits."""
+        return [asking for asking, each in self._open.items() if not each.answer.done()]
 
     @contextlib.contextmanager
-    def waiting(self, asking: AskingId) -> Iterator[Answer]:
+    def waiting(self, message: PrefetchPrompt) -> Iterator[Answer]:
         """Meanwhile its last news, if it did not fail, completes the answer."""
-        answer = self._answers[asking] = asyncio.get_running_loop().create_future()
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._open[message.asking] = _OpenPrefetch(message, answer)
         try:
             yield answer
         finally:
-            del self._answers[asking]
+            [last] = [asking for asking, each in self._open.items() if each.answer is answer]
+            del self._open[last]
+
+    def ask_again(self, asking: AskingId, again: AskingId) -> PrefetchPrompt:
+        """The same as another asking, whose news its caller waits for from now on."""
+        former = self._open.pop(asking)
+        message = replace(former.message, asking=again)
+        self._open[again] = _OpenPrefetch(message, former.answer)
+        return message
 
     def end(self, delta: RequestDelta) -> None:
         """Take the last news of an asking, which may be no prefetch."""
-        answer = self._answers.get(delta.asking)
-        if answer is None or answer.done():
+        prefetch = self._open.get(delta.asking)
+        if prefetch is None or prefetch.answer.done():
             return
         if delta.failure is not None:
-            answer.set_exception(error_of(delta.failure))
+            prefetch.answer.set_exception(error_of(delta.failure))
         else:
-            answer.set_result(delta)
+            prefetch.answer.set_result(delta)
 
     def fail(self, askings: Collection[AskingId], error: Callable[[], RaydixError]) -> None:
         """Nothing more comes of these, which may be no prefetches."""
-        for asking, answer in self._answers.items():
-            if asking in askings and not answer.done():
-                answer.set_exception(error())
+        for asking, each in self._open.items():
+            if asking in askings and not each.answer.done():
+                each.answer.set_exception(error())

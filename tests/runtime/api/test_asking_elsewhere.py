@@ -94,7 +94,9 @@ async def test_after_a_loss_ids_are_in_use_for_what_waits_alone(client):
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
     await lose(client, first)
-    await asyncio.gather(aborted, prefetched, return_exceptions=True)
+    await asyncio.gather(aborted, return_exceptions=True)
+    prefetched.cancel()
+    await asyncio.gather(prefetched, return_exceptions=True)
     assert set(client._askings.names._in_use) == {"t"}
     for name in ("r", "s"):
         client._askings.names.require_free(name)

@@ -7,7 +7,13 @@ import pytest
 from raydix.errors import EngineDead
 from raydix.runtime.api import engine_connection
 from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.messages.client import SubmitRequest
+from raydix.runtime.messages.client import (
+    FinishReason,
+    PrefetchPrompt,
+    RequestDelta,
+    RetainSession,
+    SubmitRequest,
+)
 from tests.runtime.api.fake_engine import delta, echo
 from tests.runtime.api.test_client import last, never
 
@@ -181,4 +187,68 @@ async def test_a_request_alone_waits_for_an_engine_that_was_idle_as_its_link_was
         await asyncio.sleep(0)
     with pytest.raises(EngineDead, match="there is no engine"):
         await last(engine.generate([3]))
+    await engine.disconnect()
+
+
+async def test_a_prefetch_goes_on_over_the_next_link(cluster):
+    cluster.answer = never
+    engine = AsyncLLM()
+    cluster.engines["raydix"] = cluster.handle
+    task = asyncio.create_task(engine.prefetch([5, 6, 7]))
+    async with asyncio.timeout(5):
+        while not (cluster.links and cluster.links[-1].sent_of(PrefetchPrompt)):
+            await asyncio.sleep(0)
+        cluster.links[0].break_off()
+        while not (len(cluster.links) > 1 and cluster.links[1].sent_of(PrefetchPrompt)):
+            await asyncio.sleep(0)
+        [[asked], [again]] = [link.sent_of(PrefetchPrompt) for link in cluster.links]
+        assert again.asking != asked.asking
+        assert again.request_id == asked.request_id
+        done = RequestDelta(
+            asking=again.asking,
+            request_id=again.request_id,
+            finished=FinishReason.LENGTH,
+            cached_tokens_by_source={"l3": 3},
+        )
+        cluster.links[1].deliver(done)
+        assert await task == {"l3": 3}
+    await engine.disconnect()
+
+
+async def test_a_prefetch_and_a_hint_wait_while_there_is_no_link(cluster):
+    engine = AsyncLLM()
+    request = await begin(cluster, engine, said=[5])
+    cluster.refuses_links = True
+    cluster.links[0].break_off()
+    while not engine._connection._client.is_closed:
+        await asyncio.sleep(0)
+    prefetch = asyncio.create_task(engine.prefetch([5, 6, 7]))
+    await engine.retain("mine", {"end": True})
+    while not engine._connection._client._askings._waiting_prefetches():
+        await asyncio.sleep(0)
+
+    cluster.refuses_links = False
+    async with asyncio.timeout(10):
+        await request
+        while not (cluster.links[-1].sent_of(PrefetchPrompt)):
+            await asyncio.sleep(0)
+        assert len(cluster.links[-1].sent_of(RetainSession)) == 1
+    assert await prefetch == {"l3": 3}
+    await engine.disconnect()
+
+
+async def test_a_prefetch_and_hints_that_wait_end_with_their_engine(cluster):
+    engine = AsyncLLM()
+    request = await begin(cluster, engine, said=[5])
+    cluster.refuses_links = True
+    cluster.links[0].break_off()
+    while not engine._connection._client.is_closed:
+        await asyncio.sleep(0)
+    prefetch = asyncio.create_task(engine.prefetch([5, 6, 7]))
+    await engine.retain("mine", {"end": True})
+    cluster.handle.is_dead = True
+    with pytest.raises(EngineDead):
+        await prefetch
+    with pytest.raises(EngineDead):
+        await request
     await engine.disconnect()
