@@ -29,13 +29,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cores.routed_nodes import NodeSpeed, VirtualClock
+from benchmarks.cores.routed_nodes import NodeSpeed
 from benchmarks.cores.routed_traffic import Ingresses, Outcome, Router, drive
 from benchmarks.records.command_line import add_keep, count, make_parser, positive, run
 from benchmarks.records.record import Figure, report
 from benchmarks.rivals.dynamo_selection import DynamoSelection
 from benchmarks.rivals.ray_affinity import RayAffinity
 from raydix.runtime.foresight.plan.limits import infinite_hit_fraction
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest, read_trace
 from raydix.runtime.messages.line import Line
 from raydix.runtime.routing.key_filter import KeyFilter
@@ -96,7 +97,7 @@ class Setting:
 
 def serve(requests: Sequence[TraceRequest], router: Router, setting: Setting, name: str) -> Outcome:
     """Serve a trace, and tell how that went."""
-    outcome = drive(requests, router, setting.speeds(), VirtualClock(), speed_up=setting.speed_up)
+    outcome = drive(requests, router, setting.speeds(), Clock(), speed_up=setting.speed_up)
     print(
         f"{name}: hits {outcome.hit_percent:.2f} %, first token p50 "
         f"{outcome.first_token_p50_s:.3f} s, p90 {outcome.first_token_p90_s:.3f} s",

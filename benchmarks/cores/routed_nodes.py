@@ -5,7 +5,6 @@ Pages are there once their prompt is computed. Decodes take time and nobody's wa
 """
 
 import hashlib
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -19,6 +18,7 @@ from raydix.runtime.cache.page_key import root_key, split_keys
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import RadixTree
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.line import Line
 from raydix.runtime.routing.load_average import LoadAverage
@@ -39,25 +39,6 @@ class NodeSpeed:
     """What it believes of that before it has computed anything."""
     pull: Line | None = None
     """The time to fetch pages from another node; None: it computes them."""
-
-
-class VirtualClock:
-    """Owns: the time, and what is to happen."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._numbers = itertools.count()
-        self._acts: list[tuple[float, int, Callable[[], None]]] = []
-
-    def after(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Have something done later; of what is due at once, what was asked first."""
-        heapq.heappush(self._acts, (self.now_s + delay_s, next(self._numbers), act))
-
-    def run(self) -> None:
-        """Do all that is to happen."""
-        while self._acts:
-            self.now_s, _, act = heapq.heappop(self._acts)
-            act()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +69,7 @@ class Served:
 class RoutedNode:
     """Owns: one node's queue and cache."""
 
-    def __init__(
-        self, index: int, speed: NodeSpeed, clock: VirtualClock, tell: Callable[[KeyNews], None]
-    ):
+    def __init__(self, index: int, speed: NodeSpeed, clock: Clock, tell: Callable[[KeyNews], None]):
         self._index, self._speed, self._clock, self._tell = index, speed, clock, tell
         self._tree = RadixTree(page_size=1)
         self._pool = PagePool(speed.num_blocks)

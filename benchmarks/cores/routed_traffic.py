@@ -13,11 +13,11 @@ from benchmarks.cores.routed_nodes import (
     NodeSpeed,
     RoutedNode,
     Served,
-    VirtualClock,
     key_of,
 )
 from raydix.ids import NodeId, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.kv_events import (
     KvNews,
@@ -46,7 +46,7 @@ NEWS_S = 0.01
 class Router(Protocol):
     """Whatever chooses nodes for requests."""
 
-    def begin(self, nodes: Sequence[RoutedNode], clock: VirtualClock, *, until_s: float) -> None:
+    def begin(self, nodes: Sequence[RoutedNode], clock: Clock, *, until_s: float) -> None:
         """There are these nodes; the last request comes at `until_s`."""
 
     def choose(self, number: int, request: TraceRequest) -> int:
@@ -78,7 +78,7 @@ def drive(
     requests: Sequence[TraceRequest],
     router: Router,
     speeds: Sequence[NodeSpeed],
-    clock: VirtualClock,
+    clock: Clock,
     *,
     speed_up: float,
 ) -> Outcome:
@@ -153,7 +153,7 @@ class Ingresses:
         self._random = random.Random(7)
         self._by: dict[int, tuple[Ingress, int]] = {}
         self._num_seen: dict[tuple[int, int], int] = {}
-        self._clock = VirtualClock()
+        self._clock = Clock()
         self._nodes: Sequence[RoutedNode] = ()
         self.decision_s: list[float] = []
 
@@ -162,7 +162,7 @@ class Ingresses:
         """All of them."""
         return self._ingresses
 
-    def begin(self, nodes: Sequence[RoutedNode], clock: VirtualClock, *, until_s: float) -> None:
+    def begin(self, nodes: Sequence[RoutedNode], clock: Clock, *, until_s: float) -> None:
         """Tell the ingresses of the nodes, and let these report until a time."""
         self._nodes, self._clock = nodes, clock
         for ingress in self._ingresses:
@@ -259,5 +259,5 @@ def _short_keys(blocks: Collection[int]) -> ShortKeys:
     return ShortKeys(b"".join(key_of(block)[:MIRROR_KEY_BYTES] for block in blocks))
 
 
-def _tell(ingress: Ingress, report: NodeReported, clock: VirtualClock) -> Callable[[], None]:
+def _tell(ingress: Ingress, report: NodeReported, clock: Clock) -> Callable[[], None]:
     return lambda: (ingress.handle(report, clock.now_s), None)[1]

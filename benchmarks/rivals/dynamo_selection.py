@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cores.routed_nodes import KeyNews, RoutedNode, VirtualClock
+from benchmarks.cores.routed_nodes import KeyNews, RoutedNode
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 
 _SCRIPT = Path(__file__).with_name("selection_process.py")
@@ -33,7 +34,7 @@ class DynamoSelection:
         self._process.kill()
         self._process.communicate()
 
-    def begin(self, nodes: Sequence[RoutedNode], clock: VirtualClock, *, until_s: float) -> None:
+    def begin(self, nodes: Sequence[RoutedNode], clock: Clock, *, until_s: float) -> None:
         """Have the service follow the nodes' events."""
         self._say(num_nodes=len(nodes), block_tokens=BLOCK_TOKENS)
         self._answer()

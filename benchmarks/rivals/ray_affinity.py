@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-from benchmarks.cores.routed_nodes import KeyNews, RoutedNode, VirtualClock
+from benchmarks.cores.routed_nodes import KeyNews, RoutedNode
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import TraceRequest
 
 _FIRST_CHARACTER = 0xE000
@@ -33,12 +34,12 @@ class RayAffinity:
         self._router = object.__new__(prefix_aware_router.PrefixCacheAffinityRouter)
         self._router.initialize_state(tree_actor=_Actor(self._tree))
         self._nodes: Sequence[RoutedNode] = ()
-        self._clock = VirtualClock()
+        self._clock = Clock()
         self._replicas: list[Any] = []
         self._queue_lengths: dict[int, int] = {}
         self._sent: dict[int, int] = {}
 
-    def begin(self, nodes: Sequence[RoutedNode], clock: VirtualClock, *, until_s: float) -> None:
+    def begin(self, nodes: Sequence[RoutedNode], clock: Clock, *, until_s: float) -> None:
         """The tree has a tenant per node."""
         self._clock, self._nodes = clock, nodes
         ids = [self._new_id(f"n{index}", self._deployment) for index in range(len(nodes))]

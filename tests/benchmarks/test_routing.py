@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cores.routed_nodes import KeyNews, NodeSpeed, RoutedNode, Served, VirtualClock
+from benchmarks.cores.routed_nodes import KeyNews, NodeSpeed, RoutedNode, Served
 from benchmarks.routing import TRACES
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.line import Line
 
@@ -31,7 +32,7 @@ def request(*blocks: int) -> TraceRequest:
 
 
 def test_a_node_computes_what_it_lacks_and_tells_what_it_keeps() -> None:
-    clock, told = VirtualClock(), list[KeyNews]()
+    clock, told = Clock(), list[KeyNews]()
     node = RoutedNode(0, FAST, clock, told.append)
     first, second = Served(request(*range(8)), 0.0), Served(request(*range(4), 20, 21, 22, 23), 0.0)
 
@@ -48,7 +49,7 @@ def test_a_node_computes_what_it_lacks_and_tells_what_it_keeps() -> None:
 
 
 def test_a_node_waits_for_what_it_pulls_and_computes_the_rest() -> None:
-    clock = VirtualClock()
+    clock = Clock()
     speed = dataclasses.replace(FAST, pull=Line(0.1, 0.05))
     nodes = [RoutedNode(index, speed, clock, lambda news: None) for index in range(2)]
     nodes[0].take(Served(request(*range(8)), 0.0), [])

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ _MAX_ACTIONS_AT_ONCE = 20_000
 class Clock:
     """Owns: what time it is, and what is to happen when."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.now_s = 0.0
         self.random = random.Random(seed)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -32,7 +33,7 @@ class Clock:
         scale = 10.0 if self.random.random() < 0.05 else 1.0
         return self.random.uniform(0.1, 1.9) * mean_s * scale
 
-    def run(self, until: Callable[[], bool] | None, limit_s: float) -> bool:
+    def run(self, until: Callable[[], bool] | None = None, limit_s: float = math.inf) -> bool:
         """Go on until `until` holds. False: `limit_s` came first, or nothing is left to happen."""
         while self._queue and not (until is not None and until()):
             time_s, _, action = heapq.heappop(self._queue)

@@ -9,11 +9,11 @@ from benchmarks.cores.routed_nodes import (
     NodeSpeed,
     RoutedNode,
     Served,
-    VirtualClock,
     key_of,
 )
 from raydix.ids import NodeId, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.kv_events import (
     KvNews,
@@ -66,7 +66,7 @@ class FaultyService:
     """Owns: the nodes, the ingress, and what has become of each request."""
 
     def __init__(
-        self, policy: RoutingPolicy, names: Sequence[str], clock: VirtualClock, *, news_s: float
+        self, policy: RoutingPolicy, names: Sequence[str], clock: Clock, *, news_s: float
     ) -> None:
         self.ingress = Ingress(policy)
         self.clock = clock

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cores.routed_nodes import VirtualClock
+from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.routing.policies import RoundRobin, RoutingPolicy, SessionHash, SoonestNode
 from tests.runtime.routing.faulty_service import Fault, FaultyService
@@ -42,7 +42,7 @@ def played(
     news_s: float = 0.05,
 ) -> FaultyService:
     """A service after all has come that was to come."""
-    clock = VirtualClock()
+    clock = Clock()
     service = FaultyService(policy, NAMES, clock, news_s=news_s)
     for number, (arrival_s, session, num_blocks) in enumerate(requests):
         prompt = request(session, num_blocks)
