@@ -128,7 +128,9 @@ def _leave_windows(lane: Lane, request: RequestState, start: int, stop: int) -> 
     """Offer to L2 the windows before the checkpoints just passed; give up what lies behind."""
     distance = lane.settings.checkpoint_distance
     assert distance is not None, "there are windows"
-    for end in checkpoints_between(start, stop, distance, request.start.checkpoints):
+    # Where it was taken up is one more: its window has come with the load.
+    places = *request.start.checkpoints, request.start.num_pages
+    for end in checkpoints_between(start, stop, distance, places):
         keep_window(lane, request, end)
     request.table.leave(first_needed(lane.settings.reaches, stop))
     if lane.settings.has_states and request.is_decoding:
@@ -165,9 +167,13 @@ def places_to_return(
 
 
 def keep_window(lane: Lane, request: RequestState, end: int) -> None:
-    """Offer the windows before a place to L2, as far as the request still holds them whole."""
-    if any(request.unhealed):
-        # They are not loaded yet.
+    """Offer the windows before a place to L2, as far as the request still holds them whole.
+
+    A place that the tree has not reached yet is offered as it is published: the tree may have got
+    its pages from others meanwhile, and the request's own go then.
+    """
+    lock = request.lock
+    if any(request.unhealed) or lock is None or end > lock.num_pages:
         return
     for group, reach in enumerate(lane.settings.reaches):
         if reach is None:
