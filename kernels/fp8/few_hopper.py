@@ -31,12 +31,26 @@ from raydix.kernels.fp8 import form
 from raydix.kernels.fp8.weight_inputs import scale_strides
 from raydix.kernels.weights.scaled_weight import ScaledWeight
 
-MAX_TOKENS = 16
 PARTS = 2
 """The blocks of inputs of a step."""
-SHAPE = LinearShape(rows=64, depth=form.BLOCK * PARTS, num_stages=4, programs_per_sm=3)
-"""The best of five for nearly all of DeepSeek-V3's and Qwen3-30B's layers (H100, 2026-11-28)."""
-_ROWS = gl.constexpr(SHAPE.rows)
+_ROWS_OF_TILE = 64
+
+
+def _shape(num_stages: int, programs_per_sm: int) -> LinearShape:
+    return LinearShape(
+        rows=_ROWS_OF_TILE,
+        depth=form.BLOCK * PARTS,
+        num_stages=num_stages,
+        programs_per_sm=programs_per_sm,
+    )
+
+
+SHAPES = {16: _shape(2, 5), 32: _shape(3, 3)}
+"""Up to how many tokens each is taken: the best of five or more for nearly all of DeepSeek-V3's and
+Qwen3-30B's layers (H100, 2026-11-28). Of more tokens `scaled_product` is faster.
+"""
+MAX_TOKENS = max(SHAPES)
+_ROWS = gl.constexpr(_ROWS_OF_TILE)
 _BLOCK = gl.constexpr(form.BLOCK)
 _BYTES = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 _BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
@@ -63,7 +77,7 @@ def multiply_few(x_TC: Tensor, weight: ScaledWeight) -> Tensor:
     """The product [T, O], or float32 summands of it, [S, T, O], of inputs and weights that fit."""
     matrix_OC = weight.numbers.matrix_OC
     num_tokens, (outputs, inputs) = len(x_TC), matrix_OC.shape
-    division = _division(x_TC, weight)
+    tokens, division = _tile_tokens(x_TC), _division(x_TC, weight)
     if division.num_summands == 1:
         out = x_TC.new_empty((num_tokens, outputs))
     else:
@@ -72,7 +86,7 @@ def multiply_few(x_TC: Tensor, weight: ScaledWeight) -> Tensor:
     row_stride, block_stride = scale_strides(weight)
     _multiply_share[(division.num_programs,)](
         x_TC,
-        TensorDescriptor.from_tensor(matrix_OC, [SHAPE.rows, form.BLOCK], _BYTES.value),
+        TensorDescriptor.from_tensor(matrix_OC, [_ROWS_OF_TILE, form.BLOCK], _BYTES.value),
         weight.scales_BD,
         weight.numbers.bias_O,
         out,
@@ -85,9 +99,9 @@ def multiply_few(x_TC: Tensor, weight: ScaledWeight) -> Tensor:
         division.row_steps,
         division.all_steps,
         division.program_steps,
-        TOKENS=MAX_TOKENS,
+        TOKENS=tokens,
         PARTS=PARTS,
-        STAGES=SHAPE.num_stages,
+        STAGES=SHAPES[tokens].num_stages,
         SUMMANDS=division.num_summands,
         PER_OUTPUT=weight.is_per_output,
         num_warps=4,
@@ -96,9 +110,15 @@ def multiply_few(x_TC: Tensor, weight: ScaledWeight) -> Tensor:
     return out
 
 
+def _tile_tokens(x_TC: Tensor) -> int:
+    """The tokens of a tile, some of which may be none."""
+    return next(most for most in SHAPES if len(x_TC) <= most)
+
+
 def _division(x_TC: Tensor, weight: ScaledWeight) -> Division:
     """The tiles of each program."""
-    return divide(weight.numbers.matrix_OC.shape, SHAPE, num_sms(x_TC.device))
+    shape = SHAPES[_tile_tokens(x_TC)]
+    return divide(weight.numbers.matrix_OC.shape, shape, num_sms(x_TC.device))
 
 
 @gluon.jit

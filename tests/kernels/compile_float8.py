@@ -120,14 +120,10 @@ def compile_few_tokens() -> None:
         "scales_ptr": "*fp32",
         "weights": box_type((64, BLOCK), gl.float8e4nv),
     }
-    sizes = {"TOKENS": few_hopper.MAX_TOKENS, "PARTS": few_hopper.PARTS, "SUMMANDS": 2}
-    told = compile_kernel(
-        few_hopper._multiply_share,
-        sizes
-        | {"STAGES": few_hopper.SHAPE.num_stages, "PER_OUTPUT": False}
-        | {"bias_ptr": None, "EARLY": True},
-        types,
-        num_warps=4,
-        launch_pdl=True,
-    )
-    print(f"few tokens of float8: {told}")
+    for tokens, shape in few_hopper.SHAPES.items():
+        sizes = {"TOKENS": tokens, "PARTS": few_hopper.PARTS, "STAGES": shape.num_stages}
+        nothing = {"bias_ptr": None, "PER_OUTPUT": False, "SUMMANDS": 2, "EARLY": True}
+        told = compile_kernel(
+            few_hopper._multiply_share, sizes | nothing, types, num_warps=4, launch_pdl=True
+        )
+        print(f"{tokens} tokens of float8: {told}")

@@ -37,14 +37,14 @@ def assert_near(x: torch.Tensor, weight: ScaledWeight) -> None:
 def test_few_tokens_match_the_twin(
     size: tuple[int, int], bias: torch.dtype | None, block: Block
 ) -> None:
-    for tokens in (1, 13, few_hopper.MAX_TOKENS):
+    for tokens in (1, 13, 16, 17, 32):
         x, weight = make(tokens, size, block, bias)
         assert few_hopper.fits(x, weight)
         assert_near(x, weight)
 
 
 def test_a_row_of_few_is_the_same_whatever_is_beside_it() -> None:
-    x, weight = make(few_hopper.MAX_TOKENS, (576, 7168), IN_BLOCKS)
+    x, weight = make(16, (576, 7168), IN_BLOCKS)
 
     out, alone = scaled_summands(x, weight), scaled_summands(x[3:4], weight)
 
