@@ -20,7 +20,13 @@ from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.modelled_tokens import VOCABULARY
 from tests.simulation.reuse_laws import Law, Probe
-from tests.simulation.stored_prefix import l2_names, l3_names, num_stored_tokens
+from tests.simulation.stored_prefix import (
+    has_made_way,
+    l2_names,
+    l2_pages,
+    l3_names,
+    num_stored_tokens,
+)
 
 _HEALED_S = 150.0
 """More than twice any back-off: by then every tier that is well is to be used again."""
@@ -113,6 +119,7 @@ class QuietEnd:
         num_expected = num_tokens // settings.page_size * settings.page_size
         is_selective = settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         num_uses = max(2, settings.write_threshold) if is_selective else 2
+        former = l2_pages(self._cluster.node)
         for number in range(num_uses):
             if number:
                 self._wait(_WRITTEN_S)
@@ -124,6 +131,8 @@ class QuietEnd:
             return
 
         self._wait(_WRITTEN_S)
+        if has_made_way(self._cluster.node, shared, _OWN_SALT, former):
+            return
         self._flush_l1()
         self._ask(Law.FORKED, self._forked(shared), num_expected, _OWN_SALT)
         if not self._is_fetched(num_expected):

@@ -4,11 +4,17 @@ Whatever a tier has and is well is used again within a bounded time. Whatever wa
 while a tier had room for it, is there the third time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
+from raydix.ids import HostPageId, PageKey
 from raydix.runtime.config.policies import LoadPolicy
+
+Name = tuple[int, PageKey]
+"""The KV group and the key of a page."""
+Copies = Mapping[tuple[HostPageId, int], Name]
+"""What pages of L2 hold, by page and generation: what comes back later is another copy."""
 
 _MAX_RECOMPUTED = 5
 """Hits after loads are well again."""
@@ -66,6 +72,17 @@ def _found(probe: Probe, load: LoadPolicy) -> Sequence[str]:
     # Those that are not loaded make no room in L2 for the ones behind them, which are computed as
     # well. So are pages of a prefix whose window was to come with these.
     return *_CACHED, _CHEAPER, _NO_ROOM, _NO_WINDOW
+
+
+def has_made_way(needed: Set[Name], had: Set[Name], former: Copies, now: Copies) -> bool:
+    """Whether L2 has had all that is needed, and what is gone went for want of room.
+
+    That is so where all that L2 has `now` of the groups that lack something came after `former`.
+    The L1 of all lanes may be larger than L2, and copies what goes next whenever a request runs.
+    """
+    gone = {group for group, _ in needed - set(now.values())}
+    older = {group for copy, (group, _) in now.items() if copy in former}
+    return needed <= had and bool(gone) and not gone & older
 
 
 def check_written(num_unwritten: int) -> None:

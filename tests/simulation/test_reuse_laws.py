@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.answer_times import AnswerTimes
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.unwritten import UnwrittenPages
@@ -13,7 +14,7 @@ from raydix.runtime.scheduler.life import room
 from raydix.runtime.scheduler.predictors import TimePredictor
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import FULL_AND_WINDOW
-from tests.simulation.reuse_laws import Law, Probe, check_reuse
+from tests.simulation.reuse_laws import Law, Name, Probe, check_reuse, has_made_way
 from tests.simulation.test_mutants import FROM_STORAGE, Case, find
 from tests.simulation.workload import Workload
 
@@ -69,6 +70,24 @@ def test_sixth_hit_that_is_computed_instead_of_loaded_breaks_the_law() -> None:
     check_reuse(probes_of(Law.LOADED, *5 * [recomputed], {"l2": 8}), LoadPolicy.AUTO)
     with pytest.raises(AssertionError, match="6 of 6 hits"):
         check_reuse(probes_of(Law.LOADED, *6 * [recomputed]), LoadPolicy.AUTO)
+
+
+def name_of(group: int, letter: str) -> Name:
+    return group, PageKey(letter.encode() * 32)
+
+
+def test_pages_made_way_only_where_l2_had_them_and_all_of_their_group_came_later() -> None:
+    first, second = HostPageId(0), HostPageId(1)
+    needed = {name_of(0, "a"), name_of(1, "a")}
+    former = {(first, 1): name_of(0, "x"), (second, 1): name_of(1, "x")}
+    came_back = {(first, 2): name_of(0, "x"), (second, 2): name_of(1, "a")}
+    is_older = came_back | {(first, 1): name_of(0, "x")}
+    is_there = {(first, 2): name_of(0, "a"), (second, 2): name_of(1, "a")}
+
+    assert has_made_way(needed, needed, former, came_back)
+    assert not has_made_way(needed, {name_of(1, "a")}, former, came_back)
+    assert not has_made_way(needed, needed, former, is_older)
+    assert not has_made_way(needed, needed, former, is_there)
 
 
 def storage_is_never_probed(monkeypatch: pytest.MonkeyPatch) -> None:
