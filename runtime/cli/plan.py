@@ -1,6 +1,7 @@
 """`raydix plan`: what sizes of the tiers would find of a trace, before anybody buys them."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,7 +125,14 @@ def plan(
     if png is not None:
         from raydix.runtime.cli.plan_picture import draw_plan
 
-        draw_plan(png, found, choice, str(eviction), _title(trace, model, token_bytes, requests))
+        title = _title(trace, model, token_bytes, requests)
+        try:
+            draw_plan(png, found, choice, str(eviction), title)
+        except OSError as error:
+            raise ConfigError(
+                f"--png {png} cannot be written: {error.strerror}. "
+                "Name a file in a folder of yours."
+            ) from error
 
 
 def _tiers(
@@ -140,7 +148,12 @@ def _tiers(
     if token_bytes is not None:
         if gpu is not None or settings:
             raise ConfigError("--gpu and --set say something of a --model, which is not given.")
-        [num_bytes] = _parse_sizes("--token-bytes", token_bytes)
+        found = _parse_sizes("--token-bytes", token_bytes)
+        if len(found) != 1 or found[0] < 1:
+            raise ConfigError(
+                f"--token-bytes is {token_bytes!r}; expected one size above 0, such as 96KiB."
+            )
+        [num_bytes] = found
         blocks = TokenBytes(token_bytes=num_bytes, block_tokens=question.block_tokens)
         return _Tiers(blocks=blocks, gpu_l1_bytes=None)
 
@@ -176,7 +189,8 @@ def _sizes(tiers: _Tiers, l1: str | None, l2: str | None, l3: str) -> Sizes:
     base = own if own is not None else max(given)
     l1_bytes = given or [int(step * base) for step in _L1_STEPS]
     l2_bytes = _parse_sizes("--l2", l2) if l2 else [int(step * base) for step in _L2_STEPS]
-    bounded = _parse_sizes("--l3", ",".join(each for each in l3.split(",") if each != "unbounded"))
+    named = [each for each in l3.split(",") if each != "unbounded"]
+    bounded = _parse_sizes("--l3", ",".join(named)) if named else []
     l3_sizes: list[TierSize | None] = [tiers.blocks.l2(each) for each in bounded]
     if "unbounded" in l3.split(","):
         l3_sizes.append(None)
@@ -196,6 +210,8 @@ def _parse_sizes(option: str, text: str) -> list[int]:
         except ValueError as error:
             raise ConfigError(f"{option} has {each!r}; {error}.") from None
         found.add(int(size))
+    if not found:
+        raise ConfigError(f"{option} is {text!r}; expected a size such as 64GiB, or several.")
     return sorted(found)
 
 
@@ -206,7 +222,7 @@ def _prices(text: str | None) -> tuple[float, ...] | None:
         prices = tuple(float(each) for each in text.split(","))
     except ValueError:
         prices = ()
-    if len(prices) != 3 or min(prices) <= 0:
+    if len(prices) != 3 or not all(0 < price < math.inf for price in prices):
         raise ConfigError(f"--euro-per-gib is {text!r}; expected three prices above 0: 60,6,0.2.")
     return prices
 

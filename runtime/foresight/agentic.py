@@ -39,6 +39,8 @@ def read_any_trace(path: Path, block_tokens: int) -> list[TraceRequest]:
     turns: list[Mapping[str, Any]] = []
     is_of_turns = False
     for line in read_lines(path):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except ValueError:

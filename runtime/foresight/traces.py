@@ -8,6 +8,8 @@ and all before it. The last block may be partial. Of agents it may also name `se
 
 import gzip
 import json
+import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from raydix.errors import BadRequest
 
 BLOCK_TOKENS = 512
 """Tokens per block of Mooncake's own traces."""
+_EXPECTED = "expected an object with timestamp, input_length, output_length and hash_ids."
 PREFILL_TOKENS_PER_S = 20_000
 DECODE_TOKENS_PER_S = 60
 """How long an answer takes: as the agentic trace was made."""
@@ -110,12 +113,12 @@ def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file that hold anything. Raises BadRequest if it cannot be read."""
+    """The lines of a file, empty ones included. Raises BadRequest if it cannot be read."""
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8") as file:
-            return [line for line in file if line.strip()]
-    except (OSError, ValueError, EOFError) as error:
+            return list(file)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         # Of what the system refuses the text names the file again.
         reason = getattr(error, "strerror", None) or error
         raise BadRequest(f"{path} cannot be read: {reason}.") from None
@@ -123,16 +126,18 @@ def read_lines(path: Path) -> list[str]:
 
 def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
     for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
         place = f"{path}, line {number}"
         try:
             row = json.loads(line)
-            num_tokens, num_ids = int(row["input_length"]), len(row["hash_ids"])
-            float(row["timestamp"]), int(row["output_length"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadRequest(
-                f"{place}: {type(error).__name__}: {error}; expected an object with timestamp, "
-                f"input_length, output_length and hash_ids."
-            ) from None
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"{place} is no JSON: {error}; {_EXPECTED}") from None
+        wrong = _what_is_wrong(row)
+        if wrong is not None:
+            raise BadRequest(f"{place}: {wrong}; {_EXPECTED}")
+
+        num_tokens, num_ids = row["input_length"], len(row["hash_ids"])
         num_expected = -(-num_tokens // block_tokens)
         if num_ids != num_expected:
             raise BadRequest(
@@ -140,6 +145,27 @@ def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
                 f"of {block_tokens} tokens. Say with --block-tokens how large its blocks are."
             )
         yield row
+
+
+def _what_is_wrong(row: Any) -> str | None:
+    """What keeps a line's JSON from being a request; None: nothing does."""
+    if not isinstance(row, dict):
+        return "it is no object"
+    for name in ("timestamp", "input_length", "output_length", "hash_ids"):
+        if name not in row:
+            return f"{name} is missing"
+
+    # `type`, as a bool is an int, too.
+    timestamp = row["timestamp"]
+    if type(timestamp) not in (int, float) or not 0 <= timestamp < math.inf:
+        return f"timestamp is {timestamp!r}, no number of 0 or more"
+    for name, least in (("input_length", 1), ("output_length", 0)):
+        if type(row[name]) is not int or row[name] < least:
+            return f"{name} is {row[name]!r}, no whole number of {least} or more"
+    ids = row["hash_ids"]
+    if not isinstance(ids, list) or any(type(each) not in (int, str) for each in ids):
+        return "hash_ids is no list of numbers or texts"
+    return None
 
 
 def _numbered(names: Sequence[object]) -> list[int]:

@@ -234,11 +234,11 @@ def _replay_tier(
     make = TreeTier if tier == "L1" else HostTier
     eviction = counted.question.eviction
     for size in sizes:
-        if size.num_blocks < 1:
+        # What holds every block has no use for more; there is none if all prompts are shorter.
+        num_blocks = min(size.num_blocks, counted.num_distinct)
+        if num_blocks < 1:
             yield size.num_bytes, [0] * len(counted.chains)
             continue
-        # What holds every block has no use for more.
-        num_blocks = min(size.num_blocks, counted.num_distinct)
         chosen = counted.replay(make(num_blocks, eviction))
         is_lru = eviction is EvictionPolicy.LRU
         lru = chosen if is_lru else counted.replay(make(num_blocks, EvictionPolicy.LRU))

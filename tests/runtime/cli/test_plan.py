@@ -68,6 +68,12 @@ def test_a_model_and_a_gpu_say_how_many_blocks_fit(
         (["--token-bytes", "1KiB", "--gpu", "H200"], "say something of a --model"),
         (["--token-bytes", "1KiB", "--l1", "1MiB", "--count-after", "1"], "--count-after is 1"),
         (["--token-bytes", "1KiB", "--l1", "1MiB", "--euro-per-gib", "1,2"], "three prices"),
+        (["--token-bytes", "1KiB", "--l1", "1MiB", "--euro-per-gib", "nan,1,1"], "three prices"),
+        (["--token-bytes", "0", "--l1", "1MiB"], "--token-bytes is '0'"),
+        (["--token-bytes", "1KiB,2KiB", "--l1", "1MiB"], "--token-bytes is '1KiB,2KiB'"),
+        (["--token-bytes", "1KiB", "--l1", ","], "--l1 is ','"),
+        (["--token-bytes", "1KiB", "--l1", "1MiB", "--l3", ""], "--l3 is ''"),
+        (["--token-bytes", "1KiB", "--l1", "1MiB", "--png", "/none/plan.png"], "--png /none"),
     ],
 )
 def test_what_cannot_be_planned_is_told(
@@ -75,3 +81,15 @@ def test_what_cannot_be_planned_is_told(
 ) -> None:
     assert run("plan", trace, "--block-tokens", "16", *arguments) == 1
     assert words in capsys.readouterr().err
+
+
+def test_prompts_shorter_than_a_block_find_nothing(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    path = tmp_path / "short.jsonl"
+    row = {"timestamp": 0, "input_length": 15, "output_length": 4, "hash_ids": [1]}
+    path.write_text(2 * (json.dumps(row) + "\n"))
+    sizes = ["--token-bytes", "1KiB", "--l1", "1MiB", "--l2", "1MiB", "--block-tokens", "16"]
+    assert run("plan", str(path), *sizes, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["infinite"] == figures["mixes"][0]["total"] == 0

@@ -62,6 +62,28 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
         read_trace(path)
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"timestamp": "12"}, "timestamp is '12'"),
+        ({"timestamp": float("nan")}, "timestamp is nan"),
+        ({"input_length": "512"}, "input_length is '512'"),
+        ({"input_length": -5, "hash_ids": []}, "input_length is -5"),
+        ({"output_length": True}, "output_length is True"),
+        ({"hash_ids": "a"}, "hash_ids is no list"),
+        ({"hash_ids": [[1]]}, "hash_ids is no list"),
+    ],
+)
+def test_a_field_that_is_no_such_value_is_told_with_its_line(
+    tmp_path: Path, more: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    wrong = json.dumps(row(1, 512, [1]) | more)
+    path.write_text(json.dumps(row(0, 512, [1])) + "\n\n" + wrong)
+    with pytest.raises(BadRequest, match=f"line 3: {words}.*expected an object with timestamp"):
+        read_trace(path)
+
+
 def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="cannot be read"):
         read_trace(tmp_path / "none.jsonl")
@@ -69,6 +91,13 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
     empty.touch()
     with pytest.raises(BadRequest, match="holds no request"):
         read_trace(empty)
+
+
+def test_a_damaged_compressed_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(b"")[:10] + b"\xff" * 20)
+    with pytest.raises(BadRequest, match="cannot be read"):
+        read_trace(path)
 
 
 @pytest.mark.parametrize("name", ["made.jsonl", "made.jsonl.gz"])
