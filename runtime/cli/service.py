@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,10 +59,11 @@ def rule_of(nodes: int | None, autoscale: str | None) -> "ScaleRule | None":
         rule = ScaleRule(fewest=int(fewest), most=int(most), **waits)
     except ValueError:
         rule = None
-    if rule is None or not 1 <= rule.fewest <= rule.most or min(rule.wait_s, rule.idle_s) < 0:
+    is_timed = rule is not None and all(0 <= s < math.inf for s in (rule.wait_s, rule.idle_s))
+    if rule is None or not 1 <= rule.fewest <= rule.most or not is_timed:
         raise ConfigError(
             f"--autoscale is {autoscale!r}; expected MIN:MAX or MIN:MAX:WAIT_S:IDLE_S, with MIN of "
-            "1 or more and MAX not below it, such as 1:4."
+            "1 or more, MAX not below it and finite seconds, such as 1:4 or 1:4:0.5:300."
         )
     return rule
 

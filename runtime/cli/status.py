@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,8 +36,7 @@ def status(as_json: AsJson = False) -> None:
     outlives engines by cache.l2.keep_s.
     """
     services = asyncio.run(_services())
-    engines, l2s = asyncio.run(_look())
-    engines = [each for each in engines if each["name"] not in services]
+    engines, l2s = asyncio.run(_look(services))
     if as_json:
         print_json({"services": list(services.values()), "engines": engines, "l2s": l2s})
         return
@@ -125,7 +125,9 @@ async def _services() -> dict[str, dict[str, Any]]:
     return services
 
 
-async def _look() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+async def _look(
+    services: Collection[str] = (),
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     from raydix.runtime.actors.bootstrap.control_client import call_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
     from raydix.runtime.actors.l2_record import l2s_of
@@ -133,6 +135,9 @@ async def _look() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
     engines = []
     for name in running_names():
+        # A service is reached by other calls than an engine, and refuses these.
+        if name in services:
+            continue
         record = find_record(name)
         try:
             facts = None if record is None else await call_supervisor(name, record, "client_facts")

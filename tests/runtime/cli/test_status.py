@@ -210,7 +210,7 @@ async def test_l2_that_has_ended_meanwhile_is_not_listed(
 
 
 async def test_a_service_is_told_with_its_engines_and_their_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int], capsys: Capture
 ) -> None:
     monkeypatch.setattr(engine_record, "user_folder", lambda: tmp_path)
     described = {
@@ -226,6 +226,8 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
     desk = ControlDesk("prod", record, calls, lambda: None)
     await desk.open()
     assert await status._services() == {"prod": described}
+    assert await asyncio.to_thread(run, "status") == 0, "a service is not asked as an engine is"
+    assert "prod/7" in capsys.readouterr().out
     await desk.close()
     assert await status._services() == {}
 
