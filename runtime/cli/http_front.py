@@ -227,6 +227,14 @@ async def serving_http(
             yield url
 
 
+async def check_takes_over(front: HttpFront | None) -> None:
+    """Raise ConfigError if a later version of a service cannot take over HTTP where it is asked."""
+    if front is not None and front.num_replicas is not None:
+        from raydix.runtime.server import serve_front
+
+        await asyncio.to_thread(serve_front.check_takes_over, front.address)
+
+
 def require_packages(options: HttpOptions) -> None:
     """Raise ConfigError if what the options need is not installed."""
     try:

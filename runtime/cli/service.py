@@ -116,8 +116,10 @@ async def _serve_on_cluster(
     from raydix.runtime.actors.supervision.restarts import Supervision
     from raydix.runtime.api.service import AsyncService
     from raydix.runtime.api.service_name import ServiceName
-    from raydix.runtime.cli.http_front import serving_http
+    from raydix.runtime.cli.http_front import check_takes_over, serving_http
 
+    if former is not None:
+        await check_takes_over(front)
     # The ports of Ray were for the cluster, which each engine joins.
     ports = {"metrics_port": None, "dashboard_port": None}
     config = pinned(load_config(config, {"ray": ports}))

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import http.client
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 
 from ray import serve
 from ray.exceptions import RayError
 
-from raydix.errors import EngineDead
+from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.server.listener import free_port, url_of
 from raydix.runtime.server.serve_app import Replicas
@@ -45,6 +46,29 @@ async def replicas_listening(
     # Whoever leaves by an error has lost the engine: nothing can drain, and the cluster ends, too.
     if not is_followed():
         await asyncio.to_thread(_stop)
+
+
+def check_takes_over(address: TcpAddress) -> None:
+    """Raise ConfigError if replicas run on this cluster, and HTTP is served elsewhere.
+
+    Ray Serve keeps the address that it has started with. To be told before a later version of a
+    service takes over, which would end with its HTTP, and the earlier one has given way by then.
+    """
+    if _running() and not _listens(address):
+        raise ConfigError(
+            f"Nothing listens at {url_of(address)}, but this cluster's Ray Serve serves the "
+            "earlier version over HTTP, and keeps its address. Give --http as it was given then, "
+            "or stop the service first."
+        )
+
+
+def _listens(address: TcpAddress) -> bool:
+    host = _REACHED_AT.get(address.host, address.host)
+    try:
+        socket.create_connection((host, address.port), timeout=_START_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _running() -> Collection[str]:
