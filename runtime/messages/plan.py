@@ -9,7 +9,7 @@ dropped: steps and transfers are numbered within it. A plan is never stale; what
 stale stands with it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raydix.ids import GrammarKey, RequestId, Slot
 from raydix.runtime.messages.arrays import Int32Array, empty
@@ -50,6 +50,10 @@ class DeviceSampling:
     """
     num_prompt_logprobs: int | None = None
     """The same of the tokens of the prompt, but for the first."""
+
+    def with_grammar(self, grammar: GrammarKey | None) -> "DeviceSampling":
+        """The same with this grammar; most requests have none, and nothing is copied."""
+        return self if grammar == self.grammar else replace(self, grammar=grammar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

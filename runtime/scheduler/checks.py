@@ -23,6 +23,7 @@ def check_lanes(lanes: Sequence[Lane], step_groups: Sequence[StepGroup]) -> None
         # Others have no block table, of which a lane counts the pages.
         require_states("a lane", lane.running.values(), ADMITTED)
         lane.check()
+        lane.in_flight.check()
     for step_group in step_groups:
         step_group.check([lane.l1.last_step for lane in step_group.pick(lanes)])
         if step_group.experts is not None:

@@ -108,7 +108,10 @@ class StepRoom:
 def share_out(prompts: Sequence[PromptWork], room: StepRoom) -> list[int]:
     """How many tokens each prompt gets of a step; they are given in the policy's order."""
     tokens = [0] * len(prompts)
-    order = sorted(range(len(prompts)), key=lambda index: prompts[index].level)
+    order = [*range(len(prompts))]
+    # In most steps there is one.
+    if len(order) > 1:
+        order.sort(key=lambda index: prompts[index].level)
 
     for place, index in enumerate(order):
         if room.budget_tokens <= 0:

@@ -56,11 +56,16 @@ class SessionRetention:
     def advance(self, now_s: float) -> None:
         """Note that it is so late."""
         self._now_s = now_s
+        # Without a hint nothing is expected at any time.
+        if self._num_hints:
+            self._advance_lanes()
+            self._returns.begin_due(lambda lane: self._keeps[lane].num_pages, now_s)
+
+    def _advance_lanes(self) -> None:
         for lane in self._lanes:
-            lane.l1.tree.retention.advance(now_s)
+            lane.l1.tree.retention.advance(self._now_s)
         for budget in self._keeps:
-            budget.expire(now_s)
-        self._returns.begin_due(lambda lane: self._keeps[lane].num_pages, now_s)
+            budget.expire(self._now_s)
 
     def hint(self, message: RetainSession) -> None:
         """Take a hint that comes without a request; of one that names no time nothing follows."""
@@ -145,17 +150,21 @@ class SessionRetention:
 
     def _end(self, end: EndUse) -> None:
         """Let L1 and L2 know that a user rests, and what comes next of it."""
-        for lane, budget in zip(self._lanes, self._keeps, strict=True):
-            # On other lanes, too, where the session was before.
-            lane.l1.tree.retention.end_hint(end.user)
-            budget.forget(end.tenant, end.user)
-        self._returns.stop_expecting(end.user)
-        if end.retention is not None:
-            self._retain(end, end.retention)
+        # Where nobody has given a hint there is none to forget.
+        if self._num_hints:
+            for lane, budget in zip(self._lanes, self._keeps, strict=True):
+                # On other lanes, too, where the session was before.
+                lane.l1.tree.retention.end_hint(end.user)
+                budget.forget(end.tenant, end.user)
+            self._returns.stop_expecting(end.user)
+            if end.retention is not None:
+                self._retain(end, end.retention)
         if self._source.view.is_usable and self._settings.prefix_caching:
             self._source.tell(end)
 
     def _retain(self, end: EndUse, retention: Retention) -> None:
+        # The first hint finds the lanes where nobody has told them the time.
+        self._advance_lanes()
         standing = standing_after(retention, self._now_s)
         match standing:
             case Away(until_s):

@@ -98,6 +98,10 @@ class InFlight:
         self._ranks = ranks
         self.steps: dict[int, StepInFlight] = {}
         """Plans that were sent and not acknowledged, by step number, oldest first."""
+        self.num_row_plans = 0
+        """The number of plans in flight in which some lane of the step group has rows: it is asked
+        for at each event.
+        """
         self.ready_loads: list[Load] = []
         """Leased loads, which the plans of the event that brought the lease send or give back."""
         self.transfers: dict[TransferId, Load | Backup] = {}
@@ -113,12 +117,6 @@ class InFlight:
     def has_own_work(self) -> bool:
         """Whether the ranks owe an answer about rows or copies of this lane."""
         return bool(self.transfers) or not all(step.is_padding for step in self.steps.values())
-
-    @property
-    def num_row_plans(self) -> int:
-        """The number of plans in flight in which some lane of the step group has rows."""
-        steps = self.steps.values()
-        return sum([step.repetition == step.num_repeats and step.most_tokens > 0 for step in steps])
 
     @property
     def num_standing(self) -> int:
@@ -161,6 +159,7 @@ class InFlight:
     def send_step(self, flight: StepInFlight) -> None:
         """Note that a plan goes to every rank, which may repeat it."""
         self.steps[flight.step] = flight
+        self.num_row_plans += flight.most_tokens > 0
         for number in range(1, flight.num_repeats + 1):
             self.steps[flight.step + number] = flight.repeated(number)
 
@@ -190,7 +189,7 @@ class InFlight:
         if oldest is None or oldest.waiting_ranks:
             return None
 
-        del self.steps[oldest.step]
+        self._remove(oldest)
         if self.oldest_step is not None:
             self.oldest_step.started_s = now_s
         return oldest
@@ -208,11 +207,28 @@ class InFlight:
                 f"rank {message.rank} leaves out steps {numbers}; in flight are "
                 f"{sorted(self.steps)}"
             )
-        for number in numbers:
-            del self.steps[number]
+        for step in oldest:
+            self._remove(step)
         if self.oldest_step is not None:
             self.oldest_step.started_s = now_s
         return oldest
+
+    def _remove(self, step: StepInFlight) -> None:
+        del self.steps[step.step]
+        # With its last repetition a plan is done.
+        if step.repetition == step.num_repeats:
+            self.num_row_plans -= step.most_tokens > 0
+
+    def check(self) -> None:
+        """Raise AccountingError unless the plans with rows are counted."""
+        steps = self.steps.values()
+        counted = sum(
+            step.repetition == step.num_repeats and step.most_tokens > 0 for step in steps
+        )
+        if counted != self.num_row_plans:
+            raise AccountingError(
+                f"{counted} plans in flight have rows; {self.num_row_plans} are counted"
+            )
 
     def acknowledge_transfer(
         self, transfer_id: TransferId, rank: int, *, is_stale: bool, now_s: float

@@ -251,7 +251,7 @@ class RequestState:
             request_id=self.request_id,
             token_ids=self.chain.token_ids(),
             num_prompt_tokens=self.num_prompt,
-            sampling=replace(self.submit.sampling, grammar=self.grammar.key),
+            sampling=self.submit.sampling.with_grammar(self.grammar.key),
             num_scored_tokens=self._num_scored,
         )
 

@@ -37,7 +37,7 @@ ADMITTED = frozenset({State.LEASING, State.LOADING, State.PREFILLING, State.DECO
 PREPARING = ADMITTED - {State.DECODING}
 """A request in one of these is admitted, and keeps its progress itself."""
 
-COMPUTING = frozenset({State.LOADING, State.PREFILLING, State.DECODING})
+COMPUTING = (State.LOADING, State.PREFILLING, State.DECODING)
 """A request in one of these knows which cached pages it has: what is missing is planned."""
 
 MOVES: Mapping[State, Mapping[State, str]] = {

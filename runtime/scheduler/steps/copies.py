@@ -23,13 +23,15 @@ class CopyDrafter:
         self, drafts: Sequence[tuple[Lane, Draft]], now_s: float, *, num_row_plans: int
     ) -> None:
         """Add copies to drafts whose rows are known; `num_row_plans`: those in flight."""
-        has_rows = any(draft.has_rows for _, draft in drafts)
-        for lane, draft in drafts:
-            if draft.has_rows:
-                # Not when idle: two tiers that are both full would copy pages to and fro.
-                lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.num_free())
+        computing = [lane for lane, draft in drafts if draft.has_rows]
+        for lane in computing:
+            # Not when idle: two tiers that are both full would copy pages to and fro.
+            lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.num_free())
 
+        has_rows = bool(computing)
         for lane, draft in drafts:
+            if not (lane.in_flight.ready_loads or len(lane.backups)):
+                continue
             loads = self._take_loads(lane)
             # While rows are in flight, backups wait for the next: they need no plan of their own.
             is_beside_rows = has_rows and lane.backups.is_worth_a_copy(now_s)

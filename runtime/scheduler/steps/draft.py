@@ -137,8 +137,9 @@ class GroupWork:
         """Add up the work of lanes whose decode rows are drafted."""
         decodes = [draft.num_rows for _, draft in drafts]
         longer = [
-            sum(request.num_to_plan > 1 for request in lane.prefilling.values())
+            sum([request.num_to_plan > 1 for request in lane.prefilling.values()])
             for lane, _ in drafts
+            if lane.prefilling
         ]
         return cls(
             most_decodes=max(decodes),

@@ -105,7 +105,7 @@ class Drafter:
 
         Whoever still waits for a load keeps nobody else from being admitted.
         """
-        ready = self._ready_prompts(lane, draft, now_s)
+        ready = self._ready_prompts(lane, draft, now_s) if lane.prefilling else []
         works = [self._work_of(request) for request in ready]
         parts = share_out(works, draft.room)
         left = [
@@ -164,6 +164,8 @@ class Drafter:
 
     def _draft_prefills(self, lane: Lane, draft: Draft, now_s: float) -> None:
         """Draft rows of requests outside the batch: single tokens first, as they take no budget."""
+        if not lane.prefilling:
+            return
         for request in list(lane.prefilling.values()):
             if request.num_to_plan != 1 or request.state not in COMPUTING:
                 continue

@@ -34,12 +34,17 @@ def what_is_due(
 
     `wants_rows`: whether a plan with rows is wanted, although ranks may repeat the last one.
     """
-    num_row_plans = max([flight.num_row_plans for flight in flights])
+    # A plain loop, as here and below each event comes by.
+    num_row_plans, has_loads = 0, False
+    for flight in flights:
+        if flight.num_row_plans > num_row_plans:
+            num_row_plans = flight.num_row_plans
+        if flight.ready_loads:
+            has_loads = True
     takes_rows = wants_rows and (
         num_row_plans < _PLANS_AHEAD
         or (num_row_plans == _PLANS_AHEAD and _are_short(flights, rates, now_s))
     )
-    has_loads = any(flight.ready_loads for flight in flights)
     return Due(num_row_plans, takes_rows) if takes_rows or has_loads else None
 
 
@@ -48,9 +53,13 @@ def _are_short(flights: Sequence[InFlight], rates: Rates, now_s: float) -> bool:
 
     Whatever is answered, the next step that decodes shows its time.
     """
-    steps = [step for flight in flights for step in flight.steps.values()]
-    most_tokens = max([step.most_tokens for step in steps])
+    most_tokens = 0
+    for flight in flights:
+        for step in flight.steps.values():
+            if step.most_tokens > most_tokens:
+                most_tokens = step.most_tokens
     if rates.decode.predict_s(most_tokens, now_s) >= _TURN_S:
         return False
     # No step that computes more than a token of each row is that short, or worth another ahead.
+    steps = [step for flight in flights for step in flight.steps.values()]
     return all(step.num_rows >= step.num_tokens for step in steps)

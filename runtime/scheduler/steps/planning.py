@@ -44,7 +44,8 @@ class Planner:
         if not step_group.is_attached:
             return []
         lanes = step_group.pick(self._lanes)
-        wants_rows = any(map(is_plan_wanted, lanes))
+        # Most events come while the ranks have all that they may have.
+        wants_rows = not self._settings.max_repeats or any(map(is_plan_wanted, lanes))
         flights = [lane.in_flight for lane in lanes]
         due = what_is_due(flights, self._rates, now_s, wants_rows=wants_rows)
         if due is None:
@@ -54,7 +55,7 @@ class Planner:
         if due.takes_rows:
             self._rows.draft_rows(drafts, now_s)
         self._copies.draft_copies(drafts, now_s, num_row_plans=due.num_row_plans)
-        has_work = any(draft.has_rows or draft.has_copies for _, draft in drafts)
+        has_work = [draft for _, draft in drafts if draft.has_rows or draft.has_copies]
         if not has_work and not any(map(repeats_in_vain, lanes)):
             return []
 

@@ -14,6 +14,8 @@ from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.request.transfers import page_copies
 from raydix.runtime.scheduler.steps.draft import Draft
 
+_NOTHING = empty()
+
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
@@ -55,7 +57,7 @@ def send(
 def _group_columns(drafts: Sequence[Draft]) -> tuple[Int32Array, Int32Array]:
     """The rows and tokens of each lane of the step group; nothing for a lane that steps alone."""
     if len(drafts) == 1:
-        return empty(), empty()
+        return _NOTHING, _NOTHING
     rows = [draft.num_rows for draft in drafts]
     return int32_array(rows), int32_array([draft.num_tokens for draft in drafts])
 
@@ -67,7 +69,7 @@ def _write(lane: Lane, draft: Draft, shared: _Shared) -> StepPlan:
 
     return StepPlan(
         step=shared.step,
-        removed_slots=int32_array(removed) if removed else empty(),
+        removed_slots=int32_array(removed) if removed else _NOTHING,
         grammars=lane.grammars.take_changes(),
         added=tuple(draft.added),
         tables=_table_changes(draft),
@@ -79,7 +81,7 @@ def _write(lane: Lane, draft: Draft, shared: _Shared) -> StepPlan:
         row_write_starts=write_starts,
         row_output_positions=outputs,
         row_loads=row_loads,
-        row_repeats=empty() if draft.decodes is None else draft.decodes.repeats,
+        row_repeats=_NOTHING if draft.decodes is None else draft.decodes.repeats,
         group_rows=shared.group_rows,
         group_tokens=shared.group_tokens,
         expert_copies=shared.orders.copies,

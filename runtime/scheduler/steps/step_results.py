@@ -23,6 +23,7 @@ from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.run import RowOutcome
 
+_NOTHING = empty()
 _NO_TOKENS = int32_array((NO_TOKEN,))
 _MAX_REPORTED_S = 86_400.0
 """The longest time that a rank may report, in seconds: one infinite time would spoil all sums."""
@@ -78,7 +79,7 @@ class StepResults:
             )
         joined_slots, joined_tokens = self._apply_rows(lane, flight, result, now_s)
 
-        slots, token_ids = empty(), empty()
+        slots, token_ids = _NOTHING, _NOTHING
         if flight.decodes is not None:
             current = lane.batch.is_current(flight.decodes)
             slots = flight.decodes.slots[current]
