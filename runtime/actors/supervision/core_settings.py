@@ -35,7 +35,7 @@ of its tokens, so that nobody shares it.
 _MAX_REPEATS = {"cuda": 0, "cpu": 15}
 """The steps for which a plan of decodes stands behind its own. Half of them last longer than the
 Scheduler takes for the next plan on a slow host; pages are reserved for all. On a GPU each step has
-a plan of its own until one has shown that first tokens come no later.
+a plan of its own: nothing was gained on one H100 (ADR 39).
 """
 
 _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
