@@ -140,8 +140,8 @@ async def test_end_of_an_ingress_ends_its_own_connections_alone(
         whole = {number: end for number, end in enumerate(ends) if isinstance(end, list)}
         assert whole == {number: expected[number] for number in whole}
         print(f"{len(whole)} of {NUM_STREAMS} streams were those of another ingress")
-        # HAProxy gives each of the two as many, nearly.
-        assert NUM_STREAMS // 4 < len(whole) < NUM_STREAMS
+        # How HAProxy divides connections among the two is its own affair.
+        assert 0 < len(whole) < NUM_STREAMS
         assert (await all_streams(http, None))[0] == expected
 
 
