@@ -66,7 +66,8 @@ class Programs:
         fakes = {
             "gl": self._language(place, num_shares),
             "mbarrier": SimpleNamespace(init=nothing, invalidate=nothing, wait=self._wait),
-            "ask_for_block": self._ask,
+            "find_rows": lambda boxes, table, key, *_: (int(table), int(key)),
+            "ask_for_rows": self._ask,
             "warpgroup_mma": self._multiply,
             "warpgroup_mma_wait": lambda num_outstanding, deps: deps,
             "unpack": self._unpack,
@@ -126,11 +127,19 @@ class Programs:
         if value.dim() == 2:
             self.stored += place[mask[:, 0], 0].tolist()
 
-    def _ask(self, boxes: object, row: Tensor, key: Tensor, last_page: int, *others: Any) -> None:
-        *_, place, ready, _ = others
-        assert place.block is None, "the block before has been used"
-        place.block = int(row), int(key)
-        ready.num_asked += 1
+    def _ask(
+        self,
+        _: object,
+        block: tuple[int, int],
+        first_row: int,
+        place: Cell,
+        ready: Cell,
+        wanted: Any,
+    ) -> None:
+        if wanted:
+            assert place.block is None, "the block before has been used"
+            place.block = block
+            ready.num_asked += 1
 
     def _unpack(self, stored: Cell, place: Cell) -> None:
         assert place.block is None, "the block before has been used"
