@@ -36,8 +36,6 @@ class StepGroup:
         self.ranks = range(index * ranks, (index + 1) * ranks)
         self.attached: dict[int, AttachedRank] = {}
         """The GPU actors that are attached, by rank."""
-        self.is_attached = False
-        """Whether every rank is attached: each event asks for it."""
         self._alarm = Alarm()
         """The alarm for the deadline of the oldest step or copy."""
         self.experts = None if settings.experts is None else ExpertBalance(settings.experts)
@@ -52,6 +50,11 @@ class StepGroup:
         return lanes[self.lanes.start : self.lanes.stop]
 
     @property
+    def is_attached(self) -> bool:
+        """Whether every rank is attached."""
+        return len(self.attached) == len(self.ranks)
+
+    @property
     def is_warm(self) -> bool:
         """Whether all ranks have done a step: later ones compile nothing."""
         return len(self._warm_lanes) == len(self.lanes)
@@ -63,7 +66,6 @@ class StepGroup:
     def attach(self, rank: int, attached: AttachedRank) -> None:
         """Attach a GPU actor, whose L1 is empty."""
         self.attached[rank] = attached
-        self.is_attached = len(self.attached) == len(self.ranks)
 
     def note_step(self, lane: int) -> None:
         """Note that all ranks of a lane have done a step."""
@@ -76,8 +78,6 @@ class StepGroup:
         """
         if len(last_steps) != len(self.lanes) or len(set(last_steps)) != 1:
             raise AccountingError(f"lanes {self.lanes} step together, but count {last_steps}")
-        if self.is_attached != (len(self.attached) == len(self.ranks)):
-            raise AccountingError(f"{sorted(self.attached)} are attached of {self.ranks}")
         incarnations = {rank.incarnation for rank in self.attached.values()}
         if not self.attached.keys() <= set(self.ranks) or len(incarnations) > 1:
             raise AccountingError(
@@ -97,7 +97,6 @@ class StepGroup:
     def lose_ranks(self) -> None:
         """Forget all ranks: one is gone, and the others are to say hello anew."""
         self.attached.clear()
-        self.is_attached = False
         self._warm_lanes.clear()
         if self.experts is not None:
             self.experts.lose_ranks()
