@@ -42,9 +42,9 @@ def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def take(self: KvSource, lease_id: LeaseId) -> LeaseWanted | None:
         wanted = take_lease(self, lease_id)
-        if wanted is None:
-            return None
-        return replace(wanted, request=namesakes[wanted.request.request_id])
+        if wanted is None or not isinstance(wanted.asker, RequestState):
+            return wanted
+        return replace(wanted, asker=namesakes[wanted.asker.request_id])
 
     monkeypatch.setattr(Requests, "add", note)
     monkeypatch.setattr(KvSource, "take_lease", take)
