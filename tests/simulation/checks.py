@@ -87,6 +87,22 @@ def _check_prompt_logprobs(answer: Answer, name: str) -> None:
         assert not cached, f"{name} took pages from {cached}"
 
 
+def is_told_of_objects(node: Node) -> bool:
+    """Whether each Scheduler knows which objects L3 has, as far as its HostMemory does.
+
+    A node that writes to L3 to the end tells of the last object a moment later.
+    """
+    if node.host_memory is None:
+        return True
+    assert node.host is not None
+    objects = node.host._storage.objects
+    return all(
+        keys == {key for of, key in objects if of == group}
+        for engine in node.engines
+        for group, keys in enumerate(engine.core._source.view.objects._groups)
+    )
+
+
 def check_idle(node: Node) -> None:
     """Once all has ended nobody holds or awaits anything, and every asking is answered."""
     for engine in node.engines:

@@ -12,7 +12,7 @@ from raydix.runtime.config.policies import (
     WritePolicy,
 )
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
-from tests.simulation.checks import check_answers, check_idle
+from tests.simulation.checks import check_answers, check_idle, is_told_of_objects
 from tests.simulation.cluster import Cluster, MakeRank
 from tests.simulation.extremes import extreme_prefixes, extreme_settings, extreme_storage
 from tests.simulation.fault_schedule import FAULT_SPAN, schedule_faults
@@ -323,7 +323,9 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     settle_s = _SETTLE_S + LONGEST_SPELL_S + _LONGEST_DRAW * (faults.copy_s + 2 * faults.linger_s)
     end_s = max(first.now_s, FAULT_SPAN * workload.span_s) + settle_s
     first.run_until(end_s)
-    for node in first.world.nodes:
+    nodes = first.world.nodes
+    first.run(lambda: all(map(is_told_of_objects, nodes)), limit_s=end_s + _SETTLE_S)
+    for node in nodes:
         check_idle(node)
     if workload.has_quiet_end:
         _end_in_quiet(first, workload)
