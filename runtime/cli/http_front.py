@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -227,12 +227,17 @@ async def serving_http(
             yield url
 
 
-async def check_takes_over(front: HttpFront | None) -> None:
-    """Raise ConfigError if a later version of a service cannot take over HTTP where it is asked."""
-    if front is not None and front.num_replicas is not None:
-        from raydix.runtime.server import serve_front
+async def check_service_front(
+    front: HttpFront | None, *, is_later: bool, others: Collection[str]
+) -> None:
+    """Raise ConfigError if a service cannot have HTTP where it is asked for.
 
-        await asyncio.to_thread(serve_front.check_takes_over, front.address)
+    is_later: whether it is a later version of one that runs; others: other services that run.
+    """
+    if front is not None and front.num_replicas is not None:
+        from raydix.runtime.server.serve_front import check_can_serve
+
+        await asyncio.to_thread(check_can_serve, front.address, is_later=is_later, others=others)
 
 
 def require_packages(options: HttpOptions) -> None:

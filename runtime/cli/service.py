@@ -92,7 +92,9 @@ async def serve_service(
     """
     from raydix.runtime.actors.bootstrap.cluster import join_cluster
     from raydix.runtime.actors.service.desk import find_former
+    from raydix.runtime.actors.service.names import check_service_name
 
+    check_service_name(options.name)
     former = await find_former(options.name)
     cluster = await asyncio.to_thread(join_cluster, options.address, config.ray)
     try:
@@ -112,14 +114,15 @@ async def _serve_on_cluster(
     from raydix.runtime.actors.service.desk import answering
     from raydix.runtime.actors.service.owner import EngineService
     from raydix.runtime.actors.service.ray_launcher import RayLauncher
+    from raydix.runtime.actors.service.running import running_services
     from raydix.runtime.actors.service.scale import Scaler
     from raydix.runtime.actors.supervision.restarts import Supervision
     from raydix.runtime.api.service import AsyncService
     from raydix.runtime.api.service_name import ServiceName
-    from raydix.runtime.cli.http_front import check_takes_over, serving_http
+    from raydix.runtime.cli.http_front import check_service_front, serving_http
 
-    if former is not None:
-        await check_takes_over(front)
+    others = (await running_services()).keys() - {options.name}
+    await check_service_front(front, is_later=former is not None, others=others)
     # The ports of Ray were for the cluster, which each engine joins.
     ports = {"metrics_port": None, "dashboard_port": None}
     config = pinned(load_config(config, {"ray": ports}))

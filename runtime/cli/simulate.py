@@ -110,6 +110,9 @@ def simulate(
     else:
         _print(outcome, f"timed, profile {times.name}, {nodes} nodes, seed {seed}")
     print(f"{outcome.num_events:,} events in {took_s:.1f} s", file=sys.stderr)
+    if sum(outcome.failures.values()) == outcome.num_requests:
+        # Nothing was simulated: the reason is among the figures.
+        raise typer.Exit(1)
 
 
 def _kills_of(texts: list[str]) -> "tuple[tuple[KillKind, int], ...]":

@@ -1,7 +1,6 @@
 """`raydix status` and `raydix stop`: what of this user runs on this host, and how it ends."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +34,9 @@ def status(as_json: AsJson = False) -> None:
     A service is owned here, and its engines may be on any node. An L2 belongs to its node: it
     outlives engines by cache.l2.keep_s.
     """
-    services = asyncio.run(_services())
+    from raydix.runtime.actors.service.running import running_services
+
+    services = asyncio.run(running_services())
     engines, l2s = asyncio.run(_look(services))
     if as_json:
         print_json({"services": list(services.values()), "engines": engines, "l2s": l2s})
@@ -108,21 +109,6 @@ async def _end_l2(record: "L2Record", patience_s: float) -> str:
             raise BadRequest(f"{record.name} is used by {users}. Stop these first.")
         await asyncio.sleep(_LOOK_S)
     return f"{record.name} is ended"
-
-
-async def _services() -> dict[str, dict[str, Any]]:
-    """How the services that are owned by processes of this host describe themselves, by name."""
-    from raydix.runtime.actors.bootstrap.control_client import call_supervisor
-    from raydix.runtime.actors.engine_record import find_record, running_names
-
-    services = {}
-    for name in running_names():
-        record = find_record(name)
-        # An engine knows no such call.
-        with contextlib.suppress(EngineDead, BadRequest):
-            if record is not None:
-                services[name] = await call_supervisor(name, record, "describe_service")
-    return services
 
 
 async def _look(

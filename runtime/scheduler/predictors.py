@@ -239,13 +239,7 @@ class TimePredictor:
 
     def predict_s(self, amount: float, now_s: float) -> float:
         """Seconds that `amount` units will take at once; nothing takes no time."""
-        if amount <= 0:
-            return 0.0
-        line = self._line
-        # While something was observed of late, a line that is there stays as it is.
-        if line is None or now_s - self._observed_s > _KEEP_S:
-            line = self.line(now_s)
-        return line.predict_s(amount)
+        return self.line(now_s).predict_s(amount) if amount > 0 else 0.0
 
     def line(self, now_s: float) -> Line:
         """The line of what pieces of work take."""

@@ -48,13 +48,22 @@ async def replicas_listening(
         await asyncio.to_thread(_stop)
 
 
-def check_takes_over(address: TcpAddress) -> None:
-    """Raise ConfigError if replicas run on this cluster, and HTTP is served elsewhere.
+def check_can_serve(address: TcpAddress, *, is_later: bool, others: Collection[str]) -> None:
+    """Raise ConfigError if a service cannot be served there by this cluster's Ray Serve.
 
-    Ray Serve keeps the address that it has started with. To be told before a later version of a
-    service takes over, which would end with its HTTP, and the earlier one has given way by then.
+    is_later: whether it is a later version of one that runs; others: other services that run. To be
+    told before anything starts: the replicas of a service replace those of another one, and Ray
+    Serve keeps the address that it has started with, so that a later version would end with its
+    HTTP when the earlier one has given way.
     """
-    if _running() and not _listens(address):
+    if not _running():
+        return
+    if not is_later and others:
+        raise ConfigError(
+            f"This cluster's Ray Serve has HTTP for one service, and {', '.join(sorted(others))} "
+            "runs. Leave out --http, or start this one on another cluster."
+        )
+    if is_later and not _listens(address):
         raise ConfigError(
             f"Nothing listens at {url_of(address)}, but this cluster's Ray Serve serves the "
             "earlier version over HTTP, and keeps its address. Give --http as it was given then, "

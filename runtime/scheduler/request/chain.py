@@ -39,7 +39,7 @@ class Chain:
     @property
     def num_output(self) -> int:
         """Output tokens that follow the prompt."""
-        return len(self._packed) // TOKEN_BYTES - self.num_prompt
+        return self.num_tokens - self.num_prompt
 
     @property
     def num_tokens(self) -> int:

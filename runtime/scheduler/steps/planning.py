@@ -44,8 +44,7 @@ class Planner:
         if not step_group.is_attached:
             return []
         lanes = step_group.pick(self._lanes)
-        # Most events come while the ranks have all that they may have.
-        wants_rows = not self._settings.max_repeats or any(map(is_plan_wanted, lanes))
+        wants_rows = any(map(is_plan_wanted, lanes))
         flights = [lane.in_flight for lane in lanes]
         due = what_is_due(flights, self._rates, now_s, wants_rows=wants_rows)
         if due is None:

@@ -56,6 +56,13 @@ def test_people_read_tables(run: Run, capsys: Capture, arguments: list[str]) -> 
         assert words in out
 
 
+def test_a_simulation_of_which_nothing_is_answered_has_failed(
+    run: Run, capsys: Capture, arguments: list[str]
+) -> None:
+    assert run("simulate", *arguments, "--set", "model.max_model_len=32", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["failures"] == {"PromptTooLong": 6}
+
+
 def test_a_kill_of_nothing_known_is_told(run: Run, capsys: Capture, arguments: list[str]) -> None:
     assert run("simulate", *arguments, "--kill", "gpu=1") == 1
     assert "expected KIND=N with a kind among rank, host" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from raydix.runtime.actors.links.frames import frame
 from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
 from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.actors.lock_file import LockFile
+from raydix.runtime.actors.service.running import running_services
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.cli import status
@@ -225,11 +226,11 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
     calls = {"describe_service": Call(lambda: described)}
     desk = ControlDesk("prod", record, calls, lambda: None)
     await desk.open()
-    assert await status._services() == {"prod": described}
+    assert await running_services() == {"prod": described}
     assert await asyncio.to_thread(run, "status") == 0, "a service is not asked as an engine is"
     assert "prod/7" in capsys.readouterr().out
     await desk.close()
-    assert await status._services() == {}
+    assert await running_services() == {}
 
     console = Console(width=200, record=True)
     status._print_service(console, described)

@@ -1,0 +1,20 @@
+"""Which services run, as far as processes of this host own them."""
+
+import contextlib
+from typing import Any
+
+from raydix.errors import BadRequest, EngineDead
+from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.engine_record import find_record, running_names
+
+
+async def running_services() -> dict[str, dict[str, Any]]:
+    """How the services that are owned by processes of this host describe themselves, by name."""
+    services = {}
+    for name in running_names():
+        record = find_record(name)
+        # An engine knows no such call.
+        with contextlib.suppress(EngineDead, BadRequest):
+            if record is not None:
+                services[name] = await call_supervisor(name, record, "describe_service")
+    return services
