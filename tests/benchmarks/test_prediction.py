@@ -10,8 +10,8 @@ TRACE = Path(__file__).parents[2] / "benchmarks" / "traces" / "conversation.json
 
 
 MAX_POINTS_OF_FEW = 10.0
-"""By which tier a page comes is a matter of milliseconds at times: of 60 requests that is points,
-of those that `benchmarks.prediction` asks it is not.
+"""A page's tier is at times a matter of milliseconds. Of 60 requests that is points; of the many
+that `benchmarks.prediction` asks it is not.
 """
 
 
