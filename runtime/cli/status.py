@@ -21,10 +21,14 @@ _LET_GO_S = 20.0
 """The time for the processes of a stopped engine to end, and for L2 to notice."""
 _LOOK_S = 0.1
 
-Target = Annotated[str, typer.Argument(help="An engine, or an L2 as `raydix status` names it.")]
+Target = Annotated[
+    str, typer.Argument(help="An engine, a service, or an L2, as `raydix status` names it.")
+]
 WithCache = Annotated[
     bool,
-    typer.Option("--cache", help="Also the L2 that the engine uses, unless others use it, too."),
+    typer.Option(
+        "--cache", help="Also the L2s of this host that it uses, unless others use them, too."
+    ),
 ]
 
 
@@ -61,9 +65,11 @@ def status(as_json: AsJson = False) -> None:
 
 
 def stop(name: Target, cache: WithCache = False) -> None:
-    """Stop an engine as Ctrl-C does, or end an L2 that nobody uses.
+    """Stop an engine or a service as Ctrl-C does, or end an L2 that nobody uses.
 
-    The L2 of an engine stays for cache.l2.keep_s, for the next one, unless --cache ends it.
+    A service ends with all its engines, on whatever nodes they are, once they have drained; a later
+    version of it, if an upgrade is under way, goes on. The L2 of an engine stays for
+    cache.l2.keep_s, for the next one, unless --cache ends it.
     """
     print(asyncio.run(_stop(name, cache)))
 
@@ -72,6 +78,8 @@ async def _stop(name: str, cache: bool) -> str:
     from raydix.runtime.actors.bootstrap.control_client import call_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
     from raydix.runtime.actors.l2_record import l2s_of
+    from raydix.runtime.actors.service.names import number_in
+    from raydix.runtime.actors.service.running import running_services
 
     l2s = {record.name: record for record in l2s_of()}
     if name in l2s:
@@ -79,13 +87,19 @@ async def _stop(name: str, cache: bool) -> str:
     record = find_record(name)
     if record is None:
         known = ", ".join([*running_names(), *l2s]) or "none"
-        raise EngineDead(f"{name} is neither an engine nor an L2 of this host. There are: {known}.")
+        raise EngineDead(f"{name} is no engine, service or L2 of this host. There are: {known}.")
 
-    used = [each for each in l2s.values() if name in (await _describe(each))["engines"]]
+    def is_of_it(user: str) -> bool:
+        return user == name or number_in(name, user) is not None
+
+    described = {each.name: await _describe(each) for each in l2s.values()}
+    used = [each for each in l2s.values() if any(map(is_of_it, described[each.name]["engines"]))]
+    kind = "service" if name in await running_services() else "engine"
     await call_supervisor(name, record, "shutdown")
-    told = [f"engine {name} is stopped"]
+    told = [f"{kind} {name} is stopped"]
     for each in used:
-        others = [user for user in (await _describe(each))["engines"] if user != name]
+        users = (await _describe(each))["engines"]
+        others = [user for user in users if not is_of_it(user)]
         if cache and not others:
             told.append(await _end_l2(each, patience_s=_LET_GO_S))
         elif others:
@@ -168,6 +182,9 @@ def _print_service(console: Console, service: dict[str, Any]) -> None:
     for each in service["engines"]:
         table.add_row(each["name"], each["state"], each["node"])
     console.print(table)
+    for each in service["waiting"]:
+        told = f"{each['engines']} more wait for {each['for']}."
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _engine_table(engines: list[dict[str, Any]]) -> Table:

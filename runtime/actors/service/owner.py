@@ -17,8 +17,10 @@ from raydix.runtime.actors.service.plan import (
     EngineState,
     GiveUp,
     Start,
+    Waiting,
     next_steps,
     num_kept,
+    waiting_engines,
 )
 from raydix.runtime.actors.service.rests import Rests
 from raydix.runtime.actors.service.scale import Scaler
@@ -53,6 +55,8 @@ class EngineService:
         self._rests = Rests()
         self._has_served = False
         self._lacks_room = False
+        self._waiting: list[Waiting] = []
+        """The engines that are wanted and do not start yet."""
         self._latest_number = 0
         self._fingerprint: str | None = None
         """The fingerprint of the model of the first engine that has served."""
@@ -114,6 +118,9 @@ class EngineService:
             "fingerprint": self._fingerprint,
             "engines": [
                 {"name": each.name, "node": each.node, "state": each.state.value} for each in views
+            ],
+            "waiting": [
+                {"engines": each.num_engines, "for": each.reason} for each in self._waiting
             ],
         }
 
@@ -183,12 +190,13 @@ class EngineService:
             await self._former.keep(kept)
 
         nodes = await asyncio.to_thread(self._launcher.nodes)
+        resting, num_wanted = self._rests.resting(now_s), self._num_to_have(now_s)
         steps = next_steps(
             views,
             nodes=nodes,
-            resting=self._rests.resting(now_s),
+            resting=resting,
             num_former={} if self._former is None else self._former.num_by_node(),
-            num_wanted=self._num_to_have(now_s),
+            num_wanted=num_wanted,
             # Beside an earlier version they come one after the other.
             max_starting=1 if self.has_former else len(nodes),
         )
@@ -198,6 +206,24 @@ class EngineService:
                     await self._start(node)
                 case Drain(name=name) | GiveUp(name=name):
                     self._engines[name].drain()
+        views = [each.view for each in self._engines.values()]
+        self._note_waiting(
+            waiting_engines(views, nodes=nodes, resting=resting, num_wanted=num_wanted)
+        )
+
+    def _note_waiting(self, waiting: list[Waiting]) -> None:
+        """Say which engines wait, and for what, whenever that has changed."""
+        if waiting == self._waiting:
+            return
+        self._waiting = waiting
+        for each in waiting:
+            logger.info(
+                "service %s wants %d engines; %d wait for %s",
+                self.name,
+                self._scaler.num_wanted,
+                each.num_engines,
+                each.reason,
+            )
 
     async def _start(self, node: str) -> None:
         there = list(await asyncio.to_thread(self._launcher.engines))
@@ -241,7 +267,7 @@ class EngineService:
             if is_users and not self._lacks_room and not self._has_served:
                 raise engine.failure
             logger.warning("engine %s does not start: %s", engine.name, engine.failure)
-            self._rests.note_failure(engine.node, now_s)
+            self._rests.note_failure(engine.node, str(engine.failure), now_s)
 
     async def _end_all(self) -> None:
         for engine in self._engines.values():

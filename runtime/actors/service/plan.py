@@ -49,6 +49,15 @@ class GiveUp:
 Step = Start | Drain | GiveUp
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Engines that are wanted and do not start yet."""
+
+    num_engines: int
+    reason: str
+    """What they wait for, to be read after "wait for"."""
+
+
 def next_steps(
     engines: Sequence[EngineView],
     *,
@@ -88,6 +97,42 @@ def next_steps(
     free.sort(key=lambda node: (node in draining, -num_former.get(node, 0), node))
     num_starts = min(-num_surplus, max(0, max_starting - len(starting)))
     return steps + [Start(node=node) for node in free[:num_starts]]
+
+
+def waiting_engines(
+    engines: Sequence[EngineView],
+    *,
+    nodes: Sequence[str],
+    resting: Mapping[str, str],
+    num_wanted: int,
+) -> list[Waiting]:
+    """Which engines are wanted and neither start nor serve, after all steps were taken, and why.
+
+    nodes: the ids of all nodes that live. resting: those where no start is to be tried yet, each
+    with why the last one has failed there.
+    """
+    here = [each for each in engines if each.node in nodes]
+    taken = {each.node for each in here if each.state is not EngineState.DRAINING}
+    num_missing = max(0, num_wanted - len(taken))
+    free = [node for node in nodes if node not in taken]
+    found = []
+
+    num_next = min(num_missing, sum(node not in resting for node in free))
+    if num_next:
+        found.append(Waiting(num_engines=num_next, reason="their turn, as one starts at a time"))
+    failed = [node for node in free if node in resting][: num_missing - num_next]
+    found += [
+        Waiting(num_engines=1, reason=f"another try on node {node}, where: {resting[node]}")
+        for node in failed
+    ]
+    num_homeless = num_missing - num_next - len(failed)
+    if num_homeless:
+        reason = (
+            f"a node that has none of them: the cluster has {len(nodes)}, and each takes one. "
+            "Add nodes, or ask for fewer engines"
+        )
+        found.append(Waiting(num_engines=num_homeless, reason=reason))
+    return found
 
 
 def _in_state(

@@ -94,7 +94,9 @@ async def test_l2_that_is_used_is_not_ended(l2s: list[ScriptedL2]) -> None:
 
 
 async def test_unknown_names_are_told_with_those_that_there_are(l2s: list[ScriptedL2]) -> None:
-    with pytest.raises(EngineDead, match=r"nobody is neither .*There are: l2-1, l2-2"):
+    with pytest.raises(
+        EngineDead, match=r"nobody is no engine, service or L2 .*There are: l2-1, l2-2"
+    ):
         await status._stop("nobody", cache=False)
 
 
@@ -118,6 +120,25 @@ async def test_l2_of_a_stopped_engine_goes_on_where_others_use_it(
     assert "l2-1" not in await status._stop("prod", cache=True)
     l2s[0].engines.append("prod")
     assert "stays for a while" in await status._stop("prod", cache=False)
+
+
+async def test_l2_of_a_stopped_service_ends_with_it_where_that_is_asked(
+    l2s: list[ScriptedL2], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = EngineRecord(control_address="unix:/none", client_address="unix:/none", secret=b"s")
+    monkeypatch.setattr(engine_record, "find_record", lambda name: record)
+    ask = control_client.call_supervisor
+
+    async def answer(name: str, at: EngineRecord, method: str, *arguments: Any) -> Any:
+        if at is not record:
+            return await ask(name, at, method, *arguments)
+        l2s[0].engines.remove("prod/1")
+
+    monkeypatch.setattr(control_client, "call_supervisor", answer)
+    l2s[0].engines[:] = ["prod/1", "other/1"]
+    assert "goes on, as other/1 uses it" in await status._stop("prod", cache=True)
+    l2s[0].engines[:] = ["prod/1"]
+    assert "l2-1 is ended" in await status._stop("prod", cache=True)
 
 
 async def test_l2_that_speaks_otherwise_is_listed_with_what_is_wrong(
@@ -219,6 +240,7 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
         "wanted": 2,
         "is_giving_way": False,
         "engines": [{"name": "prod/7", "node": "f3a1", "state": "serves"}],
+        "waiting": [{"engines": 1, "for": "a node that has none of them"}],
     }
     record = EngineRecord(
         control_address=f"unix:{tmp_path}/c.sock", client_address="unix:none", secret=b"s"
@@ -237,3 +259,4 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
     told = console.export_text()
     assert "service prod: 2 engines wanted; it goes on" in told
     assert "prod/7  serves  f3a1" in told
+    assert "1 more wait for a node that has none of them." in told

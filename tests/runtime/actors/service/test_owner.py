@@ -288,3 +288,16 @@ async def test_numbers_of_engines_that_ray_does_not_know_yet_are_not_used_again(
         async with running(cluster, 1, await former_of()) as (new, _):
             await old_task
             assert list(serving(new).values()) == [f"{NAME}/2"]
+
+
+async def test_engines_that_find_no_node_are_told_until_one_joins() -> None:
+    cluster = FakeCluster("a")
+    async with running(cluster, 3) as (service, _):
+        await until(lambda: len(serving(service)) == 1)
+        [told] = service.describe()["waiting"]
+        assert told["engines"] == 2
+        assert "the cluster has 1" in told["for"]
+
+        cluster.live_nodes = "abc"
+        await until(lambda: len(serving(service)) == 3)
+        await until(lambda: service.describe()["waiting"] == [])

@@ -10,8 +10,10 @@ from raydix.runtime.actors.service.plan import (
     GiveUp,
     Start,
     Step,
+    Waiting,
     next_steps,
     num_kept,
+    waiting_engines,
 )
 
 STARTING, SERVING, DRAINING = EngineState
@@ -125,3 +127,42 @@ def test_whatever_happens_a_service_comes_to_what_is_wanted() -> None:
                         engines[each.name] = engine(each.number, each.node)
         serving = [one for one in engines.values() if one.state is SERVING]
         assert len(serving) == min(num_wanted, len(nodes)), seed
+
+
+def waiting(
+    engines: list[EngineView], nodes: str, num_wanted: int, **resting: str
+) -> dict[str, int]:
+    """How many engines wait, by the first words of what they wait for."""
+    found = waiting_engines(engines, nodes=nodes, resting=resting, num_wanted=num_wanted)
+    return {" ".join(each.reason.split()[:2]): each.num_engines for each in found}
+
+
+def test_engines_beyond_the_nodes_wait_for_nodes() -> None:
+    assert waiting([engine(1, "a")], "a", 3) == {"a node": 2}
+    [told] = waiting_engines([engine(1, "a")], nodes="a", resting={}, num_wanted=3)
+    assert told == Waiting(num_engines=2, reason=told.reason)
+    assert "the cluster has 1" in told.reason
+    assert waiting([engine(1, "a"), engine(2, "b", STARTING)], "ab", 2) == {}
+    assert waiting([engine(1, "gone")], "", 1) == {"a node": 1}
+
+
+def test_engines_wait_for_another_try_where_a_start_has_failed() -> None:
+    assert waiting([engine(1, "a")], "ab", 3, b="no room") == {"another try": 1, "a node": 1}
+    [told] = waiting_engines([], nodes="b", resting={"b": "no room"}, num_wanted=1)
+    assert told.reason == "another try on node b, where: no room"
+    assert waiting([engine(1, "a")], "abc", 2, b="no room") == {"their turn,": 1}
+
+
+def test_as_many_wait_as_are_wanted_and_neither_start_nor_serve() -> None:
+    rng = random.Random(5)
+    for _ in range(500):
+        nodes = "abcd"[: rng.randrange(5)]
+        engines = [
+            engine(number, node, rng.choice(list(EngineState)))
+            for number, node in enumerate(rng.sample("abcdx", rng.randrange(6)))
+        ]
+        resting = {node: "full" for node in nodes if rng.random() < 0.4}
+        num_wanted = rng.randrange(6)
+        found = waiting_engines(engines, nodes=nodes, resting=resting, num_wanted=num_wanted)
+        there = [one for one in engines if one.node in nodes and one.state is not DRAINING]
+        assert sum(each.num_engines for each in found) == max(0, num_wanted - len(there))
