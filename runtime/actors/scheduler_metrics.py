@@ -95,6 +95,12 @@ _REQUESTS = (
         "Requests that wait for their first admission or for a new one.",
         Figure("num_requests_waiting"),
     ),
+    gauge(
+        "prompt_wait_seconds",
+        Unit.SECONDS,
+        "Predicted time that a new request waits for the prompts before it, as routing counts it.",
+        Figure("prompt_wait_s"),
+    ),
     counter(
         "request_success_total",
         Unit.COUNT,

@@ -12,6 +12,7 @@ from rich.table import Table
 from raydix.errors import BadRequest, EngineDead
 from raydix.runtime.cli.options import AsJson
 from raydix.runtime.cli.output import print_json
+from raydix.runtime.cli.service_table import service_table
 from raydix.runtime.config.capacity import format_bytes
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _LET_GO_S = 20.0
 """The time for the processes of a stopped engine to end, and for L2 to notice."""
 _LOOK_S = 0.1
+_LINE = 240
+"""Characters of a line of a table at most."""
 
 Target = Annotated[
     str, typer.Argument(help="An engine, a service, or an L2, as `raydix status` names it.")
@@ -45,7 +48,8 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"services": list(services.values()), "engines": engines, "l2s": l2s})
         return
-    console = Console()
+    # A narrow terminal wraps lines of the table; cut cells would say nothing.
+    console = Console(width=_LINE)
     for each in services.values():
         _print_service(console, each)
     if not services and not engines and not l2s:
@@ -178,10 +182,7 @@ async def _describe(record: "L2Record") -> dict[str, Any]:
 def _print_service(console: Console, service: dict[str, Any]) -> None:
     doing = "gives way to a later version" if service["is_giving_way"] else "goes on"
     console.print(f"service {service['service']}: {service['wanted']} engines wanted; it {doing}")
-    table = Table("engine", "state", "node", box=None)
-    for each in service["engines"]:
-        table.add_row(each["name"], each["state"], each["node"])
-    console.print(table)
+    console.print(service_table(service["engines"]))
     for each in service["waiting"]:
         told = f"{each['engines']} more wait for {each['for']}."
         console.print(told, markup=False, highlight=False, soft_wrap=True)

@@ -177,6 +177,7 @@ class SchedulerCore:
             **figures.of_l1(self.settings, self._lanes),
             **self._source.figures(),
             **self._life.retention.figures(),
+            **self._routing_news.figures(self._now_s),
         }
 
     def check(self) -> None:

@@ -83,6 +83,11 @@ class RoutingNews:
         self._clients.pop(client_id, None)
         self._keys.end(client_id)
 
+    def figures(self, now_s: float) -> dict[str, float]:
+        """The time that a new request would wait here; nothing while that is not known."""
+        busy_s = self._busy_s(now_s)
+        return {} if busy_s is None else {"prompt_wait_s": busy_s}
+
     def tell(self, now_s: float) -> None:
         """Tell those who have asked, once there is something."""
         if not self._clients:
@@ -131,6 +136,25 @@ class RoutingNews:
 
     def _report(self, client: _Client, now_s: float) -> NodeReport | None:
         """The load as it is; None if no lane has its ranks, so that nobody knows."""
+        busy_s = self._busy_s(now_s)
+        if busy_s is None:
+            return None
+        return NodeReport(
+            num_seen=client.num_sent,
+            busy_s=busy_s,
+            num_requests=len(self._requests.living),
+            arrivals_per_s=self._load.arrivals_per_s(now_s),
+            busy_fraction=self._load.busy_fraction(now_s),
+            num_ingresses=len(self._clients),
+            prefill=self._rates.prefill.line(now_s),
+            load=self._load_line(now_s),
+            pull=self._pull_line(now_s),
+            page_size=self._settings.page_size,
+            interval_s=INTERVAL_S,
+        )
+
+    def _busy_s(self, now_s: float) -> float | None:
+        """The time that a request waits for the prompts of others; None if no lane has ranks."""
         lanes = [lane for lane in self._lanes if lane.is_attached]
         if not lanes:
             return None
@@ -139,19 +163,7 @@ class RoutingNews:
         prefill, budget = self._rates.prefill.line(now_s), self._settings.prefill_budget_tokens
         # Prompts fill steps, each of which has a fixed time, too.
         token_s = prefill.predict_s(budget) / budget
-        return NodeReport(
-            num_seen=client.num_sent,
-            busy_s=(num_placed + num_new / len(lanes)) * token_s,
-            num_requests=len(self._requests.living),
-            arrivals_per_s=self._load.arrivals_per_s(now_s),
-            busy_fraction=self._load.busy_fraction(now_s),
-            num_ingresses=len(self._clients),
-            prefill=prefill,
-            load=self._load_line(now_s),
-            pull=self._pull_line(now_s),
-            page_size=self._settings.page_size,
-            interval_s=INTERVAL_S,
-        )
+        return (num_placed + num_new / len(lanes)) * token_s
 
     def _load_line(self, now_s: float) -> Line:
         """The time of loads by their pages, or of computing them where that is done instead."""

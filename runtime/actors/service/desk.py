@@ -85,6 +85,7 @@ def _calls(service: EngineService) -> dict[str, Call]:
 
     return {
         "describe_service": Call(service.describe),
+        "look_at_service": Call(service.look),
         "give_way": Call(service.give_way),
         "shutdown": Call(shutdown),
         "wait_ended": Call(wait_ended, CallKind.WAITS),

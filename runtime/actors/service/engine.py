@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from typing import Any
 
 from raydix.errors import RaydixError
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.service.launcher import Launcher, StartedEngine
 from raydix.runtime.actors.service.plan import EngineState, EngineView
+from raydix.runtime.actors.service.rows import load_row
 from raydix.runtime.actors.service.scale import EngineLoad, load_of
 from raydix.runtime.actors.threads import on_thread
 
@@ -32,6 +35,7 @@ class ServiceEngine:
         self._control = StartControl()
         self._started: StartedEngine | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._serves_since_s: float | None = None
 
     @property
     def view(self) -> EngineView:
@@ -51,6 +55,7 @@ class ServiceEngine:
             return
         if self._state is EngineState.STARTING:
             self._state = EngineState.SERVING
+            self._serves_since_s = time.monotonic()
             logger.info("engine %s serves", self.name)
             on_serving()
             try:
@@ -62,14 +67,29 @@ class ServiceEngine:
 
     async def load(self) -> EngineLoad | None:
         """What it has to do; None unless it serves, and says so soon."""
-        if self._started is None or self._state is not EngineState.SERVING:
+        is_serving = self._state is EngineState.SERVING
+        figures = ((await self._stats()) or {}).get("scheduler") if is_serving else None
+        return None if figures is None else load_of(figures)
+
+    async def row(self, now_s: float) -> dict[str, Any]:
+        """What the table of the service says of it, as plain values."""
+        since_s = self._serves_since_s
+        return {
+            "up_s": None if since_s is None else now_s - since_s,
+            "fingerprint": self.fingerprint,
+            **load_row(await self._stats()),
+        }
+
+    async def _stats(self) -> dict[str, Any] | None:
+        """The figures by actor; None unless it runs, and says so soon."""
+        if self._started is None:
             return None
         try:
             async with asyncio.timeout(_ANSWER_S):
-                figures = (await self._started.call("stats"))["scheduler"]
+                stats: dict[str, Any] = await self._started.call("stats")
         except (RaydixError, TimeoutError):
             return None
-        return None if figures is None else load_of(figures)
+        return stats
 
     def drain(self) -> None:
         """Let it take nothing new and end, or call its start off."""

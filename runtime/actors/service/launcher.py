@@ -1,6 +1,6 @@
 """Where engines of a service start: the nodes of a Ray cluster, or what a test makes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from raydix.runtime.actors.bootstrap.start_control import StartControl
@@ -24,6 +24,9 @@ class Launcher(Protocol):
 
     def nodes(self) -> Sequence[str]:
         """The ids of the nodes that live."""
+
+    def addresses(self) -> Mapping[str, str]:
+        """The addresses of the nodes that live, by their ids."""
 
     def engines(self) -> Sequence[str]:
         """The names of all engines of the service, whoever has started them."""

@@ -24,6 +24,7 @@ from raydix.runtime.actors.service.plan import (
 )
 from raydix.runtime.actors.service.rests import Rests
 from raydix.runtime.actors.service.scale import Scaler
+from raydix.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,18 @@ class EngineService:
                 {"engines": each.num_engines, "for": each.reason} for each in self._waiting
             ],
         }
+
+    async def look(self) -> dict[str, Any]:
+        """The same, with what each engine tells of itself: its load, its caches, since when."""
+        described = self.describe()
+        engines, now_s = dict(self._engines), time.monotonic()
+        addresses = await asyncio.to_thread(self._launcher.addresses)
+        rows = await asyncio.gather(*(each.row(now_s) for each in engines.values()))
+        by_name = dict(zip(engines, rows, strict=True))
+        for each in described["engines"]:
+            each |= {"address": addresses.get(each["node"]), "version": VERSION}
+            each |= by_name[each["name"]]
+        return described
 
     @property
     def _has_ended(self) -> bool:

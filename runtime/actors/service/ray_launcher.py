@@ -1,6 +1,6 @@
 """Engines of a service on the nodes of a Ray cluster that this process is part of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import ray
@@ -33,7 +33,12 @@ class RayLauncher:
 
     def nodes(self) -> Sequence[str]:
         """The ids of the nodes that Ray takes for living, in their order."""
-        return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        return sorted(self.addresses())
+
+    def addresses(self) -> Mapping[str, str]:
+        """The addresses of these nodes, by their ids."""
+        living = [node for node in ray.nodes() if node["Alive"]]
+        return {node["NodeID"]: node["NodeManagerAddress"] for node in living}
 
     def engines(self) -> Sequence[str]:
         """The names of all engines of the service in the cluster."""

@@ -9,12 +9,12 @@ from raydix.runtime.actors.engine_record import find_record, running_names
 
 
 async def running_services() -> dict[str, dict[str, Any]]:
-    """How the services that are owned by processes of this host describe themselves, by name."""
+    """What the services that are owned by processes of this host say of their engines, by name."""
     services = {}
     for name in running_names():
         record = find_record(name)
         # An engine knows no such call.
         with contextlib.suppress(EngineDead, BadRequest):
             if record is not None:
-                services[name] = await call_supervisor(name, record, "describe_service")
+                services[name] = await call_supervisor(name, record, "look_at_service")
     return services

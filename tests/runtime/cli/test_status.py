@@ -20,6 +20,7 @@ from raydix.runtime.actors.links.frames import frame
 from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
 from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.actors.lock_file import LockFile
+from raydix.runtime.actors.service.rows import load_row
 from raydix.runtime.actors.service.running import running_services
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
@@ -239,13 +240,24 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
         "service": "prod",
         "wanted": 2,
         "is_giving_way": False,
-        "engines": [{"name": "prod/7", "node": "f3a1", "state": "serves"}],
+        "engines": [
+            {
+                "name": "prod/7",
+                "node": "f3a1",
+                "state": "serves",
+                "address": "10.0.0.3",
+                "version": "0.1.0",
+                "fingerprint": None,
+                "up_s": 3.0,
+                **load_row(None),
+            }
+        ],
         "waiting": [{"engines": 1, "for": "a node that has none of them"}],
     }
     record = EngineRecord(
         control_address=f"unix:{tmp_path}/c.sock", client_address="unix:none", secret=b"s"
     )
-    calls = {"describe_service": Call(lambda: described)}
+    calls = {"look_at_service": Call(lambda: described)}
     desk = ControlDesk("prod", record, calls, lambda: None)
     await desk.open()
     assert await running_services() == {"prod": described}
@@ -258,5 +270,5 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
     status._print_service(console, described)
     told = console.export_text()
     assert "service prod: 2 engines wanted; it goes on" in told
-    assert "prod/7  serves  f3a1" in told
+    assert "prod/7  10.0.0.3 (f3a1)  serves" in told
     assert "1 more wait for a node that has none of them." in told

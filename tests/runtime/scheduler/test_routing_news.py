@@ -188,3 +188,11 @@ def test_without_ranks_nothing_is_said_of_the_load() -> None:
     driver = RoutedDriver(is_attached=False)
     [news] = driver.ask()
     assert news.report is None
+
+
+def test_figures_tell_the_time_that_a_request_would_wait_as_reports_do() -> None:
+    driver = RoutedDriver(prefill_budget_tokens=4)
+    driver.submit(PROMPT, max_tokens=1)
+    report = report_of(driver.ask())
+    assert report.busy_s > 0.0
+    assert driver.core.stats()["prompt_wait_s"] == report.busy_s

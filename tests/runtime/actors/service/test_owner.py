@@ -18,6 +18,7 @@ from raydix.runtime.actors.service.desk import answering, find_former
 from raydix.runtime.actors.service.former import FormerService
 from raydix.runtime.actors.service.owner import EngineService
 from raydix.runtime.actors.service.scale import Scaler, ScaleRule
+from raydix.version import VERSION
 
 NAME = f"made-up-{os.getpid()}"
 WAIT_S = 60.0
@@ -85,6 +86,9 @@ class FakeCluster:
 
     def nodes(self) -> list[str]:
         return list(self.live_nodes)
+
+    def addresses(self) -> dict[str, str]:
+        return {node: f"10.0.0.{ord(node)}" for node in self.live_nodes}
 
     def engines(self) -> list[str]:
         return [each.name for each in self.there]
@@ -301,3 +305,32 @@ async def test_engines_that_find_no_node_are_told_until_one_joins() -> None:
         cluster.live_nodes = "abc"
         await until(lambda: len(serving(service)) == 3)
         await until(lambda: service.describe()["waiting"] == [])
+
+
+async def test_the_table_has_the_load_of_each_engine_and_where_it_runs() -> None:
+    cluster = FakeCluster("ab")
+    async with running(cluster, 2) as (service, _):
+        await until(lambda: len(serving(service)) == 2)
+        cluster.made[0].load = (5, 4)
+        record = find_record(NAME)
+        assert record is not None
+        one, other = (await call_supervisor(NAME, record, "look_at_service"))["engines"]
+    assert (one["name"], one["node"], one["address"]) == (f"{NAME}/1", "a", "10.0.0.97")
+    assert (one["waiting"], one["running"], other["waiting"]) == (5, 4, 0)
+    assert one["up_s"] >= 0.0
+    assert (one["fingerprint"], one["version"]) == ("f1", VERSION)
+
+
+async def test_an_engine_that_is_too_busy_to_answer_is_in_the_table_without_its_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster("a")
+    async with running(cluster, 1) as (service, _):
+        await until(lambda: len(serving(service)) == 1)
+
+        async def refuse(method: str) -> Any:
+            raise EngineDead("its link is gone")
+
+        monkeypatch.setattr(cluster.made[0], "call", refuse)
+        [row] = (await service.look())["engines"]
+    assert (row["state"], row["waiting"], row["restarts"]) == ("serves", None, None)
