@@ -12,12 +12,13 @@ FormatLine = Callable[[LogLine], str]
 
 
 def format_text(line: LogLine) -> str:
-    """Local time, level, actor and text; again for each line of the text, so that all can be
-    searched for.
+    """Local time, level, engine and node if it names them, actor and text; again for each line of
+    the text, so that all can be searched for.
     """
     when = datetime.fromtimestamp(line.time_s)
     head = f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03} "
-    head += f"{logging.getLevelName(line.level):<8}{line.actor:<11}"
+    place = "" if line.engine is None else f"{line.engine}@{line.node} "
+    head += f"{logging.getLevelName(line.level):<8}{place}{line.actor:<11}"
     return "\n".join(head + _printable(part) for part in line.text.splitlines() or [""])
 
 
@@ -28,6 +29,7 @@ def format_json(line: LogLine) -> str:
         {
             "time": f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z",
             "level": logging.getLevelName(line.level).lower(),
+            **({} if line.engine is None else {"engine": line.engine, "node": line.node}),
             "actor": line.actor,
             "logger": line.logger,
             "message": line.text,

@@ -21,6 +21,7 @@ from raydix.runtime.cli.doctor import doctor
 from raydix.runtime.cli.endings import plain_endings
 from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.ingress import ingress
+from raydix.runtime.cli.logs import logs
 from raydix.runtime.cli.plan import plan
 from raydix.runtime.cli.profile import profile
 from raydix.runtime.cli.serve import serve
@@ -60,6 +61,7 @@ for verb in (
     ingress,
     status,
     stop,
+    logs,
     generate,
     demo,
     bench,

@@ -26,10 +26,15 @@ class LogLine:
     text: str
     took_s: float | None = None
     """How long the phase took that it tells the end of; None: it tells of none."""
+    engine: str | None = None
+    """The engine that it is from, where lines of several come together."""
+    node: str | None = None
+    """The address of that engine's node."""
 
     def to_values(self) -> list[Any]:
         """The line as plain values."""
-        return [self.time_s, self.level, self.actor, self.logger, self.text, self.took_s]
+        own = [self.time_s, self.level, self.actor, self.logger, self.text, self.took_s]
+        return [*own, self.engine, self.node]
 
     @staticmethod
     def from_values(values: Any) -> "LogLine":
@@ -37,7 +42,7 @@ class LogLine:
         if not isinstance(values, list):
             raise ValueError(f"{type(values).__name__} is no log line")
         try:
-            time_s, level, actor, logger, text, took_s = values
+            time_s, level, actor, logger, text, took_s, engine, node = values
             return LogLine(
                 time_s=float(time_s),
                 level=int(level),
@@ -45,6 +50,8 @@ class LogLine:
                 logger=str(logger),
                 text=str(text),
                 took_s=None if took_s is None else float(took_s),
+                engine=None if engine is None else str(engine),
+                node=None if node is None else str(node),
             )
         except TypeError as error:
             raise ValueError(f"a log line with other fields: {error}") from error
@@ -74,6 +81,8 @@ class LogLine:
             logger=record.name,
             text=text,
             took_s=record.__dict__.get("took_s"),
+            engine=record.__dict__.get("engine"),
+            node=record.__dict__.get("node"),
         )
 
 

@@ -70,6 +70,7 @@ def start_engine(
     gateway: GatewaySettings | None = None,
     control: StartControl | None = None,
     node: str | None = None,
+    node_address: str | None = None,
     checking: "Future[StartModel] | None" = None,
 ) -> EngineHandle:
     """Start an engine and wait until it serves; it ends with this process.
@@ -77,7 +78,8 @@ def start_engine(
     Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on
     this host. What its actors log is logged in this process, too. `build_model`: what GPU actors
     drive. `gateway`: where it listens for clients on other hosts. `node`: the id of the Ray node
-    where it is to run; None: wherever there is room. `checking`: what `check_config` has begun.
+    where it is to run; None: wherever there is room. `node_address`: which node the lines of its
+    log name, with the engine; None: they name neither. `checking`: what `check_config` has begun.
 
     Raises ConfigError, also if `name` is that of a living engine, CheckpointError, or EngineDead,
     also if `control` calls the start off.
@@ -103,6 +105,7 @@ def start_engine(
             node=node,
             supervision=supervision or Supervision(),
             gateway=gateway,
+            node_address=node_address,
         )
     logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
     return handle
@@ -227,7 +230,12 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
 
 
 def _start_supervisor(
-    spawner: RaySpawner, control: StartControl, *, name: str, **arguments: Any
+    spawner: RaySpawner,
+    control: StartControl,
+    *,
+    name: str,
+    node_address: str | None,
+    **arguments: Any,
 ) -> tuple[Any, LogFollower, EngineFacts]:
     """The Supervisor's Ray handle, which must be kept, its log, and facts of the running engine."""
     supervisor = _make_supervisor(
@@ -240,7 +248,7 @@ def _start_supervisor(
     try:
         with phase(logger, "Supervisor started"):
             record: EngineRecord = control.get(supervisor.open.remote(own_node()))
-        follower = LogFollower(name, record)
+        follower = LogFollower(name, record, node_address)
         facts: EngineFacts = control.get(supervisor.start.remote())
     except (RayError, EngineDead) as error:
         ray.kill(supervisor)

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from raydix.errors import RaydixError
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
@@ -48,6 +49,8 @@ def deliver(line: LogLine) -> None:
                 "msecs": line.time_s % 1 * 1000,
                 "msg": line.text,
                 "actor": line.actor,
+                "engine": line.engine,
+                "node": line.node,
                 "processName": line.actor,
                 TOOK_S: line.took_s,
             }
@@ -61,9 +64,13 @@ class LogFollower:
     And how many lines it has had.
     """
 
-    def __init__(self, name: str, record: EngineRecord) -> None:
+    def __init__(self, name: str, record: EngineRecord, node: str | None = None) -> None:
+        """`node`: the address of the engine's node, which each line is to name with the engine,
+        where it comes together with lines of others; None: it is the only one.
+        """
         self._name = name
         self._record = record
+        self._node = node
         self._num_lines = 0
         self._has_ended = threading.Event()
         """The engine; whoever needs it hears of that elsewhere."""
@@ -92,9 +99,13 @@ class LogFollower:
             answer = await call_supervisor(self._name, self._record, "next_lines", number)
             if answer["first"] > number:
                 logger.warning(
-                    "%d lines of the engine's log were dropped, as they came too fast",
+                    "%d lines of the log of engine %s were dropped, as they came too fast",
                     answer["first"] - number,
+                    self._name,
                 )
             for values in answer["lines"]:
-                deliver(LogLine.from_values(values))
+                line = LogLine.from_values(values)
+                if self._node is not None:
+                    line = replace(line, engine=self._name, node=self._node)
+                deliver(line)
             self._num_lines = answer["first"] + len(answer["lines"])

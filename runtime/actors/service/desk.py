@@ -13,8 +13,10 @@ from raydix.runtime.actors.links.address import UnixAddress
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.service.former import FormerService
 from raydix.runtime.actors.service.owner import EngineService
+from raydix.runtime.actors.service.service_log import keeping_log
 from raydix.runtime.actors.supervision.control_calls import Call, CallKind
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
+from raydix.runtime.actors.supervision.log_feed import LogFeed
 
 _SECRET_BYTES = 32
 _RETRY_S = 0.2
@@ -42,16 +44,21 @@ async def find_former(name: str) -> FormerService | None:
 
 @contextlib.asynccontextmanager
 async def answering(service: EngineService) -> AsyncIterator[None]:
-    """Answer for a service by its name, as soon as nobody else has that, until the block's end."""
+    """Answer for a service by its name, as soon as nobody else has that, until the block's end.
+
+    What this process logs meanwhile, and what its engines do, is there to be fetched.
+    """
     folder = PrivateFolder()
     address = str(UnixAddress(f"{folder.path}/control.sock"))
     record = EngineRecord(
         control_address=address, client_address=address, secret=os.urandom(_SECRET_BYTES)
     )
-    desk = ControlDesk(service.name, record, _calls(service), on_shut_down=lambda: None)
+    log = LogFeed()
+    desk = ControlDesk(service.name, record, _calls(service, log), on_shut_down=lambda: None)
     opening = asyncio.create_task(_open(desk), name=f"desk-{service.name}")
     try:
-        yield
+        with keeping_log(log):
+            yield
     finally:
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
@@ -68,7 +75,7 @@ async def _open(desk: ControlDesk) -> None:
             await asyncio.sleep(_RETRY_S)
 
 
-def _calls(service: EngineService) -> dict[str, Call]:
+def _calls(service: EngineService, log: LogFeed) -> dict[str, Call]:
     async def shutdown() -> None:
         service.stop()
         await service.ended()
@@ -86,6 +93,8 @@ def _calls(service: EngineService) -> dict[str, Call]:
     return {
         "describe_service": Call(service.describe),
         "look_at_service": Call(service.look),
+        "lines_since": Call(log.lines_since),
+        "next_lines": Call(log.next_lines, CallKind.WAITS),
         "give_way": Call(service.give_way),
         "shutdown": Call(shutdown),
         "wait_ended": Call(wait_ended, CallKind.WAITS),

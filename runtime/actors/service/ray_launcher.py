@@ -48,7 +48,8 @@ class RayLauncher:
         """Start an engine on a node, where clients on others reach it by the node's address."""
         [found] = [each for each in ray.nodes() if each["NodeID"] == node]
         # Its secret is drawn by the engine and told through Ray, as those of pulls are.
-        gateway = GatewaySettings(address=TcpAddress(found["NodeManagerAddress"], 0), secret=None)
+        address = found["NodeManagerAddress"]
+        gateway = GatewaySettings(address=TcpAddress(address, 0), secret=None)
         return start_engine(
             self._config,
             name,
@@ -56,5 +57,6 @@ class RayLauncher:
             gateway=gateway,
             control=control,
             node=node,
+            node_address=address,
             checking=self._checking,
         )

@@ -312,8 +312,9 @@ class SupervisorActor:
             self.explain,
             self.check,
             self.drain,
+            self._log.feed.lines_since,
         )
-        waits = (self.wait_ended, self.wait_all_serving, self._log.next_lines)
+        waits = (self.wait_ended, self.wait_all_serving, self._log.feed.next_lines)
         return {
             **{method.__name__: Call(method) for method in acts},
             **{method.__name__: Call(method, CallKind.WAITS) for method in waits},

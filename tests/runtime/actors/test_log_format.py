@@ -2,6 +2,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,14 @@ def line(text: str, level: int = logging.INFO) -> LogLine:
 
 def test_a_line_says_time_level_and_actor() -> None:
     assert format_text(line("ready")) == "2026-01-01 00:00:00.062 INFO    gpu0       ready"
+
+
+def test_a_line_of_one_of_several_engines_names_it_and_its_node() -> None:
+    told = replace(line("ready"), engine="prod/1", node="10.0.0.3")
+    assert format_text(told) == "2026-01-01 00:00:00.062 INFO    prod/1@10.0.0.3 gpu0       ready"
+    shown = json.loads(format_json(told))
+    assert (shown["engine"], shown["node"], shown["actor"]) == ("prod/1", "10.0.0.3", "gpu0")
+    assert "engine" not in json.loads(format_json(line("ready")))
 
 
 def test_each_line_of_a_text_says_whose_it_is() -> None:

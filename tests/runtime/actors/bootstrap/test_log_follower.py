@@ -13,7 +13,9 @@ from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.log_sender import LogSender
 from raydix.runtime.actors.supervision.control_calls import Call, CallKind
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
-from raydix.runtime.actors.supervision.log_desk import MAX_LINES, LogDesk
+from raydix.runtime.actors.supervision.log_desk import LogDesk
+from raydix.runtime.actors.supervision.log_feed import MAX_LINES
+from raydix.runtime.messages.log_line import LogLine
 from tests.runtime.actors.links.link_ends import short_folder
 
 
@@ -27,7 +29,7 @@ class Engine:
             secret=b"s" * 32,
         )
         self.log = LogDesk(folder)
-        calls = {"next_lines": Call(self.log.next_lines, CallKind.WAITS)}
+        calls = {"next_lines": Call(self.log.feed.next_lines, CallKind.WAITS)}
         self.desk = ControlDesk("mine", self.record, calls, lambda: None)
 
     async def end(self) -> None:
@@ -54,6 +56,21 @@ async def until_told(caplog: pytest.LogCaptureFixture, text: str) -> None:
     async with asyncio.timeout(10):
         while text not in caplog.messages:
             await asyncio.sleep(0.001)
+
+
+async def test_lines_of_one_of_several_engines_name_it_and_its_node(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    follower = LogFollower("mine", engine.record, node="10.0.0.3")
+    sender = LogSender(engine.log.path, "gpu0")
+    sender.handle(record("weights read"))
+    await until_told(caplog, "weights read")
+    sender.disconnect()
+    follower.finish()
+    [line] = [LogLine.of(each, "serve") for each in caplog.records if "read" in each.message]
+    assert (line.engine, line.node, line.actor) == ("mine", "10.0.0.3", "serve")
+    assert caplog.records[-1].__dict__["actor"] == "gpu0"
 
 
 async def test_lines_of_actors_are_logged_here_with_their_level_and_actor(
@@ -104,11 +121,14 @@ async def test_lines_that_nobody_fetched_in_time_are_counted(
         sender.handle(record(f"line {i}", logging.WARNING))
         # The kernel holds fewer than these.
         if i % 50 == 0:
-            await engine.log.next_lines(i)
-    await engine.log.next_lines(MAX_LINES + 4)
+            await engine.log.feed.next_lines(i)
+    await engine.log.feed.next_lines(MAX_LINES + 4)
     sender.disconnect()
 
     LogFollower("mine", engine.record)
     await until_told(caplog, f"line {MAX_LINES + 4}")
-    assert caplog.messages[0] == "5 lines of the engine's log were dropped, as they came too fast"
+    assert (
+        caplog.messages[0]
+        == "5 lines of the log of engine mine were dropped, as they came too fast"
+    )
     assert caplog.messages[1:] == [f"line {i}" for i in range(5, MAX_LINES + 5)]

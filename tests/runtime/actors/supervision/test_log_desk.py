@@ -12,7 +12,8 @@ import pytest
 
 from raydix.runtime.actors import log_sender
 from raydix.runtime.actors.log_sender import LogSender, send_log
-from raydix.runtime.actors.supervision.log_desk import MAX_LINES, LatestLines, LogDesk
+from raydix.runtime.actors.supervision.log_desk import LogDesk
+from raydix.runtime.actors.supervision.log_feed import MAX_LINES, LatestLines
 from raydix.runtime.messages.log_line import LogLine
 
 
@@ -33,7 +34,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[LogDesk]:
 
 
 async def test_lines_of_all_actors_come_together_and_are_waited_for(desk: LogDesk) -> None:
-    fetching = asyncio.create_task(desk.next_lines(0))
+    fetching = asyncio.create_task(desk.feed.next_lines(0))
     await asyncio.sleep(0)
     senders = [LogSender(desk.path, name) for name in ("gpu0", "host")]
     for sender in senders:
@@ -43,7 +44,7 @@ async def test_lines_of_all_actors_come_together_and_are_waited_for(desk: LogDes
     answer = await fetching
     found = lines_of(answer)
     while len(found) < 2:
-        found += lines_of(await desk.next_lines(len(found)))
+        found += lines_of(await desk.feed.next_lines(len(found)))
     assert answer["first"] == 0
     assert {line.actor: line.text for line in found} == {"gpu0": "hello", "host": "hello"}
 
@@ -53,7 +54,7 @@ async def test_the_last_words_of_a_process_arrive(desk: LogDesk) -> None:
     sender = LogSender(desk.path, "gpu0")
     sender.handle(record("cannot go on"))
     sender.disconnect()
-    (line,) = lines_of(await desk.next_lines(0))
+    (line,) = lines_of(await desk.feed.next_lines(0))
     assert line.text == "cannot go on"
 
 
@@ -62,7 +63,7 @@ async def test_whoever_sets_logging_up_anew_does_not_cut_a_sender_off(desk: LogD
     logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
     sender.handle(record("still here"))
     sender.disconnect()
-    (line,) = lines_of(await desk.next_lines(0))
+    (line,) = lines_of(await desk.feed.next_lines(0))
     assert line.text == "still here"
 
 
@@ -71,7 +72,7 @@ async def test_bytes_that_are_no_line_end_nothing(desk: LogDesk) -> None:
         stranger.connect(desk.path)
         stranger.send(b"\x01")
         stranger.send(LogLine.of(record("good"), "gpu0").encode())
-        (line,) = lines_of(await desk.next_lines(0))
+        (line,) = lines_of(await desk.feed.next_lines(0))
     assert line.text == "good"
 
 
@@ -80,7 +81,7 @@ async def test_a_flood_of_lines_leaves_the_loop_to_others(desk: LogDesk) -> None
     num_sent = 150
     for i in range(num_sent):
         sender.handle(record(f"line {i}"))
-    lines = lines_of(await desk.next_lines(0))
+    lines = lines_of(await desk.feed.next_lines(0))
     sender.disconnect()
     assert 0 < len(lines) < num_sent
 
@@ -94,7 +95,7 @@ async def test_a_text_that_cannot_be_made_ends_nobody(
     sender.handle(wrong)
     sender.handle(record("good"))
     sender.disconnect()
-    (line,) = lines_of(await desk.next_lines(0))
+    (line,) = lines_of(await desk.feed.next_lines(0))
     assert line.text == "good"
 
 
@@ -164,7 +165,7 @@ async def test_process_of_several_engines_tells_each_once_and_none_that_has_gone
     for desk in desks:
         found: list[LogLine] = []
         while len(found) < 2:
-            found += lines_of(await desk.next_lines(len(found)))
+            found += lines_of(await desk.feed.next_lines(len(found)))
         assert [line.text for line in found] == ["hello", "again"]
 
     await one.close()
