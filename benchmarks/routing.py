@@ -216,8 +216,9 @@ def compare_pulls(
     """Nodes that pull from each other.
 
     Routing and a hash of the session send requests to the holder: what these leave to be computed
-    no other node has, so the bar on that is one for round robin.
+    hardly any other node has, so the bar on that is one for round robin.
     """
+    yield from bound_pulls(requests, setting, soonest, robin)
     pulling = dataclasses.replace(setting, with_pull=True)
     for name, without, policy, bar in (
         ("pull", soonest, SoonestNode(), None),
@@ -235,6 +236,29 @@ def compare_pulls(
         yield ratio(
             f"{name}_p90", outcome.first_token_p90_s, without.first_token_p90_s, at_most=1.0
         )
+
+
+def bound_pulls(
+    requests: Sequence[TraceRequest], setting: Setting, soonest: Outcome, robin: Outcome
+) -> Iterator[Figure]:
+    """How little pulls could leave to compute, as parts of what this routing computes without.
+
+    First what other nodes had of it, if it came at once and for nothing; then by caches that
+    no pull can surpass: one with the memory of all nodes, as quick as all, and an infinite one.
+    """
+    for name, without in (("elsewhere", soonest), ("elsewhere_round_robin", robin)):
+        part = without.num_elsewhere_tokens / without.num_computed_tokens
+        yield Figure(name=name, value=part, unit="1")
+
+    fast = dataclasses.replace(setting, speed_up=NUM_NODES * setting.speed_up)
+    one = dataclasses.replace(fast, num_nodes=1, num_blocks=NUM_NODES * NUM_BLOCKS)
+    router = Ingresses((SoonestNode(),))
+    pooled = drive(requests, router, one.speeds(), Clock(), speed_up=setting.speed_up)
+    yield Figure(name="one_cache_hits", value=pooled.hit_percent, unit="%")
+    computed = soonest.num_computed_tokens
+    yield Figure(name="one_cache_computed", value=pooled.num_computed_tokens / computed, unit="1")
+    num_new = (1 - infinite_hit_fraction(requests)) * sum(each.num_tokens for each in requests)
+    yield Figure(name="infinite_cache_computed", value=num_new / computed, unit="1")
 
 
 def compare_agents(requests: Sequence[TraceRequest], setting: Setting) -> Iterator[Figure]:

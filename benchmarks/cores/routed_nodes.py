@@ -61,6 +61,8 @@ class Served:
     arrival_s: float
     first_token_s: float | None = None
     num_hit_tokens: int = 0
+    num_elsewhere_tokens: int = 0
+    """Those that another node had when it came, and this one neither had nor was to compute."""
     num_pulled_tokens: int = 0
     pulled_until_s: float = 0.0
     done: Callable[[], None] = field(default=lambda: None)
@@ -130,29 +132,33 @@ class RoutedNode:
 
     def take(self, served: Served, peers: Sequence["RoutedNode"]) -> None:
         """A request has come."""
-        self._pull(served, peers)
+        num_here = self._num_coming(served.request.blocks)
+        num_usable = _num_usable(served.request)
+        most = min(
+            num_usable, max((each.num_leading(served.request.blocks) for each in peers), default=0)
+        )
+        served.num_elsewhere_tokens = max(0, most - num_here) * BLOCK_TOKENS
+        self._pull(served, served.request.blocks[:most])
         self._queue.append(served)
         self._load.arrive(self._clock.now_s)
         if len(self._queue) == 1:
             self._load.work(self._clock.now_s)
             self._begin()
 
-    def _pull(self, served: Served, peers: Sequence["RoutedNode"]) -> None:
+    def _num_coming(self, blocks: Sequence[int]) -> int:
+        """How many of a prompt's blocks are here, or will be computed before."""
+        shared = (_num_shared(each.request.blocks, blocks) for each in self._queue)
+        return max(self.num_leading(blocks), *shared, 0)
+
+    def _pull(self, served: Served, come: Sequence[int]) -> None:
         """Fetch what another node has, if that is quicker than to compute it."""
-        if self._speed.pull is None or not peers:
-            return
-        blocks = served.request.blocks
-        num_own = self.num_leading(blocks)
-        for other in self._queue:
-            num_own = max(num_own, _num_shared(other.request.blocks, blocks))
-        num_pages = max(peer.num_leading(blocks) for peer in peers) - num_own
-        if num_pages <= 0:
+        num_pages = served.num_elsewhere_tokens // BLOCK_TOKENS
+        if self._speed.pull is None or not num_pages:
             return
         seconds = self._speed.pull.predict_s(num_pages)
         if seconds < self.prefill().predict_s(num_pages * BLOCK_TOKENS):
             served.num_pulled_tokens = num_pages * BLOCK_TOKENS
             served.pulled_until_s = self._clock.now_s + seconds
-            come = blocks[: num_own + num_pages]
             self._clock.after(seconds, lambda: self._keep(come))
 
     def _begin(self) -> None:

@@ -71,6 +71,8 @@ class Outcome:
     first_token_p50_s: float
     first_token_p90_s: float
     num_computed_tokens: int
+    num_elsewhere_tokens: int
+    """Those that another node had when their request came, and that of the request lacked."""
     num_pulled_tokens: int
 
 
@@ -129,6 +131,7 @@ def _outcome(all_served: Sequence[Served]) -> Outcome:
         first_token_p50_s=float(np.quantile(waits, 0.5)),
         first_token_p90_s=float(np.quantile(waits, 0.9)),
         num_computed_tokens=num_tokens - num_hits,
+        num_elsewhere_tokens=sum(served.num_elsewhere_tokens for served in all_served),
         num_pulled_tokens=sum(served.num_pulled_tokens for served in all_served),
     )
 

@@ -64,6 +64,20 @@ def test_a_node_waits_for_what_it_pulls_and_computes_the_rest() -> None:
     assert served.first_token_s == pytest.approx(start_s + 0.5 + 0.5, abs=0.01)
 
 
+def test_what_another_node_has_counts_unless_it_is_here_or_on_its_way() -> None:
+    clock = Clock()
+    nodes = [RoutedNode(index, FAST, clock, lambda news: None) for index in range(2)]
+    nodes[0].take(Served(request(*range(8)), 0.0), [])
+    clock.run()
+
+    first, second = Served(request(*range(6)), clock.now_s), Served(request(*range(8)), clock.now_s)
+    nodes[1].take(first, [nodes[0]])
+    nodes[1].take(second, [nodes[0]])
+
+    counted = first.num_elsewhere_tokens, second.num_elsewhere_tokens
+    assert counted == (6 * BLOCK_TOKENS, 2 * BLOCK_TOKENS)
+
+
 @pytest.mark.part
 @pytest.mark.slow
 def test_ways_to_choose_are_compared(tmp_path: Path) -> None:
@@ -81,4 +95,6 @@ def test_ways_to_choose_are_compared(tmp_path: Path) -> None:
         assert 0 < figures[f"{name}_hits"] < 100
         assert figures[f"{name}_first_token_p90"] > 0
     assert figures["soonest_hits"] <= figures["infinite_cache_hits"]
+    assert figures["infinite_cache_computed"] <= figures["one_cache_computed"]
+    assert 0 <= figures["elsewhere"] < figures["elsewhere_round_robin"]
     assert figures["index_bytes_per_key"] < 6
