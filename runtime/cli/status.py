@@ -54,8 +54,9 @@ def status(as_json: AsJson = False) -> None:
         _print_service(console, each)
     if not services and not engines and not l2s:
         console.print("No engine of yours runs on this host, and no L2 is kept.")
-    if engines:
-        console.print(_engine_table(engines))
+    in_services = {each["name"] for service in services.values() for each in service["engines"]}
+    if single := [each for each in engines if each["name"] not in in_services]:
+        console.print(_engine_table(single))
     for each in engines:
         if each["problem"] is not None:
             told = f"{each['name']}: {each['problem']}"
