@@ -62,7 +62,7 @@ class Served:
     first_token_s: float | None = None
     num_hit_tokens: int = 0
     num_elsewhere_tokens: int = 0
-    """Those that another node had when it came, and this one neither had nor was to compute."""
+    """The tokens that another node had when it came, and this one neither had nor would have."""
     num_pulled_tokens: int = 0
     pulled_until_s: float = 0.0
     done: Callable[[], None] = field(default=lambda: None)

@@ -72,7 +72,7 @@ class Outcome:
     first_token_p90_s: float
     num_computed_tokens: int
     num_elsewhere_tokens: int
-    """Those that another node had when their request came, and that of the request lacked."""
+    """The tokens that another node had when their request came, and its own one lacked."""
     num_pulled_tokens: int
 
 
