@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydix.runtime.dashboards.panels import Endpoint, Names
+from raydix.runtime.dashboards.service_panels import FAILED_PULLS
 
 _OVER = "5m"
 _SERVER_FAILURES = "engine_dead|shutting_down|overloaded|deadline_exceeded"
@@ -23,6 +24,8 @@ class Alert:
     lasts: str
     severity: str
     summary: str
+    subject: str = "engine"
+    """The label that names what it is about."""
 
     @property
     def expression(self) -> str:
@@ -33,7 +36,7 @@ class Alert:
 def make_alerts(endpoint: Endpoint) -> tuple[Alert, ...]:
     """All alerts. Their bounds are a start, to be changed to what an installation promises."""
     names = Names(endpoint, engine=None)
-    return (*_service(names), *_caches(names), *_progress(names))
+    return (*_service(names), *_caches(names), *_progress(names), *_several(names))
 
 
 def _service(names: Names) -> tuple[Alert, ...]:
@@ -162,6 +165,73 @@ def _progress(names: Names) -> tuple[Alert, ...]:
     )
 
 
+def _several(names: Names) -> tuple[Alert, ...]:
+    """What goes wrong among several engines: nodes, routing, pulls."""
+    # The engines of a service are called NAME/1, NAME/2 and so on; an engine alone is as even as
+    # can be.
+    wait = names.select("prompt_wait_seconds")
+    by_service = f'label_replace({wait}, "service", "$1", "engine", "(.*?)(/[0-9]+)?")'
+    pulls = names.rate("peer_pages_total", "engine", over=_OVER)
+    failed = names.rate("peer_pages_total", "engine", over=_OVER, status=FAILED_PULLS)
+    return (
+        Alert(
+            "RaydixUnevenNodes",
+            f"max by (service) ({by_service}) - min by (service) ({by_service})",
+            "> 10",
+            "5m",
+            "warning",
+            "A request would wait 10 s longer at one engine of the service than at another.",
+            subject="service",
+        ),
+        Alert(
+            "RaydixRoutingErrs",
+            names.quantile(0.9, "routing_late_seconds", "replica", over=_OVER),
+            "> 10",
+            "10m",
+            "warning",
+            "One in ten of the first tokens that are late is so by more than 10 s of what routing "
+            "predicted for this replica's requests.",
+            subject="replica",
+        ),
+        Alert(
+            "RaydixEngineUnknown",
+            _unknown_engines(names),
+            "> 0",
+            "5m",
+            "critical",
+            "The engine holds pages, and replica {{ $labels.replica }}, which knows those of "
+            "others, knows none of them: its link is lost, and nothing is sent there.",
+        ),
+        Alert(
+            "RaydixPullsFail",
+            f"{failed} / {pulls}",
+            "> 0.05",
+            "5m",
+            "warning",
+            "One in twenty pages that are pulled from other nodes does not arrive.",
+        ),
+        Alert(
+            "RaydixPeersLost",
+            f"sum by (engine) (increase({names.select('peers_lost_total')}[15m]))",
+            "> 3",
+            "0m",
+            "warning",
+            "Links to other nodes' L2 end again and again.",
+        ),
+    )
+
+
+def _unknown_engines(names: Names) -> str:
+    """1 for each engine with cached pages of which a replica knows none, but some of others."""
+    known = names.select("routing_known_pages")
+    cached = names.select("l1_pages", state="locked|evictable")
+    return (
+        f"max by (engine, replica) ({known} == bool 0) "
+        f"* on (replica) group_left () max by (replica) ({known} > bool 0) "
+        f"* on (engine) group_left () (sum by (engine) ({cached}) > bool 0)"
+    )
+
+
 def make_rules(endpoint: Endpoint) -> dict[str, Any]:
     """The alerts as a Prometheus rule file."""
     rules = [
@@ -170,7 +240,7 @@ def make_rules(endpoint: Endpoint) -> dict[str, Any]:
             "expr": alert.expression,
             "for": alert.lasts,
             "labels": {"severity": alert.severity},
-            "annotations": {"summary": f"{{{{ $labels.engine }}}}: {alert.summary}"},
+            "annotations": {"summary": f"{{{{ $labels.{alert.subject} }}}}: {alert.summary}"},
         }
         for alert in make_alerts(endpoint)
     ]

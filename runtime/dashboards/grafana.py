@@ -4,6 +4,7 @@ from typing import Any
 
 from raydix.runtime.dashboards.catalogue import TELLERS
 from raydix.runtime.dashboards.panels import Endpoint, Names, Panel, overview, panel_of
+from raydix.runtime.dashboards.service_panels import service_panels
 
 _SCHEMA_VERSION = 39
 _COLUMNS = 24
@@ -12,9 +13,9 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def make_dashboard(endpoint: Endpoint) -> dict[str, Any]:
-    """One dashboard: an overview, then a row for each group with a panel for each metric."""
+    """One dashboard: overviews, then a row for each group with a panel for each metric."""
     names = Names(endpoint, engine="$engine")
-    rows = [("Overview", overview(names))]
+    rows = [("Overview", overview(names)), ("Several engines", service_panels(names))]
     rows += [
         (group.title, tuple(panel_of(metric, names) for metric in group.metrics))
         for teller in TELLERS

@@ -117,7 +117,9 @@ def _targets(metric: Metric, names: Names, by: tuple[str, ...], legend: str) -> 
 def overview(names: Names) -> tuple[Panel, ...]:
     """What is looked at first; each needs more than one metric or less than all of one."""
     queries = names.rate("prefix_cache_queries_total", "engine")
-    hits = names.rate("prompt_tokens_cached_by_source_total", "engine", "source", source="l1|l2|l3")
+    hits = names.rate(
+        "prompt_tokens_cached_by_source_total", "engine", "source", source="l1|l2|peer|l3"
+    )
     return (
         Panel(
             "Requests",

@@ -24,6 +24,12 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
     return {"series": f"ray_raydix_{name}{{{tags}}}", "values": values}
 
 
+def of_server(name: str, values: str, **labels: str) -> dict[str, str]:
+    """One series that an HTTP server tells itself."""
+    tags = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    return {"series": f"raydix_{name}{{{tags}}}", "values": values}
+
+
 def slow(name: str, bound: str) -> list[dict[str, str]]:
     """All values of a histogram are above this bound and below infinity."""
     return [
@@ -56,6 +62,27 @@ _TROUBLES = {
     ],
     "RaydixSilent": [series("num_requests_running", "1 1 1 1 1 stale" + " _" * _MINUTES)],
     "RaydixExpertsStalled": [series("expert_migration_stalled", f"1+0x{_MINUTES}")],
+    "RaydixUnevenNodes": [
+        series("prompt_wait_seconds", f"12+0x{_MINUTES}", engine="prod/1"),
+        series("prompt_wait_seconds", f"1+0x{_MINUTES}", engine="prod/2"),
+    ],
+    "RaydixRoutingErrs": [
+        of_server("routing_late_seconds_bucket", values, replica="0", le=le)
+        for le, values in (("20.0", _ZERO), ("500.0", _GROWS), ("+Inf", _GROWS))
+    ],
+    "RaydixEngineUnknown": [
+        of_server("routing_known_pages", _ZERO, engine="prod/1", replica="0"),
+        of_server("routing_known_pages", _STAYS, engine="prod/2", replica="0"),
+        *(
+            series("l1_pages", _STAYS, engine=name, rank="0", group="0", state="evictable")
+            for name in ("prod/1", "prod/2")
+        ),
+    ],
+    "RaydixPullsFail": [
+        series("peer_pages_total", _GROWS, status="ok"),
+        series("peer_pages_total", _GROWS, status="timed_out"),
+    ],
+    "RaydixPeersLost": [series("peers_lost_total", _GROWS)],
 }
 _HEALTH = [
     series("request_success_total", _GROWS, finished_reason="stop"),
@@ -71,6 +98,27 @@ _HEALTH = [
     series("num_requests_running", _STAYS),
     series("steps_total", _GROWS, rank="0"),
     series("expert_migration_stalled", _ZERO),
+    # Engines of other services, and one alone, are no part of this one.
+    series("prompt_wait_seconds", f"30+0x{_MINUTES}", engine="prod/1"),
+    series("prompt_wait_seconds", f"21+0x{_MINUTES}", engine="prod/2"),
+    series("prompt_wait_seconds", _ZERO, engine="alone"),
+    of_server("routing_late_seconds_bucket", _GROWS, replica="0", le="0.5"),
+    of_server("routing_late_seconds_bucket", _GROWS, replica="0", le="+Inf"),
+    # One that has ended is known no more, one without a page has none to be known, and a server of
+    # one engine does not follow it.
+    of_server("routing_known_pages", _STAYS, engine="prod/1", replica="0"),
+    of_server("routing_known_pages", _ZERO, engine="prod/2", replica="0"),
+    of_server("routing_known_pages", _ZERO, engine="prod/3", replica="0"),
+    of_server("routing_known_pages", _ZERO, engine="alone", replica="1"),
+    series("l1_pages", _ZERO, engine="prod/3", rank="0", group="0", state="evictable"),
+    *(
+        series("l1_pages", _STAYS, engine=name, rank="0", group="0", state="evictable")
+        for name in ("prod/1", "alone")
+    ),
+    series("peer_pages_total", _GROWS, status="ok"),
+    series("peer_pages_total", _GROWS, status="missing"),
+    series("peer_pages_total", _ZERO, status="timed_out"),
+    series("peers_lost_total", f"1+0x{_MINUTES}"),
 ]
 
 
