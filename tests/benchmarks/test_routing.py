@@ -96,5 +96,5 @@ def test_ways_to_choose_are_compared(tmp_path: Path) -> None:
         assert figures[f"{name}_first_token_p90"] > 0
     assert figures["soonest_hits"] <= figures["infinite_cache_hits"]
     assert figures["infinite_cache_computed"] <= figures["one_cache_computed"]
-    assert 0 <= figures["elsewhere"] < figures["elsewhere_round_robin"]
+    assert 0 < figures["elsewhere"] < 1
     assert figures["index_bytes_per_key"] < 6
