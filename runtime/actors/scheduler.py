@@ -11,6 +11,7 @@ from typing import Any, assert_never
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, RequestId
 from raydix.runtime.actors.client_links import ClientLinks
+from raydix.runtime.actors.core_answers import CoreAnswers, RecordingOrder
 from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.follower_links import FollowerLinks
@@ -39,7 +40,6 @@ from raydix.runtime.scheduler.events import (
     Effect,
     EndRequests,
     Event,
-    FlushL1,
     HostAttached,
     HostLost,
     HostMessage,
@@ -49,6 +49,7 @@ from raydix.runtime.scheduler.events import (
     RankAttached,
     RankLost,
     RankMessage,
+    RecordingTold,
     RefuseRequests,
     SendClient,
     SendHost,
@@ -118,7 +119,7 @@ class SchedulerActor:
 
         self._clients = ClientLinks(self._turns.post)
         self._followers = FollowerLinks(self._turns.post)
-        self._flushes: list[asyncio.Future[int]] = []
+        self._answers = CoreAnswers(self._turns.take_now)
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_MAX_KILL_ORDERS)
         self._cpu_start_s = 0.0
@@ -181,11 +182,12 @@ class SchedulerActor:
         Returns the number of pages; flushes that run at once all return their sum.
         """
         self._running_core()
-        flush: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._flushes.append(flush)
-        # Taken at once, so that an earlier flush which ends meanwhile does not answer for this one.
-        self._turns.take_now(FlushL1())
-        return await flush
+        return await self._answers.flush()
+
+    def record(self, order: RecordingOrder) -> RecordingTold:
+        """Carry out an order about a recording of requests, and say what the core has told."""
+        self._running_core()
+        return self._answers.record(order)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, wait until the others have ended, and copy to L2 what it is to have.
@@ -356,12 +358,8 @@ class SchedulerActor:
                 self._compilers.start(effect, self._compiler_setup)
             case DropGrammar():
                 self._compilers.drop(effect.key)
-            case L1Flushed():
-                flushes, self._flushes = self._flushes, []
-                for flush in flushes:
-                    # Whoever asked may have gone.
-                    if not flush.done():
-                        flush.set_result(effect.num_pages)
+            case L1Flushed() | RecordingTold():
+                self._answers.hear(effect)
             case _:
                 assert_never(effect)
 

@@ -13,6 +13,7 @@ from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.engine_start import begin_tokenizer, start_or_undo
 from raydix.runtime.api.explained import explained
 from raydix.runtime.api.model_handle import ModelHandle
+from raydix.runtime.api.recording import Recording
 from raydix.runtime.api.request_options import check_switch
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -157,6 +158,16 @@ class AsyncLLM(ModelHandle):
         UnknownRequest for any other.
         """
         return await explained(partial(self._engine.call, "explain"), str(request_id))
+
+    async def begin_recording(self, block_tokens: int | None = None) -> Recording:
+        """Record what the engine is asked from now on, in salted hashes, by all its clients.
+
+        block_tokens: the tokens of a block, a multiple of `cache.page_size`; None: those of a page.
+        Raises BadRequest, also if somebody records it already.
+        """
+        return Recording(
+            self._engine.call, await self._engine.call("begin_recording", block_tokens)
+        )
 
     async def listens_at(self) -> str | None:
         """`HOST:PORT` where the engine listens for clients on other hosts; None: it does not."""

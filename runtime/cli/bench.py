@@ -38,7 +38,7 @@ from raydix.runtime.cli.load.report import Outcome, Slo, Summary, figures_of, pa
 from raydix.runtime.cli.load.requests import Conversations, LoadRequest, infinite_share
 from raydix.runtime.cli.load.run import Sender, run_load
 from raydix.runtime.cli.load.tables import tables
-from raydix.runtime.cli.load.traces import TRACE_BLOCK_TOKENS, read_requests
+from raydix.runtime.cli.load.traces import read_requests
 from raydix.runtime.cli.options import (
     Address,
     AsJson,
@@ -88,7 +88,7 @@ def bench(
     extra_body: options.ExtraBody = None,
     trace: options.Trace = None,
     max_requests: options.MaxRequests = None,
-    block_tokens: options.BlockTokens = TRACE_BLOCK_TOKENS,
+    block_tokens: options.BlockTokens = None,
     conversations: options.Conversations = 8,
     turns: options.Turns = 4,
     prompt_tokens: options.PromptTokens = 512,
@@ -141,7 +141,7 @@ def bench(
 
 
 def choose_requests(
-    made_up: Conversations, trace: Path | None, block_tokens: int, max_requests: int | None
+    made_up: Conversations, trace: Path | None, block_tokens: int | None, max_requests: int | None
 ) -> tuple[LoadRequest, ...]:
     """The requests of the trace, or made-up ones. Raises BadRequest for a part of no trace."""
     if trace is not None:

@@ -30,7 +30,7 @@ from raydix.runtime.foresight.plan.planning import (
     TierSize,
     make_plan,
 )
-from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
+from raydix.runtime.foresight.traces import TraceRequest, block_tokens_of
 
 _L1_STEPS = (0.25, 0.5, 1.0, 2.0)
 _L2_STEPS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -53,7 +53,10 @@ TokenBytesOption = Annotated[
 ]
 L3 = Annotated[str, typer.Option(help="Sizes to compare; `unbounded` is one of them, 0 is no L3.")]
 Eviction = Annotated[EvictionPolicy, typer.Option(help="The policy that is shown beside LRU.")]
-BlockTokens = Annotated[int, typer.Option(min=1, help="Tokens in a block of the trace.")]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens in a block of the trace. Default: as it says, else 512."),
+]
 CountAfter = Annotated[
     float, typer.Option(help="Leave this first part of the requests uncounted: 0.5.")
 ]
@@ -85,7 +88,7 @@ def plan(
     l2: Annotated[str | None, typer.Option(help=_SIZES)] = None,
     l3: L3 = "0,unbounded",
     eviction: Eviction = EvictionPolicy.LRU,
-    block_tokens: BlockTokens = BLOCK_TOKENS,
+    block_tokens: BlockTokens = None,
     count_after: CountAfter = 0.0,
     partial_blocks: Partial = False,
     euro_per_gib: Prices = None,
@@ -102,10 +105,11 @@ def plan(
     if not 0 <= count_after < 1:
         raise ConfigError(f"--count-after is {count_after}; expected 0 or more and less than 1.")
     prices = _prices(euro_per_gib)
-    requests = read_any_trace(trace, block_tokens)
+    tokens = block_tokens_of(trace, block_tokens)
+    requests = read_any_trace(trace, tokens)
     question = Question(
         requests=requests,
-        block_tokens=block_tokens,
+        block_tokens=tokens,
         eviction=eviction,
         count_after=count_after,
         with_partial=partial_blocks,

@@ -25,7 +25,10 @@ ProfilePath = Annotated[
 ]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes, with one engine on each.")]
 Limit = Annotated[int | None, typer.Option("--requests", min=1, help="The first so many alone.")]
-BlockTokens = Annotated[int, typer.Option(min=1, help="Tokens of a block of the trace.")]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens in a block of the trace. Default: as it says, else 512."),
+]
 ClosedLoop = Annotated[
     bool,
     typer.Option(
@@ -65,7 +68,7 @@ def simulate(
     *,
     nodes: Nodes = 1,
     requests: Limit = None,
-    block_tokens: BlockTokens = 512,
+    block_tokens: BlockTokens = None,
     closed_loop: ClosedLoop = False,
     tokens_per_simulated: AnswerTokens = 1,
     seed: Seed = 0,
@@ -87,12 +90,11 @@ def simulate(
     from raydix.runtime.foresight.simulator.requests import requests_of
     from raydix.runtime.foresight.simulator.simulation import Simulation
     from raydix.runtime.foresight.simulator.world import Rules
-    from raydix.runtime.foresight.traces import read_trace
+    from raydix.runtime.foresight.traces import block_tokens_of, read_trace
 
     times = read_profile(profile)
-    asked = requests_of(
-        read_trace(trace, block_tokens)[:requests], block_tokens, is_closed_loop=closed_loop
-    )
+    tokens = block_tokens_of(trace, block_tokens)
+    asked = requests_of(read_trace(trace, tokens)[:requests], tokens, is_closed_loop=closed_loop)
     config = load_config(source, sections_of(settings))
     model = measure_checkpoint(config)
     sizes = size_engine(config, model, bytes_of("--gpu-memory", gpu_memory))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from raydix.errors import ConfigError
+from raydix.runtime.cli.trace_record import record
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, write_trace
 from raydix.runtime.foresight.workloads import WORKLOADS, make_trace
 
@@ -43,3 +44,6 @@ def make(
             f"--out {out} cannot be written: {error.strerror}. Name a file in a folder of yours."
         ) from error
     print(f"{out}: {len(requests):,} requests, blocks of {BLOCK_TOKENS} tokens")
+
+
+app.command()(record)

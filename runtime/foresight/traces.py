@@ -2,23 +2,30 @@
 
 A trace is in Mooncake's format: one JSON object a line with `timestamp` (ms), `input_length`,
 `output_length` and `hash_ids`, one id per block of the prompt, each of which stands for its block
-and all before it. The last block may be partial. Of agents it may also name `session_id` and
-`delay`, the ms from the answer before.
+and all before it. The last block may be partial. It may also name `block_tokens`, `session_id`,
+`delay`, the ms from the session's answer before, `priority`, and `retention`, a hint of what comes
+next of the session.
 """
 
 import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raydix.errors import BadRequest
+from raydix.runtime.messages.retention import (
+    RETENTION_FORMS,
+    Retention,
+    hint_of,
+    retention_from,
+)
 
 BLOCK_TOKENS = 512
-"""Tokens per block of Mooncake's own traces."""
+"""Tokens per block of Mooncake's own traces, and of others that do not say."""
 _EXPECTED = "expected an object with timestamp, input_length, output_length and hash_ids."
 PREFILL_TOKENS_PER_S = 20_000
 DECODE_TOKENS_PER_S = 60
@@ -42,6 +49,34 @@ class TraceRequest:
     session: int
     next_s: float | None
     """When the session's next request comes; None: none does."""
+    pause_s: float | None = None
+    """The time from the session's answer before to this request; None: the trace does not say."""
+    priority: int = 0
+    retention: Retention | None = None
+    """What its client says, as it ends, of what comes next of the session; None: nothing."""
+
+
+def block_tokens_of(path: Path, asked: int | None) -> int:
+    """The tokens of a trace's blocks: as asked, or as its first request says, or 512.
+
+    Raises BadRequest if the file cannot be read, or says something else than is asked.
+    """
+    named = None
+    for line in read_lines(path):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            named = row.get("block_tokens") if isinstance(row, dict) else None
+            break
+    if named is not None and (type(named) is not int or named < 1):
+        raise BadRequest(f"{path}: block_tokens is {named!r:.40}; expected a whole number above 0.")
+    if named is not None and asked not in (None, named):
+        raise BadRequest(
+            f"{path} has blocks of {named} tokens, and --block-tokens is {asked}. Leave it out."
+        )
+    return asked or named or BLOCK_TOKENS
 
 
 def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
@@ -59,7 +94,10 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceReques
     num_whole = [row["input_length"] // block_tokens for row in rows]
     blocks = [tuple(each[:num]) for each, num in zip(ids, num_whole, strict=True)]
     named = [row.get("session_id") for row in rows]
-    sessions = _by_chains(blocks) if None in named else _numbered(named)
+    if None in named:
+        pairs = zip(named, _by_chains(blocks), strict=True)
+        named = [("chain", chain) if name is None else name for name, chain in pairs]
+    sessions = _numbered(named)
     arrivals = [row["timestamp"] / 1000 for row in rows]
     next_s = _next_arrivals(sessions, arrivals)
 
@@ -78,6 +116,9 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceReques
                 end_s=arrivals[index] + num_new * block_tokens / PREFILL_TOKENS_PER_S + answer_s,
                 session=sessions[index],
                 next_s=next_s[index],
+                pause_s=row["delay"] / 1000 if "delay" in row else None,
+                priority=row.get("priority", 0),
+                retention=retention_from(row.get("retention")),
             )
         )
     return requests
@@ -90,11 +131,11 @@ def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
     `timestamp` alone but for first turns. A name that ends with .gz is compressed.
     """
     last_end_s: dict[int, float] = {}
-    lines = []
+    rows = []
     for request in requests:
         former_s = last_end_s.get(request.session, request.arrival_s)
         partial = () if request.partial_block is None else (request.partial_block,)
-        row = {
+        row: dict[str, Any] = {
             "timestamp": round(1000 * request.arrival_s, 3),
             "input_length": request.num_tokens,
             "output_length": request.num_answer_tokens,
@@ -102,9 +143,18 @@ def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
             "session_id": f"s{request.session}",
             "delay": round(1000 * max(0.0, request.arrival_s - former_s), 3),
         }
+        if request.priority:
+            row["priority"] = request.priority
+        if request.retention is not None:
+            row["retention"] = hint_of(request.retention)
         last_end_s[request.session] = request.end_s
-        lines.append(json.dumps(row) + "\n")
-    text = "".join(lines)
+        rows.append(row)
+    write_rows(path, rows)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write the lines of a trace; a name that ends with .gz is compressed."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
     if path.suffix == ".gz":
         # Without a time of its own the file is the same each time.
         path.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -137,6 +187,12 @@ def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
         if wrong is not None:
             raise BadRequest(f"{place}: {wrong}; {_EXPECTED}")
 
+        named = row.get("block_tokens", block_tokens)
+        if named != block_tokens:
+            raise BadRequest(
+                f"{place} has blocks of {named!r:.40} tokens; expected {block_tokens}, as those "
+                "before it. All blocks of a trace have one size."
+            )
         num_tokens, num_ids = row["input_length"], len(row["hash_ids"])
         num_expected = -(-num_tokens // block_tokens)
         if num_ids != num_expected:
@@ -162,6 +218,14 @@ def _what_is_wrong(row: Any) -> str | None:
     for name, least in (("input_length", 1), ("output_length", 0)):
         if type(row[name]) is not int or row[name] < least:
             return f"{name} is {row[name]!r}, no whole number of {least} or more"
+    delay, priority = row.get("delay", 0), row.get("priority", 0)
+    if type(delay) not in (int, float) or not 0 <= delay < math.inf:
+        return f"delay is {delay!r}, no number of 0 or more"
+    if type(priority) is not int:
+        return f"priority is {priority!r}, no whole number"
+    hint = row.get("retention")
+    if hint is not None and retention_from(hint) is None:
+        return f"retention is {hint!r:.80}, none of {RETENTION_FORMS}"
     ids = row["hash_ids"]
     if not isinstance(ids, list) or any(type(each) not in (int, str) for each in ids):
         return "hash_ids is no list of numbers or texts"

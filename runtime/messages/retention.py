@@ -4,8 +4,12 @@ A hint decides nothing but which pages go first. One that is wrong or late costs
 the reason for a wrong hit, nor for a request that fails.
 """
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
+from typing import Any
 
 from raydix.ids import PinId, TenantId, UserId
 
@@ -30,6 +34,35 @@ class Retention:
     """A duration from when the hint is heard, or from the end of the request that brings it; 0 for
     END.
     """
+
+
+_NAMES = {
+    RetentionKind.END: "end",
+    RetentionKind.KEEP: "keep_s",
+    RetentionKind.RESUME: "resume_in_s",
+}
+RETENTION_FORMS = "{'end': True}, {'keep_s': SECONDS} and {'resume_in_s': SECONDS}"
+"""What a hint may look like where people and files give one."""
+
+
+def hint_of(retention: Retention) -> dict[str, Any]:
+    """A hint as people and files give it, in one of `RETENTION_FORMS`."""
+    is_end = retention.kind is RetentionKind.END
+    return {_NAMES[retention.kind]: True if is_end else retention.seconds}
+
+
+def retention_from(hint: object) -> Retention | None:
+    """What `hint_of` was given; None for what is no hint."""
+    if not isinstance(hint, Mapping) or len(hint) != 1:
+        return None
+    [(name, value)] = hint.items()
+    kind = next((kind for kind, known in _NAMES.items() if known == name), None)
+    if kind is RetentionKind.END and value is True:
+        return Retention(kind=kind)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if kind in (None, RetentionKind.END) or not is_number or not 0 <= value <= sys.float_info.max:
+        return None
+    return Retention(kind=kind, seconds=float(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from raydix.runtime.scheduler.life.attempts import Attempts
 from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.expiry import Expiry
-from raydix.runtime.scheduler.life.explanations import Explanations
 from raydix.runtime.scheduler.life.facts import Looks
 from raydix.runtime.scheduler.life.grammars import Grammars
 from raydix.runtime.scheduler.life.hints import Hints
@@ -61,7 +60,7 @@ class SchedulerCore:
         """The time of the last event."""
         self._outbox, self._timers, self._pieces = Outbox(), Timers(), Pieces()
         self._counters, self._timings = Counters(), Timings()
-        self._explanations, self._page_news = Explanations(), PageNews()
+        self._page_news = PageNews()
         self._rates, self._trials, self._requests = Rates(settings), Trials(), Requests()
         self._source = KvSource(settings, self._outbox, self._counters)
         self._step_groups = step_groups(settings)
@@ -76,7 +75,6 @@ class SchedulerCore:
             choice=self._choice,
             trials=self._trials,
             timers=self._timers,
-            explanations=self._explanations,
         )
         self._news = ClientNews(self._outbox, self._counters, self._timings)
         self._endings = Endings(
@@ -114,7 +112,7 @@ class SchedulerCore:
         """Take one event; the effects are to be carried out in order."""
         self._now_s = now_s
         self._source.start_clocks(now_s)
-        self._life.retention.advance(now_s)
+        self._life.advance(now_s)
 
         self._take(event, now_s)
         if self._requests.left_grammars:
@@ -165,7 +163,7 @@ class SchedulerCore:
 
     def explain(self, request_id: RequestId) -> dict[str, Any] | None:
         """Explain where a recent request's prompt came from, by token range; None if unknown."""
-        return self._explanations.find(request_id)
+        return self._life.explanations.find(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters (they only grow), distributions and gauges, by name."""
@@ -221,6 +219,8 @@ class SchedulerCore:
             case events.BackUpL1():
                 for lane in self._lanes:
                     lane.back_up_all()
+            case events.BeginRecording() | events.TakeRecording() | events.EndRecording():
+                self._outbox.emit(self._life.recorder.take(event))
             case events.Tick():
                 self._tick(now_s)
             case _:
@@ -234,7 +234,7 @@ class SchedulerCore:
             case client.PrefetchPrompt() | client.UnpinPrompt():
                 self._hints.take(event.client_id, event.message)
             case client.RetainSession():
-                self._life.retention.hint(event.message)
+                self._life.hint(event.message)
             case routing.FollowEngine():
                 self._routing_news.ask(event.client_id, now_s)
             case client.AbortRequest() | client.StopRequest():

@@ -1,6 +1,6 @@
 """What the Scheduler's core is told (events) and what it asks its shell to do (effects)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from raydix.ids import ClientId, ConnectionId, GrammarKey, TenantId
@@ -10,6 +10,7 @@ from raydix.runtime.messages.grammar import Grammar
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.kv_events import KvEvent
 from raydix.runtime.messages.plan import FromRank, StepPlan
+from raydix.runtime.messages.recording import RecordingPart
 from raydix.runtime.messages.routing import EngineNews
 from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
 
@@ -140,6 +141,31 @@ class BackUpL1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginRecording:
+    """Record requests from now on, under a name that was never used: a `RecordingTold` answers."""
+
+    name: str
+    salt: bytes = field(repr=False)
+    """What hashes are made with: random, and told to nobody."""
+    block_tokens: int | None
+    """The tokens of a block of the trace; None: those of a page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeRecording:
+    """Tell what was recorded since this was last asked, by a `RecordingTold`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecording:
+    """Record no more, and tell the rest: what still runs counts as it is."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed: `core.next_deadline_s()` said when this is due."""
 
@@ -161,6 +187,9 @@ Event = (
     | RefuseRequests
     | EndRequests
     | BackUpL1
+    | BeginRecording
+    | TakeRecording
+    | EndRecording
     | Tick
 )
 
@@ -272,6 +301,15 @@ class L1Flushed:
     num_pages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingTold:
+    """The answer to an order about a recording, at once: a part of it, or why it is refused."""
+
+    name: str
+    part: RecordingPart | None = None
+    refusal: str | None = None
+
+
 Effect = (
     SendPlan
     | SendHost
@@ -284,4 +322,5 @@ Effect = (
     | CompileGrammar
     | DropGrammar
     | L1Flushed
+    | RecordingTold
 )

@@ -23,6 +23,7 @@ from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.messages.control import pack_values, unpack_values
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.testing.peers import InProcessPeers
 from raydix.runtime.testing.spawner import InProcessSpawner
@@ -97,7 +98,13 @@ class InProcessEngine:
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """Where the prompt of a recent request came from, by token range."""
-        return await self._supervisor.explain(request_id)
+        return await self._supervisor.scheduler_calls.explain(request_id)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Ask the Scheduler something, as a control call does: in bytes, both ways."""
+        known = {each.__name__: each for each in self._supervisor.scheduler_calls.all}
+        answer = await known[method](*unpack_values(pack_values(arguments)))
+        return unpack_values(pack_values(answer))
 
     async def settle(self, timeout_s: float = 30.0) -> dict[str, Any]:
         """Wait until nothing is in flight between any two actors. Returns the figures.

@@ -241,7 +241,7 @@ class SchedulerProcess:
                 self._compilers.start(effect, self._turns.post)
             case events.DropGrammar():
                 self._compilers.drop(effect)
-            case events.L1Flushed():
+            case events.L1Flushed() | events.RecordingTold():
                 pass
             case _:
                 assert_never(effect)

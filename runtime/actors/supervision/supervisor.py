@@ -24,6 +24,7 @@ from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.log_desk import LogDesk
 from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.scheduler_calls import SchedulerCalls
 from raydix.runtime.actors.supervision.spawn import ActorKind, EngineSpawner
 from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files
 from raydix.runtime.config.capacity import require_room_in_l3
@@ -71,6 +72,7 @@ class SupervisorActor:
             arena=arena,
         )
 
+        self.scheduler_calls = SchedulerCalls(self._actors.scheduler)
         record = self._actors.record
         self._desk = ControlDesk(name, record, self._calls(), on_shut_down)
         self._gateway = (
@@ -227,10 +229,6 @@ class SupervisorActor:
         has_l2 = self._actors.host is not None
         return {"detached": await self._actors.ask_host("detach_storage") if has_l2 else None}
 
-    async def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Where the prompt of a recent request came from, by token range; None if not known."""
-        return await (await self._actors.scheduler.serving()).call("explain", request_id)
-
     async def check(self) -> None:
         """Raise AccountingError if an invariant of the Scheduler or of HostMemory does not hold."""
         for keeper in (self._actors.scheduler, self._actors.host):
@@ -300,7 +298,7 @@ class SupervisorActor:
 
     def _calls(self) -> dict[str, Call]:
         """What clients may ask for."""
-        acts = (
+        acts: tuple[Callable[..., Any], ...] = (
             self.client_facts,
             self.log_path,
             self.tokenizer_files,
@@ -309,7 +307,7 @@ class SupervisorActor:
             self.flush,
             self.attach_storage,
             self.detach_storage,
-            self.explain,
+            *self.scheduler_calls.all,
             self.check,
             self.drain,
             self._log.feed.lines_since,

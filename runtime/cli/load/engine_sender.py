@@ -41,6 +41,7 @@ class EngineSender:
                 params,
                 cache_salt=next(self._cache_salts),
                 session_id=request.session_id,
+                priority=request.priority,
                 retention=request.hint if self._with_hints else None,
             )
         ) as outputs:

@@ -34,9 +34,11 @@ MaxRequests = Annotated[
     int | None, typer.Option("--requests", min=1, help="Only so many of the trace.")
 ]
 BlockTokens = Annotated[
-    int,
+    int | None,
     typer.Option(
-        min=1, help="Tokens per block of a Mooncake trace; fewer shrink prompts and outputs alike."
+        min=1,
+        help="Tokens per block of a Mooncake trace; fewer shrink prompts and outputs alike. "
+        "Default: as many as it has.",
     ),
 ]
 Rate = Annotated[

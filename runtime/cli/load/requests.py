@@ -23,7 +23,7 @@ class ChatPrompt:
 class BlockPrompt:
     """A prompt of which only the identities of its blocks are known, as in Mooncake's traces."""
 
-    block_ids: tuple[int, ...]
+    block_ids: tuple[int | str, ...]
     num_tokens: int
     block_tokens: int
 
@@ -53,14 +53,17 @@ class LoadRequest:
     session_id: str | None = None
     next_pause_s: float | None = None
     """The pause before the session's next request; None: it is the last one, or of no session."""
+    priority: int = 0
+    retention: Mapping[str, Any] | None = None
+    """What its workload has it say of what comes next of the session; None: nothing."""
     is_measured: bool = True
     """False: it prepares the cache, and only counts for throughput and errors."""
 
     @property
     def hint(self) -> dict[str, Any] | None:
-        """What a harness that knows its session says with the request."""
-        if self.session_id is None:
-            return None
+        """What a harness that knows its session says with the request, or a recorded one said."""
+        if self.retention is not None or self.session_id is None:
+            return None if self.retention is None else dict(self.retention)
         return {"end": True} if self.next_pause_s is None else {"resume_in_s": self.next_pause_s}
 
 
@@ -69,7 +72,7 @@ def infinite_share(requests: Sequence[LoadRequest]) -> float | None:
 
     None if other than traces of blocks is asked.
     """
-    seen: set[int] = set()
+    seen: set[int | str] = set()
     num_known = num_tokens = 0
     for request in requests:
         prompt = request.prompt

@@ -10,9 +10,10 @@ from typing import Any
 
 from raydix.errors import BadRequest
 from raydix.runtime.cli.load.requests import AnyPrompt, BlockPrompt, ChatPrompt, LoadRequest
+from raydix.runtime.messages.retention import RETENTION_FORMS, retention_from
 
 TRACE_BLOCK_TOKENS = 512
-"""Tokens per block of Mooncake's traces."""
+"""Tokens per block of Mooncake's traces, and of those that do not say."""
 _SHAPES = (
     "a Mooncake record (timestamp, input_length, output_length, hash_ids), a text, token ids, or "
     "an object with prompt, prompt_token_ids or messages"
@@ -20,13 +21,13 @@ _SHAPES = (
 
 
 def read_requests(
-    path: Path, output_tokens: int, block_tokens: int, max_requests: int | None
+    path: Path, output_tokens: int, block_tokens: int | None, max_requests: int | None
 ) -> tuple[LoadRequest, ...]:
     """The requests of a file, one per line, which may be compressed (`.gz`).
 
     output_tokens: for prompts that do not say. block_tokens: for each block of a Mooncake trace;
-    fewer than its 512 shrink its prompts and outputs alike. Raises BadRequest, which names the
-    line, if the file cannot be read.
+    fewer than it has shrink its prompts and outputs alike; None: as many. Raises BadRequest, which
+    names the line, if the file cannot be read.
     """
     try:
         opened = gzip.open if path.suffix == ".gz" else open
@@ -75,7 +76,7 @@ def _parse(line: str, place: str) -> Any:
         ) from None
 
 
-def _request(value: Any, place: str, output_tokens: int, block_tokens: int) -> LoadRequest:
+def _request(value: Any, place: str, output_tokens: int, block_tokens: int | None) -> LoadRequest:
     if not isinstance(value, Mapping):
         return LoadRequest(prompt=_prompt({"prompt": value}, place), output_tokens=output_tokens)
     try:
@@ -90,9 +91,19 @@ def _request(value: Any, place: str, output_tokens: int, block_tokens: int) -> L
         raise BadRequest(f"{place}: {type(error).__name__}: {error}; expected {_SHAPES}.") from None
 
 
-def _of_blocks(value: Mapping[str, Any], arrival_s: float | None, block_tokens: int) -> LoadRequest:
+def _of_blocks(
+    value: Mapping[str, Any], arrival_s: float | None, block_tokens: int | None
+) -> LoadRequest:
+    named = value.get("block_tokens", TRACE_BLOCK_TOKENS)
+    if type(named) is not int or named < 1:
+        raise ValueError(f"block_tokens is {named!r:.40}")
+    block_tokens = named if block_tokens is None else block_tokens
+    hint = value.get("retention")
+    if hint is not None and retention_from(hint) is None:
+        raise ValueError(f"retention is {hint!r:.80}, none of {RETENTION_FORMS}")
+
     def scaled(num_tokens: int) -> int:
-        return max(1, num_tokens * block_tokens // TRACE_BLOCK_TOKENS)
+        return max(1, num_tokens * block_tokens // named)
 
     prompt = BlockPrompt(
         block_ids=tuple(value["hash_ids"]),
@@ -106,6 +117,8 @@ def _of_blocks(value: Mapping[str, Any], arrival_s: float | None, block_tokens: 
         arrival_s=arrival_s,
         session_id=None if session is None else str(session),
         pause_s=max(0.0, float(value.get("delay", 0.0)) / 1000),
+        priority=int(value.get("priority", 0)),
+        retention=hint,
     )
 
 

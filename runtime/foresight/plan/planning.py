@@ -195,7 +195,7 @@ class _Counted:
         found = []
         for request in self._requests:
             found.append(tier.begin(request, request.arrival_s))
-            tier.end(request, None, request.arrival_s)
+            tier.end(request, request.retention, request.arrival_s)
         return found
 
     def percent(self, found: Sequence[int]) -> float:

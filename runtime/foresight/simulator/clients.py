@@ -108,6 +108,8 @@ class Clients:
             max_tokens=answer.request.num_answer_tokens,
             known_output=int32_array(answer.tokens) if answer.tokens else None,
             session_id=answer.request.session,
+            priority=answer.request.priority,
+            retention=answer.request.retention,
         )
         self._open[asking] = answer
         node = self._front.send(message)

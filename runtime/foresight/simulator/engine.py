@@ -160,7 +160,7 @@ class SimulatedScheduler:
                 | events.DropGrammar()
             ):
                 raise AssertionError(f"{effect} is of what is not simulated")
-            case events.L1Flushed():
+            case events.L1Flushed() | events.RecordingTold():
                 pass
             case _:
                 assert_never(effect)

@@ -7,6 +7,7 @@ import numpy as np
 
 from raydix.runtime.foresight.traces import TraceRequest
 from raydix.runtime.messages.arrays import Int32Array, frozen
+from raydix.runtime.messages.retention import Retention
 
 _FILLER = 7
 
@@ -27,6 +28,8 @@ class ClientRequest:
     """The request whose answer it comes after, by its place; None: it comes by itself."""
     pause_s: float = 0.0
     """The time from that answer to this request."""
+    priority: int = 0
+    retention: Retention | None = None
 
     def prompt(self, vocab_size: int) -> Int32Array:
         """Its tokens, the same for equal blocks."""
@@ -51,7 +54,9 @@ def requests_of(
     made = []
     for index, request in enumerate(trace):
         before = last_of.get(request.session) if is_closed_loop else None
-        pause_s = 0.0 if before is None else max(0.0, request.arrival_s - trace[before].end_s)
+        pause_s = request.pause_s if request.pause_s is not None else 0.0
+        if before is not None and request.pause_s is None:
+            pause_s = max(0.0, request.arrival_s - trace[before].end_s)
         last_of[request.session] = index
         partial = () if request.partial_block is None else (request.partial_block,)
         made.append(
@@ -64,6 +69,8 @@ def requests_of(
                 arrival_s=request.arrival_s,
                 follows=before,
                 pause_s=pause_s,
+                priority=request.priority,
+                retention=request.retention,
             )
         )
     return made

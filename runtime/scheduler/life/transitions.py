@@ -8,6 +8,7 @@ from typing import assert_never
 
 from raydix.ids import L3_SOURCE, LeaseId
 from raydix.runtime.cache.radix_tree import Lock, Match
+from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.scheduler.life.admission import LookUpLost, Run
 from raydix.runtime.scheduler.life.early_loads import EarlyLoads, name_of
@@ -21,6 +22,7 @@ from raydix.runtime.scheduler.life.publishing import (
     publish,
     publish_rest,
 )
+from raydix.runtime.scheduler.life.recorder import Recorder
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.retention import SessionRetention
 from raydix.runtime.scheduler.life.returns import SessionReturns
@@ -56,7 +58,6 @@ class Transitions:
         choice: LoadChoice,
         trials: Trials,
         timers: Timers,
-        explanations: Explanations,
     ) -> None:
         self._settings = settings
         self._requests = requests
@@ -65,7 +66,8 @@ class Transitions:
         self._fetch = fetch
         self._trials = trials
         self._timers = timers
-        self._explanations = explanations
+        self.explanations = Explanations()
+        self.recorder = Recorder(requests, settings.page_size)
         early = EarlyLoads(
             settings,
             requests=requests,
@@ -81,6 +83,16 @@ class Transitions:
         self.retention = SessionRetention(
             settings, requests=requests, lanes=lanes, source=source, returns=returns
         )
+
+    def advance(self, now_s: float) -> None:
+        """Note that it is so late."""
+        self.recorder.advance(now_s)
+        self.retention.advance(now_s)
+
+    def hint(self, message: RetainSession) -> None:
+        """Take a hint that comes without a request."""
+        self.recorder.note_hint(message)
+        self.retention.hint(message)
 
     def place(self, request: RequestState, lane: Lane, found: CachedPrefix, now_s: float) -> None:
         """Let a request wait on a lane, of which L1 there and L2 have `found`."""
@@ -327,6 +339,7 @@ class Transitions:
         """End a request, wherever it is: nobody knows it any more."""
         lane = self._lanes[request.lane]
         self._source.forget(request)
+        self.recorder.note_end(request)
         if request.request_id in lane.running:
             publish_rest(lane, request)
             node = None if request.lock is None else request.lock.node
@@ -343,4 +356,4 @@ class Transitions:
         request.end()
         self._requests.remove(request)
         self._timers.forget(request.ticket)
-        self._explanations.add(request)
+        self.explanations.add(request)
