@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raydix.errors import BadRequest, EngineDead
+from raydix.errors import EngineDead
 from raydix.runtime.api.recording import Recording
 from raydix.runtime.cli.load.engine_sender import EngineSender
 from raydix.runtime.cli.load.requests import Conversations
@@ -28,7 +26,6 @@ from raydix.runtime.foresight.traces import read_trace, write_rows
 from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.testing.llm import InProcessLLM
 from raydix.runtime.testing.sleeping_runner import build_sleeping_model
-from tests.ray_cluster import SharedEngine
 from tests.runtime.api.fake_engine import FakeCluster
 
 Run = Callable[..., int]
@@ -199,33 +196,3 @@ async def test_a_recording_replanned_has_the_hits_that_the_engine_counted(
     found = 100 * counted["l1"] / sum(counted.values())
     assert 5 < found < 80
     assert point.lru == pytest.approx(found, abs=2.0)
-
-
-@pytest.mark.ray
-def test_a_running_engine_is_recorded_by_its_name(
-    run: Run, shared_engine: SharedEngine, tmp_path: Path
-) -> None:
-    path = tmp_path / "trace.jsonl"
-    arguments = ("--connect", shared_engine.name, "--out", str(path), "--for", "1e-3")
-    assert run("trace", "record", *arguments) == 0
-    with pytest.raises(BadRequest, match="holds no request"):
-        read_trace(path)
-    asked = ("--connect", shared_engine.name, "--out", str(path), "--requests", "3")
-    recording = subprocess.Popen(
-        [sys.executable, "-m", "raydix", "trace", "record", *asked],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert recording.stderr is not None
-    try:
-        while "Recording engine" not in (line := recording.stderr.readline()):
-            assert line, "it has ended"
-        load = ("--conversations", "1", "--turns", "4", "--prompt-tokens", "64")
-        assert run("bench", "--connect", shared_engine.name, *load, "--output-tokens", "2") == 0
-        assert recording.wait(120) == 0
-    finally:
-        recording.kill()
-        recording.stderr.close()
-    found = read_trace(path, 16)
-    assert [each.num_tokens for each in found] == [64, 130, 196]
-    assert found[0].blocks == found[1].blocks[:4] == found[2].blocks[:4]

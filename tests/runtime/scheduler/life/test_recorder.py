@@ -20,9 +20,7 @@ PROMPT = list(range(1, 11))
 class Recorded:
     """A driver whose core records."""
 
-    def __init__(
-        self, salt: bytes = SALT, block_tokens: int | None = None, **changes: Any
-    ) -> None:
+    def __init__(self, salt: bytes = SALT, block_tokens: int | None = None, **changes: Any) -> None:
         self.driver = CoreDriver(**changes)
         self.begun = self.order(
             events.BeginRecording(name="one", salt=salt, block_tokens=block_tokens)
